@@ -1,0 +1,65 @@
+# `make demo` and `make test` need Python >= 3.10 and Java >= 17; everything else is installed into .venv.
+#
+#   PYTHON=python3.12 make test       another interpreter
+#   PYSPARK=4.0.4 make test           another Spark, in a virtual environment of its own
+#   PG_CDC_TEST_BIN=/usr/lib/postgresql/15/bin make integration     another PostgreSQL's binaries
+#   PG_CDC_TEST_URL=postgresql://... make integration               a server that runs already
+
+PYTHON ?= python3
+PYSPARK ?=
+
+VENV := .venv$(if $(PYSPARK),-$(PYSPARK))
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SOURCES := $(shell find pg_cdc_source pyspark_pgsnapshot -name '*.py' -o -name py.typed) pyproject.toml README.md LICENSE
+
+.DELETE_ON_ERROR:
+.PHONY: demo test unit integration lint clean python java
+
+demo: java $(VENV)/.demo
+	@$(BIN)/pg-cdc demo
+
+test: java unit integration
+
+unit: $(VENV)/.dev
+	$(BIN)/pytest tests
+
+integration: java $(VENV)/.dev
+	$(BIN)/pytest integration
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv* build dist *.egg-info
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "Python >= 3.10 is needed, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true). Set PYTHON=/path/to/python3." >&2; exit 1; }
+
+# Spark takes JAVA_HOME where it is set and looks no further, so neither does this.
+java:
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	version=$$("$$java" -version 2>&1 | sed -n 's/.* version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -n 1); \
+	[ "$${version:-0}" -ge 17 ] || { \
+	  echo "Java >= 17 is needed, but '$$java' is $${version:+version }$${version:-not there}. Install a JDK or set JAVA_HOME." >&2; exit 1; }
+
+$(VENV)/.made: | python
+	@$(PYTHON) -m venv $(VENV) || { echo "'$(PYTHON) -m venv' failed; on Debian: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+# build/ would carry modules that were deleted since into the wheel.
+$(VENV)/wheel/.built: $(SOURCES) $(VENV)/.made
+	@rm -rf build $(VENV)/wheel
+	@mkdir -p $(VENV)/wheel
+	$(PIP) wheel --no-deps --wheel-dir $(VENV)/wheel .
+	@rm -rf build
+	@touch $@
+
+# The version stays the same while the sources change: only --force-reinstall takes the new wheel.
+$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: $(VENV)/wheel/.built
+	$(PIP) install --force-reinstall --no-deps $(VENV)/wheel/*.whl
+	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$*]" $(if $(PYSPARK),pyspark==$(PYSPARK))
+	@touch $@

@@ -1,0 +1,72 @@
+"""Fixtures: a PostgreSQL server for the session, a database for each test, and Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+
+import psycopg2
+import pytest
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+from psycopg2.extensions import make_dsn, parse_dsn
+from pyspark.sql import SparkSession
+from servers import postgres_server
+from sessions import SparkSessions
+
+
+def connect(url: str) -> contextlib.closing[Session]:
+    session = psycopg2.connect(url)
+    session.autocommit = True
+    return contextlib.closing(session)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """URL of a superuser of a server that decodes logically."""
+    with postgres_server() as url:
+        yield url
+
+
+@pytest.fixture
+def db(server: str) -> Iterator[str]:
+    """Conninfo of the superuser in a database of the test's own."""
+    name = f"pg_cdc_test_{secrets.token_hex(4)}"
+    with connect(server) as session, session.cursor() as cursor:
+        cursor.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+        try:
+            yield make_dsn(**{**parse_dsn(server), "dbname": name})
+        finally:
+            # A slot keeps its database; the keeper's sessions stay for a while after the last reader.
+            cursor.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = %s AND active", (name,)
+            )
+            cursor.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,))
+            cursor.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def pg(db: str) -> Iterator[Session]:
+    """A session in the test's database, in autocommit mode."""
+    with connect(db) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def spark_sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
+    sessions = SparkSessions(tmp_path_factory.mktemp("spark"))
+    yield sessions
+    sessions.end_jvm()
+
+
+@pytest.fixture
+def spark_session(spark_sessions: SparkSessions) -> Callable[..., SparkSession]:
+    """``spark_session(master=..., **conf)``: the session of this kind; the one of another kind ends."""
+    return spark_sessions.get
+
+
+@pytest.fixture
+def spark(spark_session: Callable[..., SparkSession]) -> SparkSession:
+    """A session of two threads, kept from test to test while no test asks for another kind."""
+    return spark_session()

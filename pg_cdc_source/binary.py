@@ -1,0 +1,282 @@
+"""Decode PostgreSQL's binary format: many values at a time, from one buffer into one Arrow array.
+
+A *decoder* knows the binary format of one type (the ``*_send`` function in PostgreSQL's source that its docstring
+names). It reads a :class:`Field`: where the values of a column, or the elements of a column's arrays, lie in a
+:class:`WireBuffer`.
+
+- Every gather stays inside the buffer: positions come from checked lengths, NULLs read the zeros behind the data.
+- Bytes that PostgreSQL cannot have sent raise :class:`MalformedError`; they never become a value.
+- A value that the Arrow type cannot hold becomes NULL and is reported in :attr:`Decoded.refused`. Whether that is an
+  error is for the caller to say.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+# Arrow's string, binary and list arrays count with 32 bits.
+MAX_OFFSET = 2**31 - 1
+
+
+class MalformedError(Exception):
+    """Bytes that PostgreSQL cannot have sent for this type; the text says what was expected and what came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Values that the Arrow type cannot hold."""
+
+    rows: Ints
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One array, and which of its NULLs stand for values that it cannot hold."""
+
+    array: pa.Array
+    refused: tuple[Refused, ...] = ()
+
+
+class WireBuffer:
+    """Messages joined into one buffer, with zeros behind them that a gather may read in place of a NULL."""
+
+    __slots__ = ("arrow", "data", "zeros_at")
+
+    # What is gathered as one item at the most: an array's header (20 bytes); of the values, uuid's are the longest.
+    MIN_PADDING = 20
+
+    def __init__(self, messages: Sequence[bytes], padding: int = MIN_PADDING) -> None:
+        self.data = b"".join([*messages, bytes(max(padding, self.MIN_PADDING))])
+        self.zeros_at = len(self.data) - max(padding, self.MIN_PADDING)
+        if len(self.data) > MAX_OFFSET:
+            raise ValueError(f"a chunk of {self.zeros_at:,} bytes is more than Arrow's 32-bit offsets reach; pass less")
+        self.arrow = pa.py_buffer(self.data)
+
+    def at_any_byte(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """View the buffer as one item of ``dtype`` for every byte it could start at."""
+        itemsize = np.dtype(dtype).itemsize
+        return np.ndarray((len(self.data) - itemsize + 1,), dtype, self.data, strides=(1,))
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where values lie: first byte and length of each, in ascending order; a NULL has length 0."""
+
+    buffer: WireBuffer
+    start: Ints
+    length: Ints
+    valid: Flags | None = None  # None: there is no NULL
+
+    def present(self, condition: Flags) -> Flags:
+        """Leave the NULLs out of ``condition``."""
+        return condition if self.valid is None else condition & self.valid
+
+    def first_byte(self) -> Ints:
+        """Return the positions to gather from: a NULL's is that of the zeros."""
+        return self.start if self.valid is None else np.where(self.valid, self.start, self.buffer.zeros_at)
+
+
+def bitmap(valid: Flags | None) -> pa.Buffer | None:
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def fixed_array(arrow: pa.DataType, values: npt.NDArray[Any], valid: Flags | None) -> pa.Array:
+    return pa.Array.from_buffers(arrow, len(values), [bitmap(valid), pa.py_buffer(values)])
+
+
+def without(valid: Flags | None, refused: Flags) -> Flags:
+    return ~refused if valid is None else valid & ~refused
+
+
+class Decoder(ABC):
+    """How values of one type become an Arrow array."""
+
+    __slots__ = ()
+
+    arrow: pa.DataType
+
+    @abstractmethod
+    def read(self, values: Field) -> Decoded:
+        """Decode at least one value."""
+
+
+class Fixed(Decoder):
+    """A type whose values all have the same length."""
+
+    __slots__ = ()
+
+    wire: np.dtype[Any]
+
+    @abstractmethod
+    def read_items(self, items: npt.NDArray[Any], valid: Flags | None) -> Decoded:
+        """Decode items of the dtype ``wire``, zero where NULL."""
+
+    def read(self, values: Field) -> Decoded:
+        wrong = values.present(values.length != self.wire.itemsize)
+        if wrong.any():
+            got = int(values.length[wrong.argmax()])
+            raise MalformedError(f"expected {self.wire.itemsize} bytes, got {got}")
+        return self.read_items(values.buffer.at_any_byte(self.wire)[values.first_byte()], values.valid)
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Fixed):
+    """Integers and floats (``int2send``, ``int4send``, ``int8send``, ``oidsend``, ``float4send``, ``float8send``).
+
+    Floats are moved as integers of their width, so that every bit of a NaN arrives.
+    """
+
+    arrow: pa.DataType
+    wire: np.dtype[Any]
+    memory: np.dtype[Any]
+
+    def read_items(self, items: npt.NDArray[Any], valid: Flags | None) -> Decoded:
+        return Decoded(fixed_array(self.arrow, items.astype(self.memory), valid))
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean(Fixed):
+    """``boolsend``: one byte, 0 or 1."""
+
+    arrow = pa.bool_()
+    wire = np.dtype("u1")
+
+    def read_items(self, items: npt.NDArray[Any], valid: Flags | None) -> Decoded:
+        if items.max() > 1:
+            raise MalformedError(f"expected a byte 0 or 1, got {int(items.max())}")
+        bits = pa.py_buffer(np.packbits(items, bitorder="little"))
+        return Decoded(pa.Array.from_buffers(self.arrow, len(items), [bitmap(valid), bits]))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment(Fixed):
+    """``date_send``, ``timestamp_send``, ``timestamptz_send``: days or microseconds since 2000-01-01.
+
+    Spark holds the years 1 to 9999 of the proleptic Gregorian calendar, which is also PostgreSQL's.
+    """
+
+    arrow: pa.DataType
+    wire: np.dtype[Any]
+    memory: np.dtype[Any]
+    units_per_day: int
+
+    # Days from 2000-01-01 to 1970-01-01, to 0001-01-01 and to 10000-01-01.
+    EPOCH_DAY = -10_957
+    FIRST_DAY = -730_119
+    END_DAY_EXCLUSIVE = 2_921_940
+
+    def read_items(self, items: npt.NDArray[Any], valid: Flags | None) -> Decoded:
+        units = items.astype(self.memory)
+        first, last = self.FIRST_DAY * self.units_per_day, self.END_DAY_EXCLUSIVE * self.units_per_day - 1
+        refused: tuple[Refused, ...] = ()
+        if units.min() < first or units.max() > last:
+            # datetime/timestamp.h: DT_NOBEGIN and DT_NOEND, the least and the greatest integer.
+            limits = np.iinfo(self.memory)
+            infinite = (units == limits.min) | (units == limits.max)
+            outside = ((units < first) | (units > last)) & ~infinite
+            refused = refusals((infinite, "infinity"), (outside, "a year outside 1 to 9999"))
+            valid = without(valid, infinite | outside)
+            units[~valid] = 0
+        units -= self.EPOCH_DAY * self.units_per_day
+        return Decoded(fixed_array(self.arrow, units, valid), refused)
+
+
+def refusals(*cases: tuple[Flags, str]) -> tuple[Refused, ...]:
+    return tuple(Refused(np.flatnonzero(rows), reason) for rows, reason in cases if rows.any())
+
+
+_HEX_OF_BYTE = np.frombuffer(bytes(range(256)).hex().encode("ascii"), "V2")
+_UUID_DASHES = (8, 13, 18, 23)
+_UUID_TEXT_LENGTH = 36
+_UUID_DIGITS_AT = np.array([i for i in range(_UUID_TEXT_LENGTH) if i not in _UUID_DASHES])
+
+
+@dataclass(frozen=True, slots=True)
+class Uuid(Fixed):
+    """``uuid_send``: 16 bytes, given as the text that ``uuid_out`` prints."""
+
+    arrow = pa.string()
+    wire = np.dtype("V16")
+
+    def read_items(self, items: npt.NDArray[Any], valid: Flags | None) -> Decoded:
+        n = len(items)
+        if n * _UUID_TEXT_LENGTH > MAX_OFFSET:
+            raise ValueError(f"{n:,} uuids are more text than Arrow's 32-bit offsets reach; pass less")
+        octets = np.ascontiguousarray(items).view("u1")
+        text = np.full((n, _UUID_TEXT_LENGTH), ord("-"), np.uint8)
+        text[:, _UUID_DIGITS_AT] = _HEX_OF_BYTE[octets].view("u1").reshape(n, 32)
+        offsets = np.arange(0, n * _UUID_TEXT_LENGTH + 1, _UUID_TEXT_LENGTH, dtype=np.int32)
+        buffers = [bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(text)]
+        return Decoded(pa.Array.from_buffers(self.arrow, n, buffers))
+
+
+def byte_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
+    """Copy byte strings out of the buffer.
+
+    Seen with the offsets first, end, first, end, …, the buffer is an Arrow array whose even elements are the values
+    and whose odd ones are what lies between them, so that one ``take`` copies them all.
+    """
+    n = len(first)
+    offsets = np.empty(2 * n, np.int32)
+    offsets[0::2] = first
+    np.add(first, length, out=offsets[1::2], casting="unsafe")
+    both = pa.Array.from_buffers(pa.binary(), 2 * n - 1, [None, pa.py_buffer(offsets), values.buffer.arrow])
+    return both.take(fixed_array(pa.int32(), np.arange(0, 2 * n, 2, dtype=np.int32), values.valid))
+
+
+def as_text(octets: pa.Array) -> pa.Array:
+    try:
+        return octets.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise MalformedError("expected UTF-8, got other bytes (a database in SQL_ASCII?)") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Octets(Decoder):
+    """``byteasend``: the bytes themselves."""
+
+    arrow = pa.binary()
+
+    def read(self, values: Field) -> Decoded:
+        return Decoded(byte_strings(values, values.start, values.length))
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Decoder):
+    """``textsend``, ``varcharsend``, ``bpcharsend``, ``namesend``, ``json_send``: the text in the client's encoding."""
+
+    arrow = pa.string()
+
+    def read(self, values: Field) -> Decoded:
+        return Decoded(as_text(byte_strings(values, values.start, values.length)))
+
+
+@dataclass(frozen=True, slots=True)
+class Jsonb(Decoder):
+    """``jsonb_send``: a version byte, then the text that ``jsonb_out`` prints."""
+
+    arrow = pa.string()
+
+    VERSION = 1
+
+    def read(self, values: Field) -> Decoded:
+        empty = values.present(values.length < 1)
+        if empty.any():
+            raise MalformedError("expected a version byte, got 0 bytes")
+        version = values.buffer.at_any_byte("u1")[values.first_byte()]
+        wrong = values.present(version != self.VERSION)
+        if wrong.any():
+            raise MalformedError(f"expected jsonb version {self.VERSION}, got {int(version[wrong.argmax()])}")
+        header = np.int64(1) if values.valid is None else values.valid.astype(np.int64)
+        return Decoded(as_text(byte_strings(values, values.start + header, values.length - header)))

@@ -1,0 +1,660 @@
+"""The keeper: one process on the driver's host that holds one snapshot for each SQL execution.
+
+The problem: all tasks of one Spark action have to see the same snapshot, and a snapshot lives only as long as the
+session that exported it. But Spark gives a Python source no process that lasts: planning workers die a minute after
+planning, tasks run anywhere, and a DataFrame may be planned once and used in many actions, an hour later. A snapshot made
+while planning would be stale in the second action, or differ between two scans of one.
+
+So planning makes sure that a keeper runs, and tasks ask it. They meet in PostgreSQL, the one thing that all of them can
+reach; every session says in its ``application_name`` what it is, and ``pg_stat_activity`` is the board they read::
+
+    pgsnapshot:<keeper>                        the keeper itself, waiting for notifications
+    pgsnapshot:<keeper>:<execution>?<oid>      a task that reads the relation <oid> in <execution>
+    pgsnapshot:<keeper>:<execution>:<id>       a holder: snapshot <id> is the one of <execution>
+    pgsnapshot:<keeper>:<execution>!           <execution> has failed; the session's last query is the reason
+
+          task                     PostgreSQL                        keeper
+           │ connect as …?16384 ──────►│                                │
+           │ holder of 7? ────────────►│ none                           │
+           │ NOTIFY {execution: 7} ───►│───────────────────────────────►│ slot, export, drop slot
+           │                           │◄── two sessions …:7:<id> ──────│ lock the relation
+           │ holder of 7? ────────────►│ <id>, LSN                      │
+           │ SET TRANSACTION SNAPSHOT ►│                                │
+
+``<keeper>`` is 8 hex digits for the driver JVM, server, database and role, and 8 random ones for this very process, so
+tasks never take a snapshot from a successor that does not know what its predecessor gave out.
+
+Invariants:
+
+- One keeper per JVM, server, database and role: it holds an advisory lock for its lifetime; a second one leaves.
+- An execution never changes snapshots. Once all holders are lost or released, it has failed, for good.
+- Two sessions hold each snapshot; one that dies is replaced from the other.
+- A snapshot is released ``snapshotIdle`` after the last session of a reader of its execution was seen.
+- The keeper ends when the driver JVM is gone. All it holds are sessions, so nothing outlives it, whatever ends it.
+
+A standby has no NOTIFY; there the keeper looks at the board by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import queue
+import re
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import psycopg2
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.catalog import read_server
+from pg_cdc_source.connection import connect, translated
+from pg_cdc_source.errors import DefiniteError, PgCdcError, SnapshotLostError, TransientError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options import ConnectionOptions
+from pg_cdc_source.snapshot import Held, SnapshotSpec, make_snapshot
+
+log = logging.getLogger(__name__)
+
+HOLDERS = 2
+TICK_SECONDS = 0.5  # how often the driver is looked for; a dead driver's sessions are gone within twice this
+BOARD_SECONDS = 1.0  # how often readers are looked for while snapshots are held
+STANDBY_BOARD_SECONDS = 0.2
+START_SECONDS = 30.0
+ANSWER_SECONDS = 30.0  # on top of slotTimeout
+LOST_KEEPER_SECONDS = 5.0
+UNUSED_SECONDS = 24 * 3600.0  # without a request for so long, the keeper ends although the driver runs
+SNAPSHOTS_AT_ONCE = 8
+MARK_SECONDS = 60.0
+ENDED_REMEMBERED = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a task asks for. ``planned_at`` is the server's clock (epoch seconds) when the task's scan was planned."""
+
+    execution: str
+    planned_at: float
+    snapshot_idle_seconds: float
+    spec: SnapshotSpec
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        fields = json.loads(text)
+        return cls(**{**fields, "spec": SnapshotSpec(**fields["spec"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot as a reader finds it: the ids of its holders (each may vanish) and its LSN."""
+
+    ids: tuple[str, ...]
+    lsn: Lsn | None
+
+
+# --- for tasks ------------------------------------------------------------------------------------------------------
+
+
+def reader_name(keeper: str, execution: str, oid: int) -> str:
+    """The application_name of a task's session; the keeper counts these as readers of the execution."""
+    return f"pgsnapshot:{keeper}:{execution}?{oid}"
+
+
+def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
+    """The snapshot of the request's execution; asks the keeper to make it where there is none, and waits, bounded.
+
+    Raises DefiniteError with the keeper's reason where the execution has failed, SnapshotLostError where no keeper
+    answers.
+    """
+    start = time.monotonic()
+    deadline = start + ANSWER_SECONDS + request.spec.slot_timeout_seconds
+    pause = 0.01
+    rung = False
+    while True:
+        keeper_runs, snapshot = _look(session, keeper, request)
+        if snapshot is not None:
+            _check_fits(snapshot, request)
+            return snapshot
+        now = time.monotonic()
+        if not keeper_runs and now - start > LOST_KEEPER_SECONDS:
+            raise SnapshotLostError(
+                f"no process on the driver's host holds snapshots for this DataFrame (keeper {keeper} has ended)",
+                remedy="load the DataFrame again: planning starts a new one",
+            )
+        if now > deadline:
+            raise TransientError(
+                f"keeper {keeper} did not give a snapshot for execution {request.execution} within {now - start:.0f} s"
+            )
+        if not rung:
+            _ring(session, keeper, request)
+            rung = True
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.25)
+
+
+def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapshot | None]:
+    prefix = f"pgsnapshot:{keeper}"
+    with translated("looking for the snapshot"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT a.application_name, a.query, extract(epoch FROM a.xact_start)::float8,"
+            " (SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_catalog.pg_locks AS l"
+            "  WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.mode = 'ShareLock' LIMIT 1)"
+            " FROM pg_catalog.pg_stat_activity AS a WHERE a.datname = current_database() AND a.usename = session_user"
+            " AND (a.application_name = %s OR a.application_name LIKE %s OR a.application_name = %s)"
+            " ORDER BY a.backend_start",
+            (prefix, f"{prefix}:{request.execution}:_%", f"{prefix}:{request.execution}!"),
+        )
+        rows = cursor.fetchall()
+    ids = []
+    lsn = None
+    for name, query, started_at, lock_key in rows:
+        if name.endswith("!"):
+            raise DefiniteError(_reason(query))
+        if name != prefix and not (_is_rdd(request) and started_at < request.planned_at):
+            ids.append(name.rsplit(":", 1)[1])
+            lsn = None if lock_key is None else Lsn(lock_key)
+    return any(row[0] == prefix for row in rows), Snapshot(tuple(ids), lsn) if ids else None
+
+
+def _check_fits(snapshot: Snapshot, request: Request) -> None:
+    if snapshot.lsn is None and request.spec.consistent_point == "require":
+        raise DefiniteError(
+            f"execution {request.execution} has a snapshot without a consistent point already, made for another of its "
+            "scans",
+            remedy="give every DataFrame of the action the same consistentPoint",
+        )
+
+
+def _ring(session: Session, keeper: str, request: Request) -> None:
+    with translated("asking for a snapshot"), session.cursor() as cursor:
+        cursor.execute("SELECT pg_is_in_recovery()")
+        if not cursor.fetchone()[0]:  # type: ignore[index]
+            cursor.execute("SELECT pg_notify(%s, %s)", (f"pgsnapshot:{keeper}", request.to_json()))
+
+
+def _is_rdd(request: Request) -> bool:
+    # Executions are numbered through the JVM's life. Stages, which stand in for them under df.rdd, start again with
+    # each SparkContext, so a snapshot older than the plan belongs to a stage of an earlier context.
+    return request.execution.startswith("r")
+
+
+# The reason is hexadecimal, so that no quoting stands between it and who reads it from pg_stat_activity.query.
+_REASON_QUERY = "SELECT %s AS reason, set_config('application_name', %s, false)"
+
+
+def _reason(query: str) -> str:
+    """The text in a mark's query; a server with track_activities off shows none, a long one is cut."""
+    found = re.match(r"SELECT '((?:[0-9a-f]{2})*)", query)
+    text = bytes.fromhex(found[1]).decode(errors="replace") if found else ""
+    return text or "the snapshot of this action could not be made or has ended; the driver's standard error says why"
+
+
+# --- for planning ---------------------------------------------------------------------------------------------------
+
+
+def ensure_keeper(options: ConnectionOptions, session: Session, example: Request) -> str:
+    """Name of the keeper for this driver and database, started if none runs.
+
+    ``example`` is what a keeper on a standby takes for a request, since there it only sees that somebody asks.
+    """
+    driver = driver_process()
+    token = _token(driver, session)
+    deadline = time.monotonic() + START_SECONDS
+    pause = 0.02
+    started = False
+    while True:
+        with translated("looking for the keeper"), session.cursor() as cursor:
+            cursor.execute(
+                "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = current_database()"
+                " AND usename = session_user AND application_name ~ %s ORDER BY backend_start, pid LIMIT 1",
+                (f"^pgsnapshot:{token}[0-9a-f]{{8}}$",),
+            )
+            row = cursor.fetchone()
+        if row is not None:
+            return str(row[0]).split(":")[1]
+        if time.monotonic() > deadline:
+            raise TransientError(f"the keeper (process that holds snapshots) did not start within {START_SECONDS:g} s")
+        if not started:
+            _start(options, token, driver, example)
+            started = True
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.25)
+
+
+def _token(driver: Process, session: Session) -> str:
+    """8 hex digits for a driver process on this server, database and role."""
+    with translated("reading the server's identity"), session.cursor() as cursor:
+        cursor.execute("SELECT current_database(), session_user")
+        database, role = cursor.fetchone()  # type: ignore[misc]
+    info = session.info
+    identity = json.dumps([driver.pid, driver.started, info.host, info.port, database, role])
+    return hashlib.sha256(identity.encode()).hexdigest()[:8]
+
+
+def _start(options: ConnectionOptions, token: str, driver: Process, example: Request) -> None:
+    # Inherited standard error puts the keeper's warnings into the driver's log. The password goes through stdin: argv
+    # and environment can be read by others.
+    process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        [sys.executable, "-m", "pg_cdc_source.keeper"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    settings = {"connection": asdict(options), "token": token, "driver": asdict(driver), "example": example.to_json()}
+    answer = _first_line(process, json.dumps(settings))
+    if answer.startswith("error "):
+        raise DefiniteError(f"the keeper (process that holds snapshots) could not start: {answer[6:]}")
+
+
+def _first_line(process: subprocess.Popen[bytes], settings: str) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        process.stdin.write(settings.encode())
+        process.stdin.close()
+        if not select.select([process.stdout], [], [], START_SECONDS)[0]:
+            process.kill()
+            process.wait()
+            return f"error no answer within {START_SECONDS:g} s"
+        return process.stdout.readline().decode().strip()
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, told apart from a later one with the same pid by when it started."""
+
+    pid: int
+    started: str
+
+    def runs(self) -> bool:
+        found = _find_process(self.pid)
+        return found is not None and found[0] == self
+
+
+def _find_process(pid: int) -> tuple[Process, int, str] | None:
+    """(process, parent's pid, name of its program) of a process that runs; zombies have ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+        return _find_process_by_ps(pid)
+    except ProcessLookupError:
+        return None
+    name = stat[stat.index("(") + 1 : stat.rindex(")")]
+    fields = stat[stat.rindex(")") + 2 :].split()
+    state, parent, started = fields[0], int(fields[1]), fields[19]
+    return None if state in "ZX" else (Process(pid, started), parent, name)
+
+
+def _find_process_by_ps(pid: int) -> tuple[Process, int, str] | None:
+    # Systems without /proc (macOS).
+    found = subprocess.run(  # noqa: S603 - constant program and a number
+        ["/bin/ps", "-o", "ppid=,state=,lstart=,comm=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    if len(found) < 8 or found[1].startswith("Z"):
+        return None
+    return Process(pid, " ".join(found[2:7])), int(found[0]), found[7].rsplit("/", 1)[-1]
+
+
+def driver_process() -> Process:
+    """The driver's JVM: the nearest ancestor that runs Java; without one, the oldest ancestor but init."""
+    pid = os.getppid()
+    oldest = None
+    while pid > 1 and (found := _find_process(pid)) is not None:
+        oldest, pid, name = found
+        if name == "java":
+            return oldest
+    if oldest is None:
+        raise DefiniteError("the driver's process cannot be found: this process has no parent left")
+    return oldest
+
+
+# --- the keeper itself ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Execution:
+    """An SQL execution and its snapshot; ``held`` is None until it is made."""
+
+    request: Request
+    asked_at: float  # epoch seconds, the server's clock
+    last_reader: float  # time.monotonic()
+    held: Held | None = None
+    locked: set[int] = field(default_factory=set)
+    busy: bool = False  # a thread works on it
+
+
+class Keeper:
+    """Holds snapshots until the driver is gone. One thread runs ``run``; others make snapshots and take locks."""
+
+    def __init__(self, options: ConnectionOptions, token: str, driver: Process, example: Request) -> None:
+        self._options = options
+        self._driver = driver
+        self._example = example
+        self.name = token + secrets.token_hex(4)
+        self._lock_key = int.from_bytes(hashlib.sha256(f"pgsnapshot:{token}".encode()).digest()[:8], "big", signed=True)
+        self._executions: dict[str, Execution] = {}
+        self._ended: dict[str, str] = {}  # execution -> why it has no snapshot any more, oldest first
+        self._marks: dict[str, tuple[Session, float]] = {}  # execution -> session that says why, last asked for
+        self._pool = ThreadPoolExecutor(SNAPSHOTS_AT_ONCE, thread_name_prefix="snapshot")
+        self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe()
+        self._board: Session | None = None
+        self._standby = False
+        self._last_request = time.monotonic()
+        self._next_board = 0.0
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def open(self) -> bool:
+        """Connect, become the keeper, and announce it; False when another one is."""
+        # The name is taken once the lock is held: who sees it can rely on it.
+        session = connect(self._options, "pgsnapshot:starting")
+        try:
+            self._standby = read_server(session).in_recovery
+            with translated("becoming the keeper"), session.cursor() as cursor:
+                cursor.execute("SELECT pg_try_advisory_lock(%s)", (self._lock_key,))
+                if not cursor.fetchone()[0]:  # type: ignore[index]
+                    session.close()
+                    return False
+                if not self._standby:
+                    cursor.execute(f'LISTEN "pgsnapshot:{self.name}"')
+                cursor.execute("SELECT set_config('application_name', %s, false)", (f"pgsnapshot:{self.name}",))
+        except BaseException:
+            session.close()
+            raise
+        self._board = session
+        return True
+
+    def run(self) -> None:
+        """Serve until the driver is gone, ``stop`` is called, or nobody has asked for a day."""
+        try:
+            while not self._stop.is_set() and self._driver.runs():
+                if not self._executions and time.monotonic() - self._last_request > UNUSED_SECONDS:
+                    log.warning("no request for %g h, keeper %s ends", UNUSED_SECONDS / 3600, self.name)
+                    return
+                try:
+                    if self._board is None and not self.open():
+                        log.warning("another keeper took over while the server was away, keeper %s ends", self.name)
+                        return
+                    self._wait()
+                    self._serve()
+                except (PgCdcError, psycopg2.Error) as error:
+                    self._lose_board(error)
+        finally:
+            self._close()
+
+    def _wait(self) -> None:
+        assert self._board is not None
+        holders = [s for e in self._executions.values() if e.held and not e.busy for s, _ in e.held.holders]
+        seconds = STANDBY_BOARD_SECONDS if self._standby else TICK_SECONDS
+        # A holder's socket becomes readable when its session ends.
+        select.select([self._board, self._wake_read, *(s for s in holders if not s.closed)], [], [], seconds)
+
+    def _serve(self) -> None:
+        assert self._board is not None
+        while select.select([self._wake_read], [], [], 0)[0]:
+            os.read(self._wake_read, 4096)
+        while not self._done.empty():
+            self._done.get()()
+        self._board.poll()
+        while self._board.notifies:
+            self._accept(Request.from_json(self._board.notifies.pop(0).payload))
+        for execution in list(self._executions.values()):
+            self._mend(execution)
+        now = time.monotonic()
+        if now >= self._next_board and (self._standby or self._executions or self._marks):
+            self._next_board = now + (STANDBY_BOARD_SECONDS if self._standby else BOARD_SECONDS)
+            self._read_board(now)
+
+    def _accept(self, request: Request) -> None:
+        key = request.execution
+        self._last_request = now = time.monotonic()
+        known = self._executions.get(key)
+        if _is_rdd(request):
+            if known is not None and known.asked_at < request.planned_at and not known.busy:
+                self._end(key, "")
+                known = None
+            self._ended.pop(key, None)
+        if key in self._ended:
+            self._mark(key)
+        elif known is None:
+            execution = self._executions[key] = Execution(request, self._server_clock(), now)
+            self._submit(execution, self._make)
+        elif request.spec.slot and request.spec.slot != known.request.spec.slot:
+            self._end(
+                key,
+                f"slot {request.spec.slot} was asked for after another scan of the same action had taken its snapshot\n"
+                "  Remedy: give every DataFrame of the action the same option slot, or use open_snapshot()",
+            )
+            self._mark(key)
+
+    def _server_clock(self) -> float:
+        assert self._board is not None
+        with self._board.cursor() as cursor:
+            cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+            return float(cursor.fetchone()[0])  # type: ignore[index]
+
+    def _submit(self, execution: Execution, work: Callable[[Execution], Callable[[], None] | None]) -> None:
+        """Run ``work`` in a thread; a function that it returns is run by the main thread afterwards."""
+        execution.busy = True
+
+        def run() -> None:
+            finish: Callable[[], None] | None
+            try:
+                finish = work(execution)
+            except Exception as error:
+                if not isinstance(error, PgCdcError):
+                    log.exception("execution %s", execution.request.execution)
+                finish = self._failing(execution, str(error))
+
+            def finish_and_rest() -> None:
+                execution.busy = False
+                if finish is not None:
+                    finish()
+
+            self._done.put(finish_and_rest)
+            os.write(self._wake_write, b"x")
+
+        self._pool.submit(run)
+
+    def _failing(self, execution: Execution, failure: str) -> Callable[[], None]:
+        def fail() -> None:
+            key = execution.request.execution
+            self._end(key, failure)
+            self._mark(key)
+
+        return fail
+
+    def _make(self, execution: Execution) -> Callable[[], None]:
+        held = make_snapshot(self._options, execution.request.spec, self._namer(execution), holders=HOLDERS)
+
+        def take() -> None:
+            execution.held = held
+            if self._executions.get(execution.request.execution) is not execution:
+                held.close()  # it was ended while it was made
+            execution.last_reader = time.monotonic()
+            self._next_board = 0.0  # lock at once what the waiting readers are about to read
+
+        return take
+
+    def _namer(self, execution: Execution) -> Callable[[str], str]:
+        # While an id is not known, the name must not look like a holder's.
+        return lambda snapshot_id: (
+            f"pgsnapshot:{self.name}:{execution.request.execution}:{snapshot_id}" if snapshot_id else "pgsnapshot:making"
+        )
+
+    def _mend(self, execution: Execution) -> None:
+        """Replace a holder that was lost; end the execution when none is left."""
+        held = execution.held
+        if held is None or execution.busy:
+            return
+        for session, snapshot_id in [holder for holder in held.holders if _is_lost(holder[0])]:
+            session.close()
+            held.holders.remove((session, snapshot_id))
+        if not held.holders:
+            self._end(
+                execution.request.execution,
+                "the snapshot of this action has ended, because PostgreSQL ended all sessions that held it\n"
+                "  Remedy: run the action again: it takes a new snapshot",
+            )
+        elif len(held.holders) < HOLDERS:
+            self._submit(execution, self._replace_holder)
+
+    def _replace_holder(self, execution: Execution) -> None:
+        held = execution.held
+        assert held is not None
+        try:
+            held.add_holder(self._options, self._namer(execution), held.holders[0][1])
+        except PgCdcError as error:
+            # The other holder still works; the next tick tries again, or finds that one lost as well.
+            log.warning("execution %s: a holder could not be replaced: %s", execution.request.execution, error)
+        self._lock(execution)
+
+    def _lock(self, execution: Execution) -> None:
+        held = execution.held
+        assert held is not None
+        try:
+            held.lock(sorted(execution.locked), timeout="10s")
+        except PgCdcError as error:
+            # A reader that is harmed by the missing lock finds out by itself, see check_files.
+            log.warning("execution %s: %s", execution.request.execution, error)
+
+    def _read_board(self, now: float) -> None:
+        """Take in which executions have readers and what they read; release snapshots that nobody reads."""
+        assert self._board is not None
+        prefix = f"pgsnapshot:{self.name}:"
+        with self._board.cursor() as cursor:
+            cursor.execute(
+                "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = current_database()"
+                " AND usename = session_user AND application_name LIKE %s",
+                (f"{prefix}%?%",),
+            )
+            readers: dict[str, set[int]] = {}
+            for (name,) in cursor:
+                key, oid = name[len(prefix) :].split("?")
+                readers.setdefault(key, set()).add(int(oid))
+        for key, oids in readers.items():
+            execution = self._executions.get(key)
+            if execution is None:
+                if self._standby:
+                    self._accept(replace(self._example, execution=key))
+                elif key in self._marks:
+                    self._mark(key)
+                continue
+            execution.last_reader = now
+            new = oids - execution.locked - {0}
+            if new and execution.held and not execution.busy:
+                execution.locked |= new
+                self._submit(execution, self._lock)
+        for key, execution in list(self._executions.items()):
+            idle = execution.request.snapshot_idle_seconds
+            if execution.held and not execution.busy and now - execution.last_reader > idle:
+                self._end(
+                    key,
+                    f"the snapshot of this action has ended, because no task of it read from PostgreSQL for {idle:g} s\n"
+                    "  Remedy: raise snapshotIdle above the longest pause between two reads of one action",
+                )
+        for key, (session, asked) in list(self._marks.items()):
+            if now - asked > MARK_SECONDS:
+                session.close()
+                del self._marks[key]
+
+    def _end(self, key: str, why: str) -> None:
+        """End an execution's snapshot for good; ``why`` is what later requests for it are told."""
+        execution = self._executions.pop(key, None)
+        if execution is not None and execution.held:
+            execution.held.close()
+        self._ended[key] = why
+        if len(self._ended) > ENDED_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def _mark(self, key: str) -> None:
+        """Show readers of an ended execution why it has ended."""
+        session = self._marks[key][0] if key in self._marks else None
+        if session is None or _is_lost(session):
+            session = connect(self._options, "pgsnapshot:failing")
+            with translated("announcing a failure"), session.cursor() as cursor:
+                # One statement, so that whoever sees the name sees the reason as well.
+                name = f"pgsnapshot:{self.name}:{key}!"
+                cursor.execute(_REASON_QUERY, (self._ended[key].encode().hex(), name))
+        self._marks[key] = (session, time.monotonic())
+
+    def _lose_board(self, error: Exception) -> None:
+        if self._board is not None:
+            log.warning("keeper %s lost its session: %s", self.name, error)
+            self._board.close()
+            self._board = None
+        self._stop.wait(TICK_SECONDS)
+
+    def _close(self) -> None:
+        for session, _ in self._marks.values():
+            session.close()
+        for execution in self._executions.values():
+            if execution.held:
+                execution.held.close()
+        if self._board is not None:
+            self._board.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_lost(session: Session) -> bool:
+    """Whether the server has ended an idle session; it says so, or hangs up, without being asked."""
+    if session.closed:
+        return True
+    if not select.select([session], [], [], 0)[0]:
+        return False
+    try:
+        with session.cursor() as cursor:
+            cursor.execute("SELECT")
+    except psycopg2.Error:
+        return True
+    return False
+
+
+def main() -> None:
+    """Entry point of the process: settings come as JSON on stdin, one line on stdout answers ready, taken or error."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s pgsnapshot keeper: %(message)s")
+    settings = json.load(sys.stdin)
+    connection = settings["connection"]
+    options = ConnectionOptions(**{**connection, "keywords": tuple((k, v) for k, v in connection["keywords"])})
+    example = Request.from_json(settings["example"])
+    keeper = Keeper(options, settings["token"], Process(**settings["driver"]), example)
+    signal.signal(signal.SIGTERM, lambda *_: keeper.stop())
+    try:
+        ready = keeper.open()
+        print("ready" if ready else "taken", flush=True)
+    except PgCdcError as error:
+        print("error " + " ".join(str(error).split()), flush=True)
+        ready = False
+    os.close(sys.stdout.fileno())
+    if ready:
+        keeper.run()
+    # Threads may still wait for a server that does not answer; sessions end with the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

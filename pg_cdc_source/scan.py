@@ -1,0 +1,293 @@
+"""What one scan reads, how it is cut, and how one range of it becomes Arrow batches.
+
+A range is read in pieces, each a COPY of its own over a few thousand blocks in physical order. A thread receives rows,
+because psycopg2 pushes them, and hands chunks of them to the decoder over a queue of one, so that memory is bounded by
+bytes, whatever a row weighs.
+
+A lost session is replaced and only its piece is repeated, on the same snapshot: the rows that were decoded before are
+skipped by their number. That is exact, because under one snapshot a heap is scanned in the same order each time: ranges
+are TID range scans by one backend, the predicate is wrapped so that it cannot choose another plan, and a row's place
+cannot change while the snapshot needs it. What has no such order (views, foreign tables, ``query``) is not repeated once
+rows were handed on; Spark repeats the task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg2
+import pyarrow as pa
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source import catalog, ctid, keeper, snapshot, types
+from pg_cdc_source.catalog import Heap, Relation, Server
+from pg_cdc_source.connection import connect, refuse_breaking_pooler, translate
+from pg_cdc_source.copy import CopyDecoder
+from pg_cdc_source.ctid import BlockRange
+from pg_cdc_source.errors import (
+    OptionError,
+    PgCdcError,
+    SchemaChangedError,
+    SnapshotLostError,
+    TransientError,
+    UnrepresentableError,
+)
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options import SnapshotOptions
+from pg_cdc_source.types import Codec, Column
+
+# 16 MB of heap: what a lost session repeats. A new COPY costs about a millisecond.
+BLOCKS_PER_PIECE = 2048
+# 2,048 rows stay in cache while they are walked by columns; measured best between 512 and 65,536.
+ROWS_PER_CHUNK = 2048
+BYTES_PER_CHUNK = 1 << 20
+ROWS_PER_BATCH = 65_536
+RECONNECT_SECONDS = 30.0
+ATTEMPTS = 5
+EOF_ROWS: list[bytes] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a scan reads. Found out once per load and shipped to every task."""
+
+    options: SnapshotOptions
+    relation: Relation | None  # None for a query
+    columns: tuple[Column, ...]
+    server: Server
+
+    @property
+    def codecs(self) -> list[Codec]:
+        as_string = self.options.as_string
+        return [
+            types.plan(column, as_string=column.name in as_string, numeric_as=self.options.numeric_as)
+            for column in self.columns
+        ]
+
+    @property
+    def what(self) -> str:
+        return str(self.relation) if self.relation else "the query"
+
+    def arrow_schema(self) -> pa.Schema:
+        fields = [pa.field(codec.column.name, codec.arrow_type) for codec in self.codecs]
+        if self.options.lsn_column:
+            fields.append(pa.field(self.options.lsn_column, pa.int64()))
+        return pa.schema(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One partition: a range of one heap, or with ``heap`` None all of a relation or query."""
+
+    heap: Relation | None
+    attnums: tuple[int, ...]
+    blocks: BlockRange
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a task finds its snapshot: a keeper's name, or the id that the user gave."""
+
+    keeper: str | None
+    planned_at: float
+
+
+def make_plan(options: SnapshotOptions) -> Plan:
+    """Look up what is to be read; raises whatever would keep a later read from being complete."""
+    with contextlib.closing(connect(options.connection, "pgsnapshot:planning")) as session:
+        refuse_breaking_pooler(options.connection, session, "pgsnapshot:planning")
+        server = catalog.read_server(session)
+        if options.consistent_point == "require" and not options.snapshot:
+            snapshot.require_consistent_point(server)
+        relation = catalog.find_relation(session, options.dbtable) if options.dbtable else None
+        names = None
+        if relation is not None:
+            names = _chosen_columns(options, relation, catalog.column_names(session, relation))
+        columns = catalog.describe(session, _select(options, relation, names), f"reading {relation or 'the query'}")
+        if relation is not None:
+            not_null = catalog.not_null_attnums(session, relation)
+            columns = [replace(column, not_null=column.attnum in not_null) for column in columns]
+        _check_names(options, [column.name for column in columns])
+    return Plan(options, relation, tuple(columns), server)
+
+
+def _chosen_columns(options: SnapshotOptions, relation: Relation, existing: list[str]) -> list[str]:
+    for option, names in (("columns", options.columns or ()), ("asString", options.as_string)):
+        for name in names:
+            if name not in existing:
+                raise OptionError(
+                    f"{relation} has no column {catalog.quoted(name)}, which the option {option} names",
+                    remedy=f"its columns are {', '.join(map(catalog.quoted, existing))}",
+                )
+    return existing if options.columns is None else list(options.columns)
+
+
+def _check_names(options: SnapshotOptions, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise OptionError(
+            f"the query gives several columns of the same name: {', '.join(twice)}", remedy="name them apart with AS"
+        )
+    for name in options.as_string:
+        if name not in names:
+            raise OptionError(f"the option asString names a column that is not read: {name}")
+    if options.lsn_column and options.lsn_column.lower() in {name.lower() for name in names}:
+        raise OptionError(
+            f"the option lsnColumn names a column that exists: {options.lsn_column}", remedy="choose another name"
+        )
+
+
+def _select(options: SnapshotOptions, relation: Relation | None, names: list[str] | None) -> sql.Composable:
+    """The rows read as a SELECT of plain columns, for looking at its columns."""
+    if relation is None or names is None:
+        return sql.SQL("SELECT * FROM ({}\n) AS query").format(sql.SQL(options.query or ""))
+    return sql.SQL("SELECT {} FROM {}{}").format(
+        sql.SQL(", ").join(map(sql.Identifier, names)), relation.identifier, _where(options, None)
+    )
+
+
+def _where(options: SnapshotOptions, blocks: BlockRange | None) -> sql.Composable:
+    conditions: list[sql.Composable] = []
+    if blocks is not None and blocks.start_block:
+        conditions.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({blocks.start_block},0)")))
+    if blocks is not None and blocks.end_block_exclusive is not None:
+        conditions.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({blocks.end_block_exclusive},0)")))
+    if options.where is not None:
+        # IS TRUE keeps the same rows and keeps the planner from turning the predicate into an index scan or a join,
+        # either of which would read in another order.
+        conditions.append(sql.SQL("(({}\n) IS TRUE)").format(sql.SQL(options.where)))
+    return sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions)) if conditions else sql.SQL("")
+
+
+def plan_pieces(plan: Plan) -> tuple[Source, list[Piece]]:
+    """Cut the scan into partitions and make sure that its tasks will find a snapshot."""
+    options = plan.options
+    with contextlib.closing(connect(options.connection, "pgsnapshot:planning")) as session:
+        pieces = _pieces(session, plan)
+        with session.cursor() as cursor:
+            cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+            planned_at = float(cursor.fetchone()[0])  # type: ignore[index]
+        name = None
+        if options.snapshot is None:
+            name = keeper.ensure_keeper(options.connection, session, _request(plan, "", planned_at))
+    return Source(name, planned_at), pieces
+
+
+def _pieces(session: Session, plan: Plan) -> list[Piece]:
+    whole = [Piece(None, tuple(column.attnum for column in plan.columns), ctid.WHOLE)]
+    if plan.relation is None:
+        return whole
+    heaps = catalog.read_heaps(session, plan.server, plan.relation, [column.name for column in plan.columns])
+    if heaps is None:
+        return whole
+    options = plan.options
+    step = ctid.blocks_per_range(
+        [heap.blocks for heap in heaps], plan.server.block_size, options.partition_bytes, options.num_partitions
+    )
+    return [
+        Piece(heap.relation, heap.attnums, blocks) for heap in heaps for blocks in ctid.cut(heap.blocks, step)
+    ] or whole
+
+
+def _request(plan: Plan, execution: str, planned_at: float) -> keeper.Request:
+    options = plan.options
+    return keeper.Request(
+        execution,
+        planned_at,
+        options.snapshot_idle_seconds,
+        snapshot.SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds),
+    )
+
+
+# --- reading one piece ----------------------------------------------------------------------------------------------
+
+
+def read_piece(plan: Plan, source: Source, piece: Piece, execution: str) -> Iterator[pa.RecordBatch]:
+    """Read one partition as record batches of ``plan.arrow_schema()``, each of about ``batchBytes``.
+
+    ``execution`` names the SQL execution (or the stage) that all its tasks have in common.
+    """
+    with contextlib.closing(_Reader(plan, source, piece, execution)) as reader:
+        yield from reader.batches()
+
+
+class _Reader:
+    """One partition's reading: the session, which may be replaced, and how far decoding has come."""
+
+    def __init__(self, plan: Plan, source: Source, piece: Piece, execution: str) -> None:
+        self._plan = plan
+        self._source = source
+        self._piece = piece
+        self._execution = execution
+        self._codecs = plan.codecs
+        self._decoder = CopyDecoder(self._codecs, plan.options.unrepresentable)
+        self._schema = plan.arrow_schema()
+        self._session: Session | None = None
+        self._lsn: Lsn | None = None
+        self._doing = f"reading {piece.heap or plan.what}" + (f", {piece.blocks}" if piece.heap else "")
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        pending: list[list[pa.Array]] = []
+        pending_bytes = pending_rows = 0
+        for arrays, rows in self._arrays():
+            pending.append(arrays)
+            pending_bytes += sum(array.nbytes for array in arrays)
+            pending_rows += rows
+            if pending_bytes >= self._plan.options.batch_bytes or pending_rows >= ROWS_PER_BATCH:
+                yield self._batch(pending, pending_rows)
+                pending, pending_bytes, pending_rows = [], 0, 0
+        if pending_rows:
+            yield self._batch(pending, pending_rows)
+
+    def _batch(self, chunks: list[list[pa.Array]], rows: int) -> pa.RecordBatch:
+        arrays = [pa.concat_arrays(column) if len(chunks) > 1 else column[0] for column in zip(*chunks, strict=True)]
+        if self._plan.options.lsn_column:
+            lsn = pa.scalar(None if self._lsn is None else int(self._lsn), pa.int64())
+            arrays.append(pa.repeat(lsn, rows))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _arrays(self) -> Iterator[tuple[list[pa.Array], int]]:
+        """Decoded chunks of all pieces in order, with their numbers of rows; lost sessions are replaced."""
+        for blocks in self._steps():
+            done = 0
+            attempt = 1
+            while True:
+                try:
+                    for arrays, rows in self._copy(blocks, done):
+                        done += rows
+                        attempt = 1
+                        yield arrays, rows
+                    break
+                except TransientError:
+                    self.close()
+                    if attempt == ATTEMPTS or (done and self._piece.heap is None):
+                        raise
+                    attempt += 1
+
+    def _steps(self) -> Iterator[BlockRange]:
+        if self._piece.heap is None:
+            return iter([ctid.WHOLE])
+        blocks_now = self._again(
+            lambda session: catalog.read_blocks(session, self._plan.server.block_size, self._piece.heap)  # type: ignore[arg-type]
+        )
+        return ctid.steps(self._piece.blocks, blocks_now, BLOCKS_PER_PIECE)
+
+    def _again(self, action: Any) -> Any:
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return action(self._open())
+            except TransientError:
+                self.close()
+        return action(self._open())
