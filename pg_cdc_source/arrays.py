@@ -82,7 +82,7 @@ class Array(Decoder):
         """Return how many elements each row has, which rows may have NULL elements, and the rows refused."""
         at, length, buffer = values.first_byte(), values.length, values.buffer
         _expect_length(values, length < _HEADER_BYTES, f"{_HEADER_BYTES} bytes or more")
-        header = buffer.at_any_byte("V20")[at].view(">i4").reshape(-1, 5).astype(np.int64).T
+        header = buffer.at_any_byte("V20")[at].view(">i4").reshape(-1, 5).T.astype(np.int64, order="C")
         dimensions, flags, element_oid, count, lower_bound = header
         if dimensions.min() < 0 or dimensions.max() > _MAX_DIMENSIONS:
             wrong = dimensions[(dimensions < 0) | (dimensions > _MAX_DIMENSIONS)][0]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -66,7 +67,8 @@ class WireBuffer:
     def at_any_byte(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """View the buffer as one item of ``dtype`` for every byte it could start at."""
         itemsize = np.dtype(dtype).itemsize
-        return np.ndarray((len(self.data) - itemsize + 1,), dtype, self.data, strides=(1,))
+        view: npt.NDArray[Any] = np.ndarray((len(self.data) - itemsize + 1,), dtype, self.data, strides=(1,))
+        return view
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +198,17 @@ def refusals(*cases: tuple[Flags, str]) -> tuple[Refused, ...]:
     return tuple(Refused(np.flatnonzero(rows), reason) for rows, reason in cases if rows.any())
 
 
-_HEX_OF_BYTE = np.frombuffer(bytes(range(256)).hex().encode("ascii"), "V2")
-_UUID_DASHES = (8, 13, 18, 23)
+_HEX_OF_BYTE = np.frombuffer(bytes(range(256)).hex().encode("ascii"), np.uint16)
 _UUID_TEXT_LENGTH = 36
-_UUID_DIGITS_AT = np.array([i for i in range(_UUID_TEXT_LENGTH) if i not in _UUID_DASHES])
+
+# Where the groups of digits stand in the text and among the digits.
+_UUID_GROUPS = (
+    (slice(0, 8), slice(0, 8)),
+    (slice(9, 13), slice(8, 12)),
+    (slice(14, 18), slice(12, 16)),
+    (slice(19, 23), slice(16, 20)),
+    (slice(24, 36), slice(20, 32)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +223,16 @@ class Uuid(Fixed):
         if n * _UUID_TEXT_LENGTH > MAX_OFFSET:
             raise ValueError(f"{n:,} uuids are more text than Arrow's 32-bit offsets reach; pass less")
         octets = np.ascontiguousarray(items).view("u1")
+        digits = _HEX_OF_BYTE.take(octets).view("u1").reshape(n, 32)
         text = np.full((n, _UUID_TEXT_LENGTH), ord("-"), np.uint8)
-        text[:, _UUID_DIGITS_AT] = _HEX_OF_BYTE[octets].view("u1").reshape(n, 32)
+        for in_text, in_digits in _UUID_GROUPS:
+            text[:, in_text] = digits[:, in_digits]
         offsets = np.arange(0, n * _UUID_TEXT_LENGTH + 1, _UUID_TEXT_LENGTH, dtype=np.int32)
         buffers = [bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(text)]
         return Decoded(pa.Array.from_buffers(self.arrow, n, buffers))
+
+
+_IN_BOUNDS = pc.TakeOptions(boundscheck=False)
 
 
 def byte_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
@@ -232,7 +246,8 @@ def byte_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
     offsets[0::2] = first
     np.add(first, length, out=offsets[1::2], casting="unsafe")
     both = pa.Array.from_buffers(pa.binary(), 2 * n - 1, [None, pa.py_buffer(offsets), values.buffer.arrow])
-    return both.take(fixed_array(pa.int32(), np.arange(0, 2 * n, 2, dtype=np.int32), values.valid))
+    even = fixed_array(pa.int32(), np.arange(0, 2 * n, 2, dtype=np.int32), values.valid)
+    return pc.call_function("array_take", [both, even], _IN_BOUNDS)
 
 
 def as_text(octets: pa.Array) -> pa.Array:

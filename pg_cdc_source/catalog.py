@@ -17,6 +17,9 @@ from pg_cdc_source.types import Column
 # TID range scans, without which every ctid range would read the whole table, came with PostgreSQL 14.
 TID_RANGE_SCAN_VERSION = 140000
 
+# psycopg2 shows a numeric without a modifier (-1) with this precision, because it takes -1 apart like any other.
+_NO_PRECISION = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -86,7 +89,7 @@ def find_relation(session: Session, name: QualifiedName) -> Relation:
     parts = name.parts
     with translated(f"looking for {name}"), session.cursor() as cursor:
         cursor.execute("SELECT current_database()")
-        database = cursor.fetchone()[0]  # type: ignore[index]
+        database = cursor.fetchone()[0]
         if len(parts) == 3:
             if parts[0] != database:
                 raise OptionError(
@@ -162,13 +165,17 @@ def describe(session: Session, select: sql.Composable, doing: str) -> list[Colum
 
 
 def _numeric_typmod(precision: int | None, scale: int | None) -> int:
-    return -1 if precision is None or scale is None else ((precision << 16) | (scale & 0x7FF)) + 4
+    """Put a numeric's modifier together again from what psycopg2 takes it apart into."""
+    if precision is None or scale is None or precision == _NO_PRECISION:
+        return -1
+    return ((precision << 16) | (scale & 0x7FF)) + 4
 
 
 def not_null_attnums(session: Session, relation: Relation) -> frozenset[int]:
     with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
         cursor.execute(
-            "SELECT attnum FROM pg_catalog.pg_attribute WHERE attrelid = %s AND attnotnull AND attnum > 0", (relation.oid,)
+            "SELECT attnum FROM pg_catalog.pg_attribute WHERE attrelid = %s AND attnotnull AND attnum > 0",
+            (relation.oid,),
         )
         return frozenset(attnum for (attnum,) in cursor)
 
@@ -214,9 +221,7 @@ def read_heaps(session: Session, server: Server, relation: Relation, columns: Se
     for oid, schema, name, kind, access_method, readable, size_bytes, attnums in rows:
         if access_method != "heap" or not readable or size_bytes is None:
             return None
-        heaps.append(
-            Heap(Relation(oid, schema, name, kind), -(-size_bytes // server.block_size), tuple(attnums or ()))
-        )
+        heaps.append(Heap(Relation(oid, schema, name, kind), -(-size_bytes // server.block_size), tuple(attnums or ())))
     return heaps
 
 
@@ -224,4 +229,5 @@ def read_blocks(session: Session, server_block_size: int, heap: Relation) -> int
     """Blocks the heap has now."""
     with translated(f"reading the size of {heap}"), session.cursor() as cursor:
         cursor.execute("SELECT pg_relation_size(%s)", (heap.oid,))
-        return -(-cursor.fetchone()[0] // server_block_size)  # type: ignore[index]
+        size_bytes: int = cursor.fetchone()[0]
+        return -(-size_bytes // server_block_size)

@@ -20,7 +20,7 @@ from pg_cdc_source.errors import (
     ServerSetupError,
     TransientError,
 )
-from pg_cdc_source.options import ConnectionOptions
+from pg_cdc_source.options import SECRET_KEYWORDS, ConnectionOptions
 
 T = TypeVar("T")
 
@@ -64,7 +64,6 @@ _SETTINGS = {
 }
 
 _CONNECTION_LOST = ("08", "57P01", "57P02", "57P03", "57P05", "53300", "40001", "40P01", "55P03")
-_PASSWORD_KEYWORDS = ("password", "sslpassword")
 
 
 def connect(
@@ -88,7 +87,7 @@ def connect(
 
 
 def _connect_once(options: ConnectionOptions, application_name: str, *, replication: bool) -> Session:
-    given = _given(options)
+    given = options.settings()
     keywords: dict[str, Any] = {k: v for k, v in _DEFAULT_KEYWORDS.items() if k not in given}
     keywords |= dict(options.keywords)
     keywords |= {"application_name": application_name, "client_encoding": "UTF8"}
@@ -99,7 +98,8 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
     except psycopg2.Error as error:
         raise _connect_error(options, given, error) from None
     try:
-        session.autocommit = True
+        if not replication:  # which is in autocommit mode, and says so by refusing to be told
+            session.autocommit = True
         with session.cursor() as cursor:
             names = list(_SETTINGS)
             cursor.execute(
@@ -113,29 +113,9 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
     return session
 
 
-def _given(options: ConnectionOptions) -> dict[str, str]:
-    """Everything the user said about the connection, as libpq keywords."""
-    try:
-        given = dict(psycopg2.extensions.parse_dsn(options.conninfo)) if options.conninfo else {}
-    except psycopg2.ProgrammingError:
-        # libpq's own text may quote a piece of the password here, so it is not repeated.
-        raise ConnectError(
-            "the option url is neither a libpq URI nor a libpq connection string",
-            remedy="percent-encode special characters in user and password (@ is %40, / is %2F, : is %3A), or pass "
-            "them in the options user and password",
-        ) from None
-    given.update(options.keywords)
-    if "@" in given.get("host", ""):
-        raise ConnectError(
-            "the host name in the option url contains an @",
-            remedy="percent-encode special characters in user and password (@ is %40), or pass them as options",
-        )
-    return given
-
-
 def _connect_error(options: ConnectionOptions, given: dict[str, str], error: psycopg2.Error) -> PgCdcError:
     text = " ".join(str(error).split())
-    for keyword in _PASSWORD_KEYWORDS:
+    for keyword in SECRET_KEYWORDS:
         if given.get(keyword):
             text = text.replace(given[keyword], "***")
     where = f"cannot connect to PostgreSQL at {options.display()}: {text}"
@@ -200,16 +180,16 @@ def refuse_breaking_pooler(options: ConnectionOptions, session: Session, applica
     """
     with translated("looking for a connection pooler"), session.cursor() as cursor:
         cursor.execute("SELECT pg_catalog.pg_backend_pid()")
-        server_pid = cursor.fetchone()[0]  # type: ignore[index]
+        server_pid = cursor.fetchone()[0]
         if server_pid == session.info.backend_pid:
             return
         other = connect(options, application_name)
         try:
             with other.cursor() as other_cursor:
                 other_cursor.execute("BEGIN; SELECT pg_catalog.pg_backend_pid()")
-                other_pid = other_cursor.fetchone()[0]  # type: ignore[index]
+                other_pid = other_cursor.fetchone()[0]
                 cursor.execute("SELECT pg_catalog.pg_backend_pid()")
-                now_pid = cursor.fetchone()[0]  # type: ignore[index]
+                now_pid = cursor.fetchone()[0]
         finally:
             other.close()
     if other_pid == server_pid or now_pid != server_pid:

@@ -170,9 +170,10 @@ class CopyDecoder:
             length = length_at[at].astype(np.int64)
             start = at + _LENGTH_BYTES
             valid = None
-            if length.min() < 0:
-                if length.min() < -1:
-                    raise self._wire_error(i, f"expected a length of -1 or more, got {int(length.min())}")
+            least = int(length.min())
+            if least < 0:
+                if least < -1:
+                    raise self._wire_error(i, f"expected a length of -1 or more, got {least}")
                 valid = length >= 0
                 length[~valid] = 0
             at = start + length

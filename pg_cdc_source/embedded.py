@@ -90,7 +90,7 @@ def _reachable(bin_dir: Path, home: Path, account: str | None) -> Path:
     is better than opening root's directories. Everything in it is found relative to the binaries.
     """
     try:
-        subprocess.run([bin_dir / "postgres", "--version"], user=account, cwd=home, check=True, capture_output=True)  # noqa: S603
+        subprocess.run([bin_dir / "postgres", "--version"], user=account, cwd=home, check=True, capture_output=True)
     except PermissionError:
         installation = bin_dir.parent
         copy = home / installation.parent.name / installation.name
@@ -118,7 +118,7 @@ def _initdb(bin_dir: Path, home: Path, password: str, account: str | None) -> No
         *(str(bin_dir / "initdb"), "--pgdata", str(home / "data"), "--username", "postgres", "--no-sync"),
         *("--auth", "scram-sha-256", "--pwfile", str(password_file), "--encoding", "UTF8", "--locale", "C"),
     ]
-    result = subprocess.run(  # noqa: S603
+    result = subprocess.run(
         command, user=account, cwd=home, env=_environment(), capture_output=True, text=True, check=False
     )
     password_file.unlink()
@@ -149,7 +149,7 @@ def _running(
 def _child(command: Sequence[str], home: Path, log: Path, account: str | None) -> Iterator[subprocess.Popen[bytes]]:
     """Run the server as a child in its own session, so that Ctrl-C reaches only us and we stop it in order."""
     with log.open("wb") as log_file:
-        server = subprocess.Popen(  # noqa: S603
+        server = subprocess.Popen(
             command,
             user=account,
             cwd=home,

@@ -182,7 +182,7 @@ def _check_fits(snapshot: Snapshot, request: Request) -> None:
 def _ring(session: Session, keeper: str, request: Request) -> None:
     with translated("asking for a snapshot"), session.cursor() as cursor:
         cursor.execute("SELECT pg_is_in_recovery()")
-        if not cursor.fetchone()[0]:  # type: ignore[index]
+        if not cursor.fetchone()[0]:
             cursor.execute("SELECT pg_notify(%s, %s)", (f"pgsnapshot:{keeper}", request.to_json()))
 
 
@@ -239,7 +239,7 @@ def _token(driver: Process, session: Session) -> str:
     """8 hex digits for a driver process on this server, database and role."""
     with translated("reading the server's identity"), session.cursor() as cursor:
         cursor.execute("SELECT current_database(), session_user")
-        database, role = cursor.fetchone()  # type: ignore[misc]
+        database, role = cursor.fetchone()
     info = session.info
     identity = json.dumps([driver.pid, driver.started, info.host, info.port, database, role])
     return hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -248,7 +248,7 @@ def _token(driver: Process, session: Session) -> str:
 def _start(options: ConnectionOptions, token: str, driver: Process, example: Request) -> None:
     # Inherited standard error puts the keeper's warnings into the driver's log. The password goes through stdin: argv
     # and environment can be read by others.
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+    process = subprocess.Popen(
         [sys.executable, "-m", "pg_cdc_source.keeper"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -308,7 +308,7 @@ def _find_process(pid: int) -> tuple[Process, int, str] | None:
 
 def _find_process_by_ps(pid: int) -> tuple[Process, int, str] | None:
     # Systems without /proc (macOS).
-    found = subprocess.run(  # noqa: S603 - constant program and a number
+    found = subprocess.run(
         ["/bin/ps", "-o", "ppid=,state=,lstart=,comm=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.split()
     if len(found) < 8 or found[1].startswith("Z"):
@@ -376,7 +376,7 @@ class Keeper:
             self._standby = read_server(session).in_recovery
             with translated("becoming the keeper"), session.cursor() as cursor:
                 cursor.execute("SELECT pg_try_advisory_lock(%s)", (self._lock_key,))
-                if not cursor.fetchone()[0]:  # type: ignore[index]
+                if not cursor.fetchone()[0]:
                     session.close()
                     return False
                 if not self._standby:
@@ -455,7 +455,7 @@ class Keeper:
         assert self._board is not None
         with self._board.cursor() as cursor:
             cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
-            return float(cursor.fetchone()[0])  # type: ignore[index]
+            return float(cursor.fetchone()[0])
 
     def _submit(self, execution: Execution, work: Callable[[Execution], Callable[[], None] | None]) -> None:
         """Run ``work`` in a thread; a function that it returns is run by the main thread afterwards."""
@@ -503,7 +503,9 @@ class Keeper:
     def _namer(self, execution: Execution) -> Callable[[str], str]:
         # While an id is not known, the name must not look like a holder's.
         return lambda snapshot_id: (
-            f"pgsnapshot:{self.name}:{execution.request.execution}:{snapshot_id}" if snapshot_id else "pgsnapshot:making"
+            f"pgsnapshot:{self.name}:{execution.request.execution}:{snapshot_id}"
+            if snapshot_id
+            else "pgsnapshot:making"
         )
 
     def _mend(self, execution: Execution) -> None:

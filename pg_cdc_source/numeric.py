@@ -162,7 +162,7 @@ def _headers(values: Field) -> tuple[Ints, Ints, Ints, Ints]:
     if short.any():
         raise MalformedError(f"expected {_HEADER_BYTES} bytes or more, got {int(values.length[short.argmax()])}")
     at = values.first_byte()
-    header = values.buffer.at_any_byte("V8")[at].view(">u2").reshape(-1, 4).astype(np.int64).T
+    header = values.buffer.at_any_byte("V8")[at].view(">u2").reshape(-1, 4).T.astype(np.int64, order="C")
     digits, weight, sign, display_scale = header
     wrong = values.present(values.length != _HEADER_BYTES + 2 * digits)
     if wrong.any():

@@ -35,8 +35,6 @@ from pg_cdc_source.catalog import Relation, Server
 from pg_cdc_source.connection import connect, translate, translated
 from pg_cdc_source.errors import (
     DefiniteError,
-    OptionError,
-    PgCdcError,
     SchemaChangedError,
     ServerSetupError,
     SnapshotLostError,
@@ -141,9 +139,7 @@ def require_consistent_point(server: Server) -> None:
         )
 
 
-def _hold(
-    options: ConnectionOptions, held: Held, name_for: Callable[[str], str], holders: int, source_id: str
-) -> Held:
+def _hold(options: ConnectionOptions, held: Held, name_for: Callable[[str], str], holders: int, source_id: str) -> Held:
     try:
         for _ in range(holders):
             held.add_holder(options, name_for, source_id)
@@ -186,7 +182,9 @@ def _at_consistent_point(
 
 def _refuse_existing_slot(session: Session, slot: str) -> None:
     with translated(f"looking for slot {slot}"), session.cursor() as cursor:
-        cursor.execute("SELECT plugin, database, active_pid FROM pg_catalog.pg_replication_slots WHERE slot_name = %s", (slot,))
+        cursor.execute(
+            "SELECT plugin, database, active_pid FROM pg_catalog.pg_replication_slots WHERE slot_name = %s", (slot,)
+        )
         row = cursor.fetchone()
     if row is not None:
         state = f"used by pid {row[2]}" if row[2] else "not in use"
@@ -201,7 +199,8 @@ def _refuse_existing_slot(session: Session, slot: str) -> None:
 def drop_slot(session: Session, slot: str) -> None:
     with translated(f"dropping slot {slot}"), session.cursor() as cursor:
         cursor.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = %s", (slot,)
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = %s",
+            (slot,),
         )
 
 
@@ -244,7 +243,7 @@ def _writers(session: Session) -> str:
 def export_snapshot(session: Session) -> str:
     with translated("exporting a snapshot"), session.cursor() as cursor:
         cursor.execute("SELECT pg_catalog.pg_export_snapshot()")
-        return str(cursor.fetchone()[0])  # type: ignore[index]
+        return str(cursor.fetchone()[0])
 
 
 def import_snapshot(session: Session, snapshot_id: str) -> None:
@@ -259,6 +258,19 @@ def import_snapshot(session: Session, snapshot_id: str) -> None:
                 remedy="keep the session that exported it open until the last reader is done, and run the action again",
             ) from None
         raise translate(error, f"importing snapshot {snapshot_id}") from None
+
+
+def announced_lsn(session: Session, snapshot_id: str) -> Lsn | None:
+    """The LSN of a snapshot that a session of this package holds; None for one without, or of somebody else."""
+    with translated(f"looking for the LSN of snapshot {snapshot_id}"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_catalog.pg_stat_activity AS a"
+            " JOIN pg_catalog.pg_locks AS l ON l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1"
+            " WHERE a.application_name LIKE 'pgsnapshot:%%' AND right(a.application_name, %s) = %s LIMIT 1",
+            (len(snapshot_id) + 1, f":{snapshot_id}"),
+        )
+        row = cursor.fetchone()
+        return None if row is None else Lsn(row[0])
 
 
 def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
@@ -337,7 +349,9 @@ def open_snapshot(
     with contextlib.closing(connect(parsed.connection, "pgsnapshot:open")) as session:
         relations: list[Relation] = [catalog.find_relation(session, name) for name in names]
     token = secrets.token_hex(8)
-    held = make_snapshot(parsed.connection, spec, lambda snapshot_id: f"pgsnapshot:{token}:open:{snapshot_id}", holders=1)
+    held = make_snapshot(
+        parsed.connection, spec, lambda snapshot_id: f"pgsnapshot:{token}:open:{snapshot_id}", holders=1
+    )
     try:
         held.lock([relation.oid for relation in relations], timeout="60s")
         for holder, _ in held.holders:
@@ -346,5 +360,3 @@ def open_snapshot(
         yield OpenSnapshot(held.lsn, {**passed_on, "snapshot": held.holders[0][1]})
     finally:
         held.close()
-
-
