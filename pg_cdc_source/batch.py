@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -102,4 +103,9 @@ def _spark_schema(plan: Plan) -> StructType:
 
 def register(spark: SparkSession) -> None:
     """Make the format known to a session by name; needed where Spark's look-up of ``pyspark_*`` packages is off."""
-    spark.dataSource.register(PgSnapshotDataSource)
+    try:
+        spark.dataSource.register(PgSnapshotDataSource)
+    except AnalysisException as error:
+        # Spark 4.0 refuses a name that its look-up has found already; what it has found is this very class.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
