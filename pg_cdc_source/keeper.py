@@ -21,8 +21,8 @@ reach; every session says in its ``application_name`` what it is, and ``pg_stat_
            │ holder of 7? ────────────►│ <id>, LSN                      │
            │ SET TRANSACTION SNAPSHOT ►│                                │
 
-``<keeper>`` is 8 hex digits for the driver JVM, server, database and role, and 8 random ones for this very process, so
-tasks never take a snapshot from a successor that does not know what its predecessor gave out.
+``<keeper>`` is 10 characters for the driver JVM, server, database and role, and 6 random ones for this very process,
+so tasks never take a snapshot from a successor that does not know what its predecessor gave out.
 
 Invariants:
 
@@ -37,6 +37,7 @@ A standby has no NOTIFY; there the keeper looks at the board by itself.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import logging
@@ -46,6 +47,7 @@ import re
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -74,6 +76,7 @@ STANDBY_BOARD_SECONDS = 0.2
 START_SECONDS = 30.0
 ANSWER_SECONDS = 30.0  # on top of slotTimeout
 LOST_KEEPER_SECONDS = 5.0
+RING_SECONDS = 3.0
 UNUSED_SECONDS = 24 * 3600.0  # without a request for so long, the keeper ends although the driver runs
 SNAPSHOTS_AT_ONCE = 8
 MARK_SECONDS = 60.0
@@ -123,7 +126,7 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
     start = time.monotonic()
     deadline = start + ANSWER_SECONDS + request.spec.slot_timeout_seconds
     pause = 0.01
-    rung = False
+    next_ring = start
     while True:
         keeper_runs, snapshot = _look(session, keeper, request)
         if snapshot is not None:
@@ -139,9 +142,10 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
             raise TransientError(
                 f"keeper {keeper} did not give a snapshot for execution {request.execution} within {now - start:.0f} s"
             )
-        if not rung:
+        if now >= next_ring:
+            # More than once, because a keeper whose session was just lost does not hear it.
             _ring(session, keeper, request)
-            rung = True
+            next_ring = now + RING_SECONDS
         time.sleep(pause)
         pause = min(1.5 * pause, 0.25)
 
@@ -221,7 +225,7 @@ def ensure_keeper(options: ConnectionOptions, session: Session, example: Request
             cursor.execute(
                 "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = current_database()"
                 " AND usename = session_user AND application_name ~ %s ORDER BY backend_start, pid LIMIT 1",
-                (f"^pgsnapshot:{token}[0-9a-f]{{8}}$",),
+                (f"^pgsnapshot:{token}[a-z2-7]{{6}}$",),
             )
             row = cursor.fetchone()
         if row is not None:
@@ -236,13 +240,18 @@ def ensure_keeper(options: ConnectionOptions, session: Session, example: Request
 
 
 def _token(driver: Process, session: Session) -> str:
-    """8 hex digits for a driver process on this server, database and role."""
+    """Tell this driver, server, database and role from every other, in 10 characters (50 bits)."""
     with translated("reading the server's identity"), session.cursor() as cursor:
         cursor.execute("SELECT current_database(), session_user")
         database, role = cursor.fetchone()
     info = session.info
-    identity = json.dumps([driver.pid, driver.started, info.host, info.port, database, role])
-    return hashlib.sha256(identity.encode()).hexdigest()[:8]
+    identity = [socket.gethostname(), driver.pid, driver.started, info.host, info.port, database, role]
+    return _base32(hashlib.sha256(json.dumps(identity).encode()).digest(), 10)
+
+
+def _base32(octets: bytes, length: int) -> str:
+    """Five bits a character: application_name has 63 bytes, and a snapshot's id needs some 20 of them."""
+    return base64.b32encode(octets).decode().lower()[:length]
 
 
 def _start(options: ConnectionOptions, token: str, driver: Process, example: Request) -> None:
@@ -351,7 +360,7 @@ class Keeper:
         self._options = options
         self._driver = driver
         self._example = example
-        self.name = token + secrets.token_hex(4)
+        self.name = token + _base32(secrets.token_bytes(4), 6)
         self._lock_key = int.from_bytes(hashlib.sha256(f"pgsnapshot:{token}".encode()).digest()[:8], "big", signed=True)
         self._executions: dict[str, Execution] = {}
         self._ended: dict[str, str] = {}  # execution -> why it has no snapshot any more, oldest first
