@@ -225,6 +225,18 @@ def read_heaps(session: Session, server: Server, relation: Relation, columns: Se
     return heaps
 
 
+def identify_heaps(session: Session, relation: Relation) -> int:
+    """A number for the set of tables under a relation, as the transaction's snapshot sees it."""
+    with translated(f"reading the partitions of {relation}"), session.cursor() as cursor:
+        cursor.execute(
+            "WITH RECURSIVE tree (oid) AS (SELECT %s::oid"
+            " UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid)"
+            " SELECT hashtextextended(string_agg(oid::text, ',' ORDER BY oid), 0) FROM tree",
+            (relation.oid,),
+        )
+        return int(cursor.fetchone()[0])
+
+
 def read_blocks(session: Session, server_block_size: int, heap: Relation) -> int:
     """Blocks the heap has now."""
     with translated(f"reading the size of {heap}"), session.cursor() as cursor:

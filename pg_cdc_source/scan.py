@@ -14,7 +14,9 @@ rows were handed on; Spark repeats the task.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import socket
 import threading
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +29,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source import catalog, ctid, keeper, snapshot, types
 from pg_cdc_source.catalog import Relation, Server
-from pg_cdc_source.connection import connect, refuse_breaking_pooler, translate
+from pg_cdc_source.connection import connect, refuse_breaking_pooler, translate, translated
 from pg_cdc_source.copy import CopyDecoder, CopyMessages, RefusedValueError, record_batch, select_order
 from pg_cdc_source.ctid import BlockRange
 from pg_cdc_source.errors import (
@@ -91,10 +93,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a task finds its snapshot: a keeper's name, or the id that the user gave."""
+    """What tasks need to find their snapshot, and to see in it that planning was right.
+
+    ``keeper`` is its name, None where the user gave a snapshot; ``heaps`` identifies the set of heaps that was planned.
+    """
 
     keeper: str | None
     planned_at: float
+    heaps: int | None
 
 
 def make_plan(options: SnapshotOptions) -> Plan:
@@ -168,14 +174,18 @@ def plan_pieces(plan: Plan) -> tuple[Source, list[Piece]]:
     """Cut the scan into partitions and make sure that its tasks will find a snapshot."""
     options = plan.options
     with contextlib.closing(connect(options.connection, "pgsnapshot:planning")) as session:
-        pieces = _pieces(session, plan)
-        with session.cursor() as cursor:
+        with translated(f"planning {plan.what}"), session.cursor() as cursor:
+            # One transaction, so that pieces and identity are those of the same heaps.
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            pieces = _pieces(session, plan)
+            heaps = None if plan.relation is None else catalog.identify_heaps(session, plan.relation)
             cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
             planned_at = float(cursor.fetchone()[0])
+            cursor.execute("COMMIT")
         name = None
         if options.snapshot is None:
             name = keeper.ensure_keeper(options.connection, session, request_for(plan, "", planned_at))
-    return Source(name, planned_at), pieces
+    return Source(name, planned_at, heaps), pieces
 
 
 def _pieces(session: Session, plan: Plan) -> list[Piece]:
@@ -310,7 +320,13 @@ class _Reader:
         raise TransientError(f"{self._doing}: no holder of the snapshot of execution {self._execution} lasted")
 
     def _check(self, session: Session) -> None:
-        columns = self._plan.columns
+        columns, relation = self._plan.columns, self._plan.relation
+        # A whole relation is expanded by PostgreSQL, a piece by planning, which may have been an hour ago.
+        if relation and self._piece.heap and catalog.identify_heaps(session, relation) != self._source.heaps:
+            raise SchemaChangedError(
+                f"{self._doing}: {relation} has other partitions or children than when the DataFrame was planned",
+                remedy="load the DataFrame again",
+            )
         names = [column.name for column in columns]
         now = catalog.describe(session, self._select_plain(names), self._doing)
         snapshot.check_files(session, self._doing)
@@ -466,9 +482,9 @@ def _receive(session: Session, copy: sql.Composable, doing: str) -> Generator[li
     finally:
         stopped.set()
         if not finished:
-            # The thread may be waiting for the server, which a cancel ends.
-            with contextlib.suppress(psycopg2.Error):
-                session.cancel()
+            # The thread may be waiting for the server: hanging up wakes it, and the server as well.
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(session.fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
         thread.join()
         if not finished:
             session.close()
