@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Callable, Iterator
 
 import psycopg2
 import pytest
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
 from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.sql import SparkSession
 from servers import postgres_server
@@ -31,19 +33,29 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def db(server: str) -> Iterator[str]:
-    """Conninfo of the superuser in a database of the test's own."""
+    """Conninfo of the superuser in a database of the test's own. A slot that the test leaves there is an error."""
     name = f"pg_cdc_test_{secrets.token_hex(4)}"
     with connect(server) as session, session.cursor() as cursor:
         cursor.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
         try:
             yield make_dsn(**{**parse_dsn(server), "dbname": name})
         finally:
-            # A slot keeps its database; the keeper's sessions stay for a while after the last reader.
-            cursor.execute(
-                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = %s AND active", (name,)
-            )
-            cursor.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,))
+            end_sessions(cursor, name)
+            cursor.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (name,))
+            slots = [slot for (slot,) in cursor]
+            cursor.execute("SELECT pg_drop_replication_slot(slot) FROM unnest(%s::name[]) AS slot", (slots,))
             cursor.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        assert slots == []
+
+
+def end_sessions(cursor: Cursor, database: str) -> None:
+    """End what is still connected to a database: the keeper stays for a while after the last reader."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database,))
+        if cursor.rowcount == 0:
+            return
+        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError
 from pg_cdc_source.options import parse_snapshot_options
-from pg_cdc_source.scan import Piece, Plan, Source, make_plan, plan_pieces, read_piece
+from pg_cdc_source.reader import read_piece
+from pg_cdc_source.scan import Piece, Plan, Source, make_plan, plan_pieces
 
 
 @dataclass

@@ -11,7 +11,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.connection import translated
 from pg_cdc_source.errors import AccessError, OptionError
-from pg_cdc_source.options import QualifiedName
+from pg_cdc_source.names import QualifiedName
 from pg_cdc_source.types import Column
 
 # TID range scans, without which every ctid range would read the whole table, came with PostgreSQL 14.
@@ -93,7 +93,7 @@ def find_relation(session: Session, name: QualifiedName) -> Relation:
         if len(parts) == 3:
             if parts[0] != database:
                 raise OptionError(
-                    f"dbtable {name} names the database {quoted(parts[0])}, but the connection is to {quoted(database)}",
+                    f"dbtable {name} names the database {quoted(parts[0])}, the connection is to {quoted(database)}",
                     remedy="leave the database out of dbtable and set it in the connection options",
                 )
             parts = parts[1:]

@@ -11,6 +11,7 @@ import psycopg2
 import psycopg2.extras
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.conninfo import SECRET_KEYWORDS, ConnectionOptions
 from pg_cdc_source.errors import (
     AccessError,
     ConnectError,
@@ -20,7 +21,6 @@ from pg_cdc_source.errors import (
     ServerSetupError,
     TransientError,
 )
-from pg_cdc_source.options import SECRET_KEYWORDS, ConnectionOptions
 
 T = TypeVar("T")
 

@@ -2,16 +2,10 @@
 
 The problem: all tasks of one Spark action have to see the same snapshot, and a snapshot lives only as long as the
 session that exported it. But Spark gives a Python source no process that lasts: planning workers die a minute after
-planning, tasks run anywhere, and a DataFrame may be planned once and used in many actions, an hour later. A snapshot made
-while planning would be stale in the second action, or differ between two scans of one.
+planning, tasks run anywhere, and a DataFrame may be planned once and used in many actions, an hour later. A snapshot
+made while planning would be stale in the second action, or differ between two scans of one.
 
-So planning makes sure that a keeper runs, and tasks ask it. They meet in PostgreSQL, the one thing that all of them can
-reach; every session says in its ``application_name`` what it is, and ``pg_stat_activity`` is the board they read::
-
-    pgsnapshot:<keeper>                        the keeper itself, waiting for notifications
-    pgsnapshot:<keeper>:<execution>?<oid>      a task that reads the relation <oid> in <execution>
-    pgsnapshot:<keeper>:<execution>:<id>       a holder: snapshot <id> is the one of <execution>
-    pgsnapshot:<keeper>:<execution>!           <execution> has failed; the session's last query is the reason
+So planning makes sure that a keeper runs, and tasks ask it. They meet on the board (see ``board``)::
 
           task                     PostgreSQL                        keeper
            │ connect as …?16384 ──────►│                                │
@@ -43,7 +37,6 @@ import json
 import logging
 import os
 import queue
-import re
 import secrets
 import select
 import signal
@@ -55,17 +48,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 import psycopg2
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.board import REASON_QUERY, Request, holder_name, keeper_name, mark_name, read_readers
 from pg_cdc_source.catalog import read_server
 from pg_cdc_source.connection import connect, translated
-from pg_cdc_source.errors import DefiniteError, PgCdcError, SnapshotLostError, TransientError
-from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options import ConnectionOptions
-from pg_cdc_source.snapshot import Held, SnapshotSpec, make_snapshot
+from pg_cdc_source.conninfo import ConnectionOptions
+from pg_cdc_source.errors import DefiniteError, PgCdcError, TransientError
+from pg_cdc_source.processes import Process, driver_process
+from pg_cdc_source.snapshot import Held, make_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -74,140 +67,10 @@ TICK_SECONDS = 0.5  # how often the driver is looked for; a dead driver's sessio
 BOARD_SECONDS = 1.0  # how often readers are looked for while snapshots are held
 STANDBY_BOARD_SECONDS = 0.2
 START_SECONDS = 30.0
-ANSWER_SECONDS = 30.0  # on top of slotTimeout
-LOST_KEEPER_SECONDS = 5.0
-RING_SECONDS = 3.0
 UNUSED_SECONDS = 24 * 3600.0  # without a request for so long, the keeper ends although the driver runs
 SNAPSHOTS_AT_ONCE = 8
 MARK_SECONDS = 60.0
 ENDED_REMEMBERED = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a task asks for. ``planned_at`` is the server's clock (epoch seconds) when the task's scan was planned."""
-
-    execution: str
-    planned_at: float
-    snapshot_idle_seconds: float
-    spec: SnapshotSpec
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Request:
-        fields = json.loads(text)
-        return cls(**{**fields, "spec": SnapshotSpec(**fields["spec"])})
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A snapshot as a reader finds it: the ids of its holders (each may vanish) and its LSN."""
-
-    ids: tuple[str, ...]
-    lsn: Lsn | None
-
-
-# --- for tasks ------------------------------------------------------------------------------------------------------
-
-
-def reader_name(keeper: str, execution: str, oid: int) -> str:
-    """The application_name of a task's session; the keeper counts these as readers of the execution."""
-    return f"pgsnapshot:{keeper}:{execution}?{oid}"
-
-
-def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
-    """The snapshot of the request's execution; asks the keeper to make it where there is none, and waits, bounded.
-
-    Raises DefiniteError with the keeper's reason where the execution has failed, SnapshotLostError where no keeper
-    answers.
-    """
-    start = time.monotonic()
-    deadline = start + ANSWER_SECONDS + request.spec.slot_timeout_seconds
-    pause = 0.01
-    next_ring = start
-    while True:
-        keeper_runs, snapshot = _look(session, keeper, request)
-        if snapshot is not None:
-            _check_fits(snapshot, request)
-            return snapshot
-        now = time.monotonic()
-        if not keeper_runs and now - start > LOST_KEEPER_SECONDS:
-            raise SnapshotLostError(
-                f"no process on the driver's host holds snapshots for this DataFrame (keeper {keeper} has ended)",
-                remedy="load the DataFrame again: planning starts a new one",
-            )
-        if now > deadline:
-            raise TransientError(
-                f"keeper {keeper} did not give a snapshot for execution {request.execution} within {now - start:.0f} s"
-            )
-        if now >= next_ring:
-            # More than once, because a keeper whose session was just lost does not hear it.
-            _ring(session, keeper, request)
-            next_ring = now + RING_SECONDS
-        time.sleep(pause)
-        pause = min(1.5 * pause, 0.25)
-
-
-def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapshot | None]:
-    prefix = f"pgsnapshot:{keeper}"
-    with translated("looking for the snapshot"), session.cursor() as cursor:
-        cursor.execute(
-            "SELECT a.application_name, a.query, extract(epoch FROM a.xact_start)::float8,"
-            " (SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_catalog.pg_locks AS l"
-            "  WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.mode = 'ShareLock' LIMIT 1)"
-            " FROM pg_catalog.pg_stat_activity AS a WHERE a.datname = current_database() AND a.usename = session_user"
-            " AND (a.application_name = %s OR a.application_name LIKE %s OR a.application_name = %s)"
-            " ORDER BY a.backend_start",
-            (prefix, f"{prefix}:{request.execution}:_%", f"{prefix}:{request.execution}!"),
-        )
-        rows = cursor.fetchall()
-    ids = []
-    lsn = None
-    for name, query, started_at, lock_key in rows:
-        if name.endswith("!"):
-            raise DefiniteError(_reason(query))
-        if name != prefix and not (_is_rdd(request) and started_at < request.planned_at):
-            ids.append(name.rsplit(":", 1)[1])
-            lsn = None if lock_key is None else Lsn(lock_key)
-    return any(row[0] == prefix for row in rows), Snapshot(tuple(ids), lsn) if ids else None
-
-
-def _check_fits(snapshot: Snapshot, request: Request) -> None:
-    if snapshot.lsn is None and request.spec.consistent_point == "require":
-        raise DefiniteError(
-            f"execution {request.execution} has a snapshot without a consistent point already, made for another of its "
-            "scans",
-            remedy="give every DataFrame of the action the same consistentPoint",
-        )
-
-
-def _ring(session: Session, keeper: str, request: Request) -> None:
-    with translated("asking for a snapshot"), session.cursor() as cursor:
-        cursor.execute("SELECT pg_is_in_recovery()")
-        if not cursor.fetchone()[0]:
-            cursor.execute("SELECT pg_notify(%s, %s)", (f"pgsnapshot:{keeper}", request.to_json()))
-
-
-def _is_rdd(request: Request) -> bool:
-    # Executions are numbered through the JVM's life. Stages, which stand in for them under df.rdd, start again with
-    # each SparkContext, so a snapshot older than the plan belongs to a stage of an earlier context.
-    return request.execution.startswith("r")
-
-
-# The reason is hexadecimal, so that no quoting stands between it and who reads it from pg_stat_activity.query.
-_REASON_QUERY = "SELECT %s AS reason, set_config('application_name', %s, false)"
-
-
-def _reason(query: str) -> str:
-    """The text in a mark's query; a server with track_activities off shows none, a long one is cut."""
-    found = re.match(r"SELECT '((?:[0-9a-f]{2})*)", query)
-    text = bytes.fromhex(found[1]).decode(errors="replace") if found else ""
-    return text or "the snapshot of this action could not be made or has ended; the driver's standard error says why"
-
-
-# --- for planning ---------------------------------------------------------------------------------------------------
 
 
 def ensure_keeper(options: ConnectionOptions, session: Session, example: Request) -> str:
@@ -284,63 +147,6 @@ def _first_line(process: subprocess.Popen[bytes], settings: str) -> str:
         return process.stdout.readline().decode().strip()
 
 
-# --- processes ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process, told apart from a later one with the same pid by when it started."""
-
-    pid: int
-    started: str
-
-    def runs(self) -> bool:
-        found = _find_process(self.pid)
-        return found is not None and found[0] == self
-
-
-def _find_process(pid: int) -> tuple[Process, int, str] | None:
-    """(process, parent's pid, name of its program) of a process that runs; zombies have ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return None
-        return _find_process_by_ps(pid)
-    except ProcessLookupError:
-        return None
-    name = stat[stat.index("(") + 1 : stat.rindex(")")]
-    fields = stat[stat.rindex(")") + 2 :].split()
-    state, parent, started = fields[0], int(fields[1]), fields[19]
-    return None if state in "ZX" else (Process(pid, started), parent, name)
-
-
-def _find_process_by_ps(pid: int) -> tuple[Process, int, str] | None:
-    # Systems without /proc (macOS).
-    found = subprocess.run(
-        ["/bin/ps", "-o", "ppid=,state=,lstart=,comm=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.split()
-    if len(found) < 8 or found[1].startswith("Z"):
-        return None
-    return Process(pid, " ".join(found[2:7])), int(found[0]), found[7].rsplit("/", 1)[-1]
-
-
-def driver_process() -> Process:
-    """The driver's JVM: the nearest ancestor that runs Java; without one, the oldest ancestor but init."""
-    pid = os.getppid()
-    oldest = None
-    while pid > 1 and (found := _find_process(pid)) is not None:
-        oldest, pid, name = found
-        if name == "java":
-            return oldest
-    if oldest is None:
-        raise DefiniteError("the driver's process cannot be found: this process has no parent left")
-    return oldest
-
-
-# --- the keeper itself ----------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Execution:
     """An SQL execution and its snapshot; ``held`` is None until it is made."""
@@ -389,8 +195,8 @@ class Keeper:
                     session.close()
                     return False
                 if not self._standby:
-                    cursor.execute(f'LISTEN "pgsnapshot:{self.name}"')
-                cursor.execute("SELECT set_config('application_name', %s, false)", (f"pgsnapshot:{self.name}",))
+                    cursor.execute(f'LISTEN "{keeper_name(self.name)}"')
+                cursor.execute("SELECT set_config('application_name', %s, false)", (keeper_name(self.name),))
         except BaseException:
             session.close()
             raise
@@ -442,7 +248,7 @@ class Keeper:
         key = request.execution
         self._last_request = now = time.monotonic()
         known = self._executions.get(key)
-        if _is_rdd(request):
+        if request.is_stage:
             if known is not None and known.asked_at < request.planned_at and not known.busy:
                 self._end(key, "")
                 known = None
@@ -512,9 +318,7 @@ class Keeper:
     def _namer(self, execution: Execution) -> Callable[[str], str]:
         # While an id is not known, the name must not look like a holder's.
         return lambda snapshot_id: (
-            f"pgsnapshot:{self.name}:{execution.request.execution}:{snapshot_id}"
-            if snapshot_id
-            else "pgsnapshot:making"
+            holder_name(self.name, execution.request.execution, snapshot_id) if snapshot_id else "pgsnapshot:making"
         )
 
     def _mend(self, execution: Execution) -> None:
@@ -556,17 +360,7 @@ class Keeper:
     def _read_board(self, now: float) -> None:
         """Take in which executions have readers and what they read; release snapshots that nobody reads."""
         assert self._board is not None
-        prefix = f"pgsnapshot:{self.name}:"
-        with self._board.cursor() as cursor:
-            cursor.execute(
-                "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = current_database()"
-                " AND usename = session_user AND application_name LIKE %s",
-                (f"{prefix}%?%",),
-            )
-            readers: dict[str, set[int]] = {}
-            for (name,) in cursor:
-                key, oid = name[len(prefix) :].split("?")
-                readers.setdefault(key, set()).add(int(oid))
+        readers = read_readers(self._board, self.name)
         for key, oids in readers.items():
             execution = self._executions.get(key)
             if execution is None:
@@ -585,7 +379,8 @@ class Keeper:
             if execution.held and not execution.busy and now - execution.last_reader > idle:
                 self._end(
                     key,
-                    f"the snapshot of this action has ended, because no task of it read from PostgreSQL for {idle:g} s\n"
+                    "the snapshot of this action has ended, because no task of it read from PostgreSQL for "
+                    f"{idle:g} s\n"
                     "  Remedy: raise snapshotIdle above the longest pause between two reads of one action",
                 )
         for key, (session, asked) in list(self._marks.items()):
@@ -609,8 +404,7 @@ class Keeper:
             session = connect(self._options, "pgsnapshot:failing")
             with translated("announcing a failure"), session.cursor() as cursor:
                 # One statement, so that whoever sees the name sees the reason as well.
-                name = f"pgsnapshot:{self.name}:{key}!"
-                cursor.execute(_REASON_QUERY, (self._ended[key].encode().hex(), name))
+                cursor.execute(REASON_QUERY, (self._ended[key].encode().hex(), mark_name(self.name, key)))
         self._marks[key] = (session, time.monotonic())
 
     def _lose_board(self, error: Exception) -> None:

@@ -33,6 +33,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source import catalog
 from pg_cdc_source.catalog import Relation, Server
 from pg_cdc_source.connection import connect, translate, translated
+from pg_cdc_source.conninfo import ConnectionOptions
 from pg_cdc_source.errors import (
     DefiniteError,
     SchemaChangedError,
@@ -40,13 +41,9 @@ from pg_cdc_source.errors import (
     SnapshotLostError,
     TransientError,
 )
+from pg_cdc_source.names import QualifiedName
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options import (
-    ConnectionOptions,
-    ConsistentPoint,
-    QualifiedName,
-    parse_snapshot_options,
-)
+from pg_cdc_source.options import ConsistentPoint, parse_snapshot_options
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -233,7 +230,8 @@ def _writers(session: Session) -> str:
         cursor.execute(
             "SELECT 'pid ' || coalesce(a.pid::text, '? (prepared)') || ' for '"
             " || extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::int || ' s'"
-            " FROM (SELECT pid, xact_start, backend_xid FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL) AS a"
+            " FROM (SELECT pid, xact_start, backend_xid FROM pg_catalog.pg_stat_activity"
+            " WHERE backend_xid IS NOT NULL) AS a"
             " FULL JOIN pg_catalog.pg_prepared_xacts AS p ON p.transaction = a.backend_xid"
             " ORDER BY coalesce(a.xact_start, p.prepared) LIMIT 5"
         )

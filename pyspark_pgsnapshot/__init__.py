@@ -1,4 +1,4 @@
-"""Make the format ``pgsnapshot`` known to Spark, which imports every package named ``pyspark_*`` and takes DefaultSource."""
+"""Make ``pgsnapshot`` known to Spark, which imports every package named ``pyspark_*`` and takes its DefaultSource."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pg_cdc_source import types
-from pg_cdc_source.options import LIBPQ_KEYWORDS, NumericAs, option_table_markdown
+from pg_cdc_source.conninfo import LIBPQ_KEYWORDS
+from pg_cdc_source.options import NumericAs, option_table_markdown
 
 README = Path(__file__).parents[1] / "README.md"
 

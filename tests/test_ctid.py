@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from pg_cdc_source.ctid import BlockRange, blocks_per_range, cut, steps
 
 
 def assert_adjoining(ranges: list[BlockRange]) -> None:
-    for left, right in zip(ranges, ranges[1:], strict=False):
+    for left, right in itertools.pairwise(ranges):
         assert left.end_block_exclusive == right.start_block
         assert left.start_block < right.start_block
 
@@ -28,7 +30,12 @@ def test_ranges_cover_every_block_once_and_the_last_is_open(blocks: int, step: i
     assert max(lengths) - min(lengths) <= 1
 
 
-@given(start=st.integers(0, 1000), length=st.none() | st.integers(1, 1000), now=st.integers(0, 3000), step=st.integers(1, 50))
+@given(
+    start=st.integers(0, 1000),
+    length=st.none() | st.integers(1, 1000),
+    now=st.integers(0, 3000),
+    step=st.integers(1, 50),
+)
 def test_steps_cover_their_range_once(start: int, length: int | None, now: int, step: int) -> None:
     whole = BlockRange(start, None if length is None else start + length)
     pieces = list(steps(whole, now, step))

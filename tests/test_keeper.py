@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from pg_cdc_source import keeper
-from pg_cdc_source.keeper import Process, Request
+from pg_cdc_source import board, keeper, processes
+from pg_cdc_source.board import Request
+from pg_cdc_source.processes import Process
 from pg_cdc_source.snapshot import SnapshotSpec
 
 REQUEST = Request("17", 1795230000.25, 60.0, SnapshotSpec("require", "orders_slot", 10.0))
@@ -29,26 +30,26 @@ def test_names_fit_application_name() -> None:
     assert len(name) == 16
     # Snapshot ids are two numbers of 8 hexadecimal digits and a counter: snapmgr.c, XactExportFilePath.
     assert len(f"pgsnapshot:{name}:{10**8}:00000003-0000001B-12345") <= 63
-    assert len(keeper.reader_name(name, str(10**8), 2**32 - 1)) <= 63
+    assert len(board.reader_name(name, str(10**8), 2**32 - 1)) <= 63
 
 
-@pytest.mark.parametrize("reason", ["", "it's 100% \"gone\"\n  Remedy: start again", "größer als \U0001f40d"])
+@pytest.mark.parametrize("reason", ["", 'it\'s 100% "gone"\n  Remedy: start again', "größer als \U0001f40d"])
 def test_a_reason_survives_pg_stat_activity(reason: str) -> None:
-    query = keeper._REASON_QUERY % (f"'{reason.encode().hex()}'", "'pgsnapshot:abc:1!'")
-    assert keeper._reason(query) == reason or (not reason and "standard error" in keeper._reason(query))
+    query = board.REASON_QUERY % (f"'{reason.encode().hex()}'", "'pgsnapshot:abc:1!'")
+    assert board._reason(query) == reason or (not reason and "standard error" in board._reason(query))
 
 
 def test_a_reason_that_was_cut_is_shown_as_far_as_it_goes() -> None:
-    query = keeper._REASON_QUERY % (f"'{('x' * 600).encode().hex()}'", "''")
-    assert keeper._reason(query[:1023]) == "x" * 507
+    query = board.REASON_QUERY % (f"'{('x' * 600).encode().hex()}'", "''")
+    assert board._reason(query[:1023]) == "x" * 507
 
 
 def test_a_hidden_reason_points_to_the_log() -> None:
-    assert "standard error" in keeper._reason("<command string not enabled>")
+    assert "standard error" in board._reason("<command string not enabled>")
 
 
 def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
-    found = keeper._find_process(os.getpid())
+    found = processes._find_process(os.getpid())
     assert found is not None
     assert found[0].runs()
     assert found[1] == os.getppid()
@@ -58,7 +59,7 @@ def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
 def test_a_zombie_does_not_run() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        found = keeper._find_process(child.pid)
+        found = processes._find_process(child.pid)
         assert found is not None
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

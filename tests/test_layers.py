@@ -1,4 +1,4 @@
-"""Imports point one way: every module may import its own layer and lower ones, and outside packages its layer allows."""
+"""Imports point one way: to a module's own layer and lower ones, and to the outside packages that its layer allows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ SOURCES = {path.stem: path for path in sorted((ROOT / PACKAGE).glob("*.py"))}
 
 # Lowest first. Each line: the modules, and what they may import besides this package and the standard library.
 LAYERS: list[tuple[set[str], set[str]]] = [
-    ({"errors", "options", "offsets"}, set()),
+    ({"errors", "names", "conninfo", "options", "offsets"}, set()),
     ({"types", "copy", "arrays", "binary", "numeric", "ctid"}, {"numpy", "pyarrow"}),
-    ({"connection", "catalog", "snapshot", "keeper", "scan"}, {"numpy", "pyarrow", "psycopg2"}),
+    (
+        {"processes", "connection", "catalog", "snapshot", "board", "keeper", "scan", "reader"},
+        {"numpy", "pyarrow", "psycopg2"},
+    ),
     (
         {"__init__", "batch", "cli", "demo", "embedded"},
         {"numpy", "pyarrow", "psycopg2", "pyspark", "rich", "typer"},
@@ -33,7 +36,7 @@ WITHOUT_NETWORK = LAYERS[0][0] | LAYERS[1][0]
 
 def imported_names(path: Path) -> set[str]:
     """Return the dotted names a file imports, wherever in it: ``from a import b`` gives ``a`` and ``a.b``."""
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)

@@ -13,15 +13,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from pg_cdc_source.conninfo import IGNORED_JDBC_PARAMETERS, LIBPQ_KEYWORDS, SECRET_KEYWORDS, ConnectionOptions
 from pg_cdc_source.errors import OptionError
+from pg_cdc_source.names import QualifiedName
 from pg_cdc_source.options import (
-    IGNORED_JDBC_PARAMETERS,
-    LIBPQ_KEYWORDS,
     OPTIONS,
-    SECRET_KEYWORDS,
-    ConnectionOptions,
     NumericAs,
-    QualifiedName,
     SnapshotOptions,
     option_table_markdown,
     parse_connection_options,

@@ -1,0 +1,135 @@
+"""Names as SQL writes them: parsed, quoted, and looked up by nearness."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from pg_cdc_source.errors import OptionError
+
+# PostgreSQL cuts a longer identifier silently (NAMEDATALEN - 1), so that it could name another table.
+MAX_NAME_BYTES = 63
+
+# The lexer's rules (src/backend/parser/scan.l): every character outside ASCII counts as a letter, also a space there.
+_NAME_PART = re.compile(
+    r"""\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*))\s*""",
+    re.ASCII,
+)
+_NEEDS_NO_QUOTES = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_ASCII_UPPER_TO_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+_SUBQUERY = re.compile(r"\s*(?:\(|(?:select|with|table|values)\s)", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class QualifiedName:
+    """A relation's name in one to three parts: ``database.schema.table`` from the right."""
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> QualifiedName:
+        """Read a name as SQL does: unquoted parts fold to lower case, quoted parts keep everything."""
+        if _SUBQUERY.match(text):
+            raise OptionError(f"{text!r} is a query, not a table's name", remedy="pass it in the option query")
+        names = _parse_names(text)
+        if len(names) != 1:
+            raise OptionError(f"{text!r} names {len(names)} tables", remedy="load each table on its own")
+        if len(names[0]) > 3:
+            raise OptionError(
+                f"{text!r} has {len(names[0])} parts, a table has three at most: database.schema.table",
+                remedy='quote a part that holds a dot: public."a.b"',
+            )
+        return cls(names[0])
+
+    def __str__(self) -> str:
+        """Give it as ``parse`` reads it, with quotes only where they are needed."""
+        return ".".join(map(quote_where_needed, self.parts))
+
+
+def quote_where_needed(part: str) -> str:
+    if _NEEDS_NO_QUOTES.fullmatch(part):
+        return part
+    return '"' + part.replace('"', '""') + '"'
+
+
+def _parse_names(text: str) -> list[tuple[str, ...]]:
+    """Read a comma-separated list of dotted names."""
+    names: list[tuple[str, ...]] = []
+    parts: list[str] = []
+    position = 0
+    while True:
+        match = _NAME_PART.match(text, position)
+        if match is None:
+            raise _malformed_name(text, position)
+        parts.append(_name(match))
+        position = match.end()
+        separator = text[position : position + 1]
+        if separator != ".":
+            names.append(tuple(parts))
+            parts = []
+        if separator == "":
+            return names
+        if separator not in ".,":
+            raise _malformed_name(text, position)
+        position += 1
+
+
+def _name(part: re.Match[str]) -> str:
+    quoted = part["quoted"]
+    name = part["plain"].translate(_ASCII_UPPER_TO_LOWER) if quoted is None else quoted.replace('""', '"')
+    check_characters(name)
+    if not name:
+        raise OptionError('a quoted name is empty ("")', remedy="write the name between the quotes")
+    length = len(name.encode())
+    if length > MAX_NAME_BYTES:
+        raise OptionError(
+            f"the name {name!r} has {length} bytes, PostgreSQL's names have {MAX_NAME_BYTES} at most",
+            remedy="write the name as the catalog holds it: PostgreSQL cut it when it was created",
+        )
+    return name
+
+
+def check_characters(text: str) -> None:
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise OptionError("it holds a character that PostgreSQL's text cannot (NUL or half a surrogate pair)")
+
+
+def _malformed_name(text: str, position: int) -> OptionError:
+    rest = text[position:].lstrip()
+    if not text.strip():
+        what = "it is empty"
+    elif not rest:
+        what = f"{text!r} ends where a name is expected"
+    elif rest.startswith('"'):
+        what = f"{text!r} has a quote that is not closed"
+    else:
+        what = f"{text!r} is not a name as SQL has them: {rest[0]!r} at character {len(text) - len(rest) + 1}"
+    return OptionError(what, remedy='quote names as in SQL: schema."Table name", with "" for a quote inside')
+
+
+def parse_columns(text: str) -> tuple[str, ...]:
+    if text.strip() == "*":
+        raise OptionError("'*' is not a column", remedy="leave the option out to mean every column")
+    names = _parse_names(text)
+    for name in names:
+        if len(name) > 1:
+            raise OptionError(
+                f"{'.'.join(map(quote_where_needed, name))} is a qualified name, a plain column is needed",
+                remedy='write only the column; quote a column whose name holds a dot: "a.b"',
+            )
+    columns = tuple(name for (name,) in names)
+    for column in columns:
+        if columns.count(column) > 1:
+            raise OptionError(f"the column {quote_where_needed(column)} is there twice", remedy="name it once")
+    return columns
+
+
+def in_words(words: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def nearest(name: str, known: frozenset[str]) -> str | None:
+    lowered = {candidate.lower(): candidate for candidate in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), lowered, n=1)
+    return lowered[near[0]] if near else None

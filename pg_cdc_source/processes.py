@@ -1,0 +1,61 @@
+"""Tell processes apart, and find the one of Spark's driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from pg_cdc_source.errors import DefiniteError
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, told apart from a later one with the same pid by when it started."""
+
+    pid: int
+    started: str
+
+    def runs(self) -> bool:
+        found = _find_process(self.pid)
+        return found is not None and found[0] == self
+
+
+def _find_process(pid: int) -> tuple[Process, int, str] | None:
+    """(process, parent's pid, name of its program) of a process that runs; zombies have ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+        return _find_process_by_ps(pid)
+    except ProcessLookupError:
+        return None
+    name = stat[stat.index("(") + 1 : stat.rindex(")")]
+    fields = stat[stat.rindex(")") + 2 :].split()
+    state, parent, started = fields[0], int(fields[1]), fields[19]
+    return None if state in "ZX" else (Process(pid, started), parent, name)
+
+
+def _find_process_by_ps(pid: int) -> tuple[Process, int, str] | None:
+    # Systems without /proc (macOS).
+    found = subprocess.run(  # noqa: S603 - a constant program and a number
+        ["/bin/ps", "-o", "ppid=,state=,lstart=,comm=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    if len(found) < 8 or found[1].startswith("Z"):
+        return None
+    return Process(pid, " ".join(found[2:7])), int(found[0]), found[7].rsplit("/", 1)[-1]
+
+
+def driver_process() -> Process:
+    """The driver's JVM: the nearest ancestor that runs Java; without one, the oldest ancestor but init."""
+    pid = os.getppid()
+    oldest = None
+    while pid > 1 and (found := _find_process(pid)) is not None:
+        oldest, pid, name = found
+        if name == "java":
+            return oldest
+    if oldest is None:
+        raise DefiniteError("the driver's process cannot be found: this process has no parent left")
+    return oldest

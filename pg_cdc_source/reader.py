@@ -1,0 +1,312 @@
+"""Read one piece of a scan: COPY in, Arrow batches out, each row exactly once.
+
+A range is read in pieces, each a COPY of its own over a few thousand blocks in physical order. A thread receives rows,
+because psycopg2 pushes them, and hands chunks of them to the decoder over a queue of one, so that memory is bounded by
+bytes, whatever a row weighs.
+
+A lost session is replaced and only its piece is repeated, on the same snapshot: the rows that were decoded before are
+skipped by their number. That is exact, because under one snapshot a heap is scanned in the same order each time: ranges
+are TID range scans by one backend, the predicate is wrapped so that it cannot choose another plan, and a row's place
+cannot change while the snapshot needs it. What has no such order (views, foreign tables, ``query``) is not repeated
+once rows were handed on; Spark repeats the task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+from collections.abc import Generator, Iterator
+from types import SimpleNamespace
+
+import psycopg2
+import pyarrow as pa
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source import board, catalog, ctid, snapshot
+from pg_cdc_source.connection import connect, translate
+from pg_cdc_source.copy import CopyDecoder, CopyMessages, RefusedValueError, record_batch, select_order
+from pg_cdc_source.ctid import BlockRange
+from pg_cdc_source.errors import (
+    PgCdcError,
+    SchemaChangedError,
+    SnapshotLostError,
+    TransientError,
+    UnrepresentableError,
+)
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.scan import Piece, Plan, Source, request_for, select_from
+
+# 16 MB of heap: what a lost session repeats. A new COPY costs about a millisecond.
+BLOCKS_PER_PIECE = 2048
+# 2,048 rows stay in cache while they are walked by columns; measured best between 512 and 65,536.
+ROWS_PER_CHUNK = 2048
+BYTES_PER_CHUNK = 1 << 20
+ROWS_PER_BATCH = 65_536
+RECONNECT_SECONDS = 30.0
+ATTEMPTS = 5
+
+
+def read_piece(plan: Plan, source: Source, piece: Piece, execution: str) -> Iterator[pa.RecordBatch]:
+    """Read one partition as record batches of ``plan.arrow_schema()``, each of about ``batchBytes``.
+
+    ``execution`` names the SQL execution (or the stage) that all its tasks have in common.
+    """
+    with contextlib.closing(_Reader(plan, source, piece, execution)) as reader:
+        yield from reader.batches()
+
+
+class _Reader:
+    """One partition's reading: the session, which may be replaced, and how far decoding has come."""
+
+    def __init__(self, plan: Plan, source: Source, piece: Piece, execution: str) -> None:
+        self._plan = plan
+        self._source = source
+        self._piece = piece
+        self._execution = execution
+        self._codecs = plan.codecs
+        self._decoder = CopyDecoder(self._codecs, plan.options.unrepresentable)
+        self._schema = plan.arrow_schema()
+        self._columns = pa.schema(list(self._schema)[: len(self._codecs)])
+        self._session: Session | None = None
+        self._lsn: Lsn | None = None
+        self._doing = f"reading {piece.heap or plan.what}" + (f", {piece.blocks}" if piece.heap else "")
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        pending: list[list[pa.Array]] = []
+        pending_bytes = pending_rows = 0
+        for arrays, rows in self._arrays():
+            pending.append(arrays)
+            pending_bytes += sum(array.nbytes for array in arrays)
+            pending_rows += rows
+            if pending_bytes >= self._plan.options.batch_bytes or pending_rows >= ROWS_PER_BATCH:
+                yield self._batch(pending, pending_rows)
+                pending, pending_bytes, pending_rows = [], 0, 0
+        if pending_rows:
+            yield self._batch(pending, pending_rows)
+
+    def _batch(self, chunks: list[list[pa.Array]], rows: int) -> pa.RecordBatch:
+        if self._plan.options.lsn_column:
+            lsn = pa.scalar(None if self._lsn is None else int(self._lsn), pa.int64())
+            joined = record_batch(chunks, self._columns)
+            return pa.RecordBatch.from_arrays([*joined.columns, pa.repeat(lsn, rows)], schema=self._schema)
+        return record_batch(chunks, self._columns)
+
+    def _arrays(self) -> Iterator[tuple[list[pa.Array], int]]:
+        """Decoded chunks of all pieces in order, with their numbers of rows; lost sessions are replaced."""
+        for blocks in self._steps():
+            done = 0
+            attempt = 1
+            while True:
+                try:
+                    for arrays, rows in self._copy(blocks, done):
+                        done += rows
+                        attempt = 1
+                        yield arrays, rows
+                    break
+                except TransientError:
+                    self.close()
+                    if attempt == ATTEMPTS or (done and self._piece.heap is None):
+                        raise
+                    attempt += 1
+
+    def _steps(self) -> Iterator[BlockRange]:
+        heap = self._piece.heap
+        if heap is None:
+            return iter([ctid.WHOLE])
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                blocks_now = catalog.read_blocks(self._open(), self._plan.server.block_size, heap)
+                break
+            except TransientError:
+                self.close()
+                if attempt == ATTEMPTS:
+                    raise
+        return ctid.steps(self._piece.blocks, blocks_now, BLOCKS_PER_PIECE)
+
+    def _open(self) -> Session:
+        """The session in the snapshot's transaction, with the relation locked and found to be what was planned."""
+        if self._session is not None:
+            return self._session
+        plan, name = self._plan, "pgsnapshot:reading"
+        if self._source.keeper is not None:
+            oid = plan.relation.oid if plan.relation else 0
+            name = board.reader_name(self._source.keeper, self._execution, oid)
+        self._session = connect(plan.options.connection, name, retry_seconds=RECONNECT_SECONDS)
+        self._import(self._session)
+        self._check(self._session)
+        return self._session
+
+    def _import(self, session: Session) -> None:
+        if self._source.keeper is None:
+            assert self._plan.options.snapshot is not None
+            self._lsn = snapshot.announced_lsn(session, self._plan.options.snapshot)
+            snapshot.import_snapshot(session, self._plan.options.snapshot)
+            return
+        request = request_for(self._plan, self._execution, self._source.planned_at)
+        for _ in range(ATTEMPTS):
+            found = board.find_snapshot(session, self._source.keeper, request)
+            for snapshot_id in found.ids:
+                # A holder may have been lost since; the other one has the same snapshot under another id.
+                with contextlib.suppress(SnapshotLostError):
+                    snapshot.import_snapshot(session, snapshot_id)
+                    self._lsn = found.lsn
+                    return
+        raise TransientError(f"{self._doing}: no holder of the snapshot of execution {self._execution} lasted")
+
+    def _check(self, session: Session) -> None:
+        columns, relation = self._plan.columns, self._plan.relation
+        # A whole relation is expanded by PostgreSQL, a piece by planning, which may have been an hour ago.
+        if relation and self._piece.heap and catalog.identify_heaps(session, relation) != self._source.heaps:
+            raise SchemaChangedError(
+                f"{self._doing}: {relation} has other partitions or children than when the DataFrame was planned",
+                remedy="load the DataFrame again",
+            )
+        names = [column.name for column in columns]
+        now = catalog.describe(session, self._select_plain(names), self._doing)
+        snapshot.check_files(session, self._doing)
+        for planned, attnum, found in zip(columns, self._piece.attnums, now, strict=False):
+            if (planned.name, attnum, planned.type_oid, planned.typmod) != (
+                found.name,
+                found.attnum,
+                found.type_oid,
+                found.typmod,
+            ):
+                raise SchemaChangedError(
+                    f"{self._doing}: column {planned.name} ({planned.type_name}) is not the column it was when the "
+                    f"DataFrame was loaded; it is {found.name} ({found.type_name}) now",
+                    remedy="load the DataFrame again",
+                )
+        if len(columns) != len(now):
+            raise SchemaChangedError(f"{self._doing}: the number of columns has changed", remedy="load it again")
+
+    def _select_plain(self, names: list[str]) -> sql.Composable:
+        return select_from(self._plan, self._piece, [sql.Identifier(name) for name in names], None)
+
+    def _copy_statement(self, blocks: BlockRange) -> sql.Composable:
+        """COPY with the columns in the order that the decoder wants, cast as their codecs say."""
+        items: list[sql.Composable] = []
+        for i in select_order(self._codecs):
+            codec = self._codecs[i]
+            cast = sql.SQL(f"::{codec.select_sql_cast}" if codec.select_sql_cast else "")
+            items.append(sql.SQL("{}{}").format(sql.Identifier(codec.column.name), cast))
+        select = select_from(self._plan, self._piece, items, blocks if self._piece.heap else None)
+        return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(select)
+
+    def _copy(self, blocks: BlockRange, skip: int) -> Iterator[tuple[list[pa.Array], int]]:
+        """Decoded chunks of one COPY and their numbers of rows, without its first ``skip`` rows."""
+        position = 0
+        messages = CopyMessages()
+        session = self._open()
+        with contextlib.closing(_receive(session, self._copy_statement(blocks), self._doing)) as chunks:
+            for chunk in chunks:
+                rows = messages.rows(chunk)
+                fresh = rows[max(0, skip - position) :]
+                position += len(rows)
+                if fresh:
+                    try:
+                        arrays = self._decoder.decode(fresh)
+                    except RefusedValueError as refused:
+                        raise self._unrepresentable(refused, blocks, position - len(fresh) + refused.row) from None
+                    yield arrays, len(fresh)
+        messages.finish()
+
+    def _unrepresentable(self, refused: RefusedValueError, blocks: BlockRange, position: int) -> PgCdcError:
+        heap = self._piece.heap
+        where = f"row {position + 1}"
+        if heap is not None:
+            # The same scan again, in a session that is not in the middle of a COPY.
+            self.close()
+            with self._open().cursor() as cursor:
+                cursor.execute(
+                    sql.SQL("SELECT ctid::text FROM ({}) AS scan OFFSET {} LIMIT 1").format(
+                        select_from(self._plan, self._piece, [sql.SQL("ctid")], blocks), sql.Literal(position)
+                    )
+                )
+                where = f"ctid {cursor.fetchone()[0]}"
+        name = catalog.quoted(refused.column.name)
+        return UnrepresentableError(
+            f"{heap or self._plan.what}, column {name} ({refused.column.type_name}), {where}: {refused.reason}",
+            remedy=f"asString={name} reads the column as text; unrepresentable=null makes such values NULL",
+        )
+
+
+class _StoppedError(Exception):
+    """The reader wants no more rows."""
+
+
+def _receive(session: Session, copy: sql.Composable, doing: str) -> Generator[list[bytes], None, None]:
+    """Run a COPY in a thread and yield its messages in chunks; psycopg2 pushes rows, and a generator has to pull.
+
+    The receiving thread stops while a chunk waits to be taken. Closing the generator early closes the session, which
+    ends the COPY on the server.
+    """
+    chunks: queue.Queue[list[bytes] | BaseException | None] = queue.Queue(maxsize=1)
+    stopped = threading.Event()
+
+    def put(item: list[bytes] | BaseException | None) -> None:
+        while not stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                chunks.put(item, timeout=0.5)
+                return
+        raise _StoppedError
+
+    def rows() -> Generator[None, bytes, None]:
+        # A generator's send is a C function that resumes a frame: half the price of a Python method per row.
+        while True:
+            chunk: list[bytes] = []
+            size = 0
+            while len(chunk) < ROWS_PER_CHUNK and size < BYTES_PER_CHUNK:
+                try:
+                    row = yield
+                except GeneratorExit:
+                    put(chunk)
+                    raise
+                chunk.append(row)
+                size += len(row)
+            put(chunk)
+
+    def receive() -> None:
+        collector = rows()
+        next(collector)
+        try:
+            with session.cursor() as cursor:
+                cursor.copy_expert(copy, SimpleNamespace(write=collector.send), size=0)
+            collector.close()
+            put(None)
+        except _StoppedError:
+            pass
+        except BaseException as error:
+            with contextlib.suppress(_StoppedError):
+                put(error)
+
+    thread = threading.Thread(target=receive, name="pgsnapshot-copy", daemon=True)
+    thread.start()
+    finished = False
+    try:
+        while (item := chunks.get()) is not None:
+            if isinstance(item, psycopg2.Error):
+                finished = True
+                raise translate(item, doing)
+            if isinstance(item, BaseException):
+                finished = True
+                raise item
+            yield item
+        finished = True
+    finally:
+        stopped.set()
+        if not finished:
+            # The thread may be waiting for the server: hanging up wakes it, and the server as well.
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(session.fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        if not finished:
+            session.close()
