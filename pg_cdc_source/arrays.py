@@ -102,8 +102,9 @@ class Array(Decoder):
         if count.min() < 0:
             raise MalformedError(f"expected 0 or more elements, got {int(count.min())}")
         # Also keeps a false count from asking for more memory than the bytes received can need.
-        too_many = _LENGTH_BYTES * count > length - (_HEADER_BYTES + _DIMENSION_BYTES)
-        _expect_length(values, too_many & (count > 0), "the bytes of its elements")
+        rest = length - (_HEADER_BYTES + _DIMENSION_BYTES)
+        wrong_size = np.where(count > 0, _LENGTH_BYTES * count > rest, line & ~shifted & (rest != 0))
+        _expect_length(values, wrong_size, "the bytes of its elements")
         refused = refusals(
             (many, "an array of more than one dimension"), (shifted, "an array that does not start at 1")
         )
@@ -121,8 +122,11 @@ class Array(Decoder):
             start[:] = (first - stride * offsets[:-1])[row_of] + stride * np.arange(len(row_of)) + _LENGTH_BYTES
             at = np.where(strided[row_of], start - _LENGTH_BYTES, values.buffer.zeros_at)
             length[:] = values.buffer.at_any_byte(">i4")[at]
-            # Where one length is another, a NULL and a longer element may make up for each other: walk that row.
-            strided[row_of[strided[row_of] & (length != self.element.wire.itemsize)]] = False
+            # A NULL would have made the array smaller, so only a longer element can have made up for it.
+            wrong = strided[row_of] & (length != self.element.wire.itemsize)
+            if wrong.any():
+                got = int(length[wrong.argmax()])
+                raise MalformedError(f"expected elements of {self.element.wire.itemsize} bytes, got {got}")
             walk &= ~strided
         rows = np.flatnonzero(walk)
         if len(rows):

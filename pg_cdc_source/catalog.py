@@ -29,6 +29,7 @@ class Server:
     in_recovery: bool
     wal_level: str
     block_size: int
+    max_connections: int
     role: str
     may_replicate: bool
     encoding: str
@@ -71,7 +72,7 @@ def read_server(session: Session) -> Server:
         # Managed services give the right to replicate through a role of their own (rds_replication, for one).
         cursor.execute(
             "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('wal_level'),"
-            " current_setting('block_size')::int, current_user::text,"
+            " current_setting('block_size')::int, current_setting('max_connections')::int, current_user::text,"
             " EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE (r.rolname = current_user AND"
             " (r.rolreplication OR r.rolsuper)) OR (r.rolname IN ('rds_replication', 'rds_superuser')"
             " AND pg_has_role(current_user, r.oid, 'MEMBER'))), current_setting('server_encoding')"

@@ -2,37 +2,51 @@
 
 Two things are proved. Each table's copy equals what PostgreSQL itself shows under the same snapshot: row count and a
 checksum over every value, computed on both sides. And the copy agrees with itself: every transaction of the shop keeps
-its balances, order totals and stock in step, so a copy that held half of one would show it.
+balances, order totals, stock and events in step, so a copy that held half of one would show it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
+import json
+import random
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg2
+from psycopg2.extensions import cursor as Cursor
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from pg_cdc_source import register
+from pg_cdc_source import open_snapshot, register
 from pg_cdc_source.embedded import embedded_postgres
 from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.local_spark import end_jvm, start_session, stop_session
+from pg_cdc_source.offsets import Lsn
 
-TABLES = ("customers", "products", "orders", "items", "events")
-WRITERS = 2
+_TABLES = ("customers", "products", "orders", "items", "events")
 
-# Small, so that tables of a few MB show what the default of 64 MB does to large ones.
-_PARTITION_BYTES = "4MB"
+# Small, so that tables of some MB are cut as the default of 64 MB cuts large ones.
+_PARTITION_BYTES = "2MB"
 
-_JVM_END_SECONDS = 20
+# Some hundred orders a second: enough to be in the way of every range, with the machine left to Spark.
+_ORDER_PAUSE_SECONDS = 0.002
+
+_PRODUCTS = 2_000
+# What a product's stock and its sales add up to, at every moment.
+_STOCK = 1_000_000
 
 _SCHEMA = """
 CREATE SCHEMA shop;
@@ -92,25 +106,25 @@ INSERT INTO shop.customers
 SELECT n, first || ' ' || last, lower(first || '.' || last || n) || '@example.org',
   CASE WHEN n %% 7 > 0 THEN date '1950-01-01' + (n * 37 %% 20000)::int END, 1000 + n %% 500 + 0.25 * (n %% 4),
   CASE n %% 3 WHEN 0 THEN ARRAY['newsletter', 'vip'] WHEN 1 THEN ARRAY['newsletter'] ELSE '{}' END,
-  jsonb_build_object('city', city, 'zip', lpad((n * 7919 %% 100000)::text, 5, '0'), 'street', last || ' Street ' || n %% 200),
+  jsonb_build_object('city', city, 'zip', lpad((n * 7919 %% 100000)::text, 5, '0'), 'street', n %% 200 || ' Mill Road'),
   timestamptz '2020-01-01 00:00+00' + n * interval '61 minutes 7.123456 seconds'
 FROM generate_series(1, %(orders)s / 3) AS n,
   LATERAL (SELECT
-    (ARRAY['Ada', 'Björn', 'Chloé', 'Dmitri', 'Emi', 'Fatima', 'Gabriel', 'Hana', 'Iris', 'João', 'Kofi'])[1 + n %% 11] AS first,
-    (ARRAY['Okafor', 'Müller', 'Tanaka', 'Silva', 'Novák', 'Haddad', 'Smith', 'Ødegård', 'Rossi'])[1 + n %% 9] AS last,
+    (ARRAY['Ada', 'Björn', 'Chloé', 'Dmitri', 'Emi', 'Fatima', 'Hana', 'Iris', 'João'])[1 + n %% 9] AS first,
+    (ARRAY['Okafor', 'Müller', 'Tanaka', 'Silva', 'Novák', 'Haddad', 'Ødegård', 'Rossi'])[1 + n %% 8] AS last,
     (ARRAY['Lisbon', 'Kraków', 'Osaka', 'Nairobi', 'Zürich', 'Québec', 'Lima'])[1 + n %% 7] AS city) AS names;
 
 INSERT INTO shop.products
 SELECT n, md5('sku' || n)::uuid,
   (ARRAY['Walnut', 'Steel', 'Linen', 'Glass', 'Cork'])[1 + n %% 5] || ' '
     || (ARRAY['lamp', 'chair', 'bowl', 'clock', 'shelf', 'tray', 'vase'])[1 + n %% 7] || ' no. ' || n,
-  5 + (n * 31 %% 20000) / 100.0, CASE WHEN n %% 10 > 0 THEN n %% 400 / 8.0 END, 1000000
-FROM generate_series(1, 2000) AS n;
+  5 + (n * 31 %% 20000) / 100.0, CASE WHEN n %% 10 > 0 THEN n %% 400 / 8.0 END, %(stock)s
+FROM generate_series(1, %(products)s) AS n;
 
 INSERT INTO shop.items
 SELECT o, line, p.id, 1 + (o + line) %% 3, p.price
 FROM generate_series(1, %(orders)s) AS o, generate_series(1, 4) AS line, shop.products AS p
-WHERE line <= 1 + o %% 4 AND p.id = 1 + (o * 13 + line * 101) %% 2000;
+WHERE line <= 1 + o %% 4 AND p.id = 1 + (o * 13 + line * 101) %% %(products)s;
 
 INSERT INTO shop.orders
 SELECT n, 1 + n * 17 %% (%(orders)s / 3),
@@ -126,7 +140,7 @@ FROM (SELECT product_id, sum(quantity) AS quantity FROM shop.items GROUP BY 1) A
 INSERT INTO shop.events (at, session, kind, payload)
 SELECT timestamp '2025-01-01' + n * interval '1 day' * 119 / %(orders)s, md5((n / 9)::text)::uuid,
   (ARRAY['view', 'view', 'view', 'cart', 'search'])[1 + n %% 5],
-  jsonb_build_object('path', '/p/' || n %% 2000, 'ms', n %% 977, 'agent', 'Mozilla/5.0 (X11; Linux x86_64)')
+  jsonb_build_object('path', '/p/' || n %% %(products)s, 'ms', n %% 977, 'agent', 'Mozilla/5.0 (X11; Linux x86_64)')
 FROM generate_series(1, %(orders)s) AS n;
 
 SELECT setval(pg_get_serial_sequence('shop.orders', 'id'), %(orders)s);
@@ -137,7 +151,8 @@ ANALYZE;
 # balances move but their sum does not), and an event.
 _PLACE_ORDER = """
 WITH basket AS (
-  SELECT row_number() OVER () AS line, id AS product_id, price, 1 AS quantity FROM shop.products WHERE id = ANY(%(products)s)
+  SELECT row_number() OVER () AS line, id AS product_id, price, 1 AS quantity
+  FROM shop.products WHERE id = ANY(%(products)s)
 ), placed AS (
   INSERT INTO shop.orders (customer_id, status, placed_at, total, gift)
   SELECT %(buyer)s, 'placed', clock_timestamp(), sum(price * quantity), false FROM basket RETURNING id, total
@@ -154,21 +169,77 @@ SELECT localtimestamp, gen_random_uuid(), 'order', jsonb_build_object('order', i
 """
 
 
+# The rules that every transaction of the shop keeps, as SQL over the copy that counts what breaks them.
+_RULES = {
+    "balances only move from customer to customer": "SELECT count(*) FROM (SELECT sum(balance) AS total FROM customers)"
+    " WHERE total <> {balance}",
+    "an order's total is the sum of its items": "SELECT count(*) FROM orders FULL JOIN"
+    " (SELECT order_id, sum(price * quantity) AS of_items FROM items GROUP BY 1) AS i ON orders.id = i.order_id"
+    " WHERE NOT total <=> of_items",
+    "what was sold has left the stock": "SELECT count(*) FROM products LEFT JOIN"
+    " (SELECT product_id, sum(quantity) AS quantity FROM items GROUP BY 1) AS i ON products.id = i.product_id"
+    f" WHERE stock + sold <> {_STOCK} OR sold <> coalesce(quantity, 0)",
+    "each order that was placed left one event": "SELECT count(*) FROM"
+    " (SELECT get_json_object(payload, '$.order') AS id FROM events WHERE kind = 'order') AS e"
+    " FULL JOIN (SELECT id FROM orders WHERE id > {orders}) AS o ON o.id = e.id WHERE o.id IS NULL OR e.id IS NULL",
+}
+
+# How one value of a type is written for the checksum, by PostgreSQL and by Spark; all other types print alike. The
+# instants are exact microseconds; the doubles here are eighths, exact in thousandths.
+_CANONICAL = {
+    "timestamptz": ("(extract(epoch FROM {}) * 1000000)::bigint::text", "CAST(unix_micros({}) AS STRING)"),
+    "timestamp": (
+        "(extract(epoch FROM {}) * 1000000)::bigint::text",
+        "CAST(unix_micros(CAST({} AS TIMESTAMP_LTZ)) AS STRING)",
+    ),
+    "float8": ("({} * 1000)::bigint::text", "CAST(CAST({} * 1000 AS BIGINT) AS STRING)"),
+    "_text": ("array_to_string({}, chr(31))", "array_join({}, chr(31))"),
+}
+_PRINT_ALIKE = ("{}::text", "CAST({} AS STRING)")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a table holds: its rows, and a checksum over all values that does not depend on the rows' order."""
+
+    rows: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One table as PostgreSQL shows it under the snapshot. ``columns`` are names and PostgreSQL's types."""
+
+    heap_bytes: int
+    columns: tuple[tuple[str, str], ...]
+    contents: Contents
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What is known when the copy is done."""
+
+    lsn: Lsn | None
+    seconds: float
+    orders_placed_meanwhile: int
+    sources: Mapping[str, Source]
+
+
 @dataclass(frozen=True, slots=True)
 class TableResult:
-    """One table of the copy. ``ranges`` counts the tasks that brought rows; ``lsns`` are the snapshots its rows name."""
+    """One table of the copy: ``ranges`` counts the tasks that brought rows, ``lsns`` the snapshots its rows name."""
 
     table: str
     rows: int
     source_bytes: int
     ranges: int
     lsns: tuple[str, ...]
-    equal: bool
+    equals_source: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the demo found. ``broken_rules`` names the shop's rules that the copy breaks."""
+    """What the demo found. ``broken_rules`` are the rules of the shop that the copy breaks."""
 
     lsn: str
     seconds: float
@@ -178,11 +249,11 @@ class Result:
 
     @property
     def consistent(self) -> bool:
-        return not self.broken_rules and all(table.equal and table.lsns == (self.lsn,) for table in self.tables)
+        return not self.broken_rules and all(t.equals_source and t.lsns == (self.lsn,) for t in self.tables)
 
 
 def run(orders: int) -> Result:
-    """Run the demo with ``orders`` orders (and some six times as many rows), telling its progress on standard error."""
+    """Run the demo with a shop of ``orders`` orders and about five times as many rows; progress goes to stderr."""
     console = Console(stderr=True)
     with contextlib.ExitStack() as stack:
         home = Path(tempfile.mkdtemp(prefix="pg_cdc_source-demo-"))
@@ -190,49 +261,186 @@ def run(orders: int) -> Result:
         with console.status("Starting PostgreSQL"):
             url = stack.enter_context(embedded_postgres())
         with console.status("Filling a shop"):
-            _fill(url, orders)
+            balance = _fill(url, orders)
         with console.status("Starting Spark"):
             spark = stack.enter_context(_spark(home))
         with console.status("Copying the shop to Parquet while it takes orders"):
-            return _copy_and_check(spark, url, home / "copy")
+            copied = _copy(spark, url, home / "copy")
+        with console.status("Comparing the copy with the source"):
+            return _compare(spark, home / "copy", copied, balance, orders)
 
 
-def _fill(url: str, orders: int) -> None:
+def print_json(result: Result) -> None:
+    print(json.dumps({**asdict(result), "consistent": result.consistent}))
+
+
+def print_table(result: Result) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("table")
+    for title in ("rows", "MB", "ranges"):
+        table.add_column(title, justify="right")
+    table.add_column("LSN")
+    table.add_column("copy and source")
+    for t in result.tables:
+        table.add_row(
+            f"shop.{t.table}",
+            f"{t.rows:,}",
+            f"{t.source_bytes / 1e6:,.1f}",
+            str(t.ranges),
+            ", ".join(t.lsns),
+            "[green]equal[/]" if t.equals_source else "[bold red]differ[/]",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"One Spark action copied {sum(t.rows for t in result.tables):,} rows in {result.seconds:.1f} s;\n"
+        f"meanwhile the shop took {result.orders_placed_meanwhile:,} orders."
+    )
+    for rule in result.broken_rules:
+        console.print(f"[bold red]The copy breaks a rule of the shop: {rule}.[/]")
+    if result.consistent:
+        console.print(f"[green]Every row is as it was at {result.lsn}, and the shop's books balance.[/]")
+
+
+def _fill(url: str, orders: int) -> str:
+    """Make the shop and return the sum of all balances, which orders move but do not change."""
     with contextlib.closing(psycopg2.connect(url)) as session, session, session.cursor() as cursor:
         cursor.execute(_SCHEMA)
-        cursor.execute(_ROWS, {"orders": orders})
+        cursor.execute(_ROWS, {"orders": orders, "products": _PRODUCTS, "stock": _STOCK})
+        cursor.execute("SELECT sum(balance) FROM shop.customers")
+        return str(_row(cursor)[0])
 
 
 @contextmanager
 def _spark(home: Path) -> Iterator[SparkSession]:
-    """Run Spark in ``home``. What its JVM and workers print goes to a file there, and into the error if they fail."""
+    """Run Spark in ``home``. Its log is a file there, whose end goes into the error when Spark fails."""
     log = home / "spark.log"
-    # Workers must be this interpreter, not the first python3 on the path.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    conf = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1g",
-        "spark.local.dir": str(home),
-        # The tables are told apart by their files' directory. Without this each task would sort by it first.
-        "spark.sql.maxConcurrentOutputFileWriters": str(len(TABLES)),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "4",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    builder = SparkSession.builder.master("local[*]").appName("pg-cdc demo")
-    for name, value in conf.items():
-        builder = builder.config(name, value)
+    # One open file per table and task; without it Spark sorts each task's rows by the table's name first.
+    conf = {"spark.sql.maxConcurrentOutputFileWriters": str(len(_TABLES))}
     try:
-        with _child_errors_to(log), contextlib.chdir(home) if sys.version_info >= (3, 11) else _chdir(home):
-            spark = builder.getOrCreate()
-        register(spark)
+        spark = start_session("local[*]", conf, home, log=log)
         try:
+            register(spark)
             yield spark
         finally:
-            spark.stop()
-            _end_jvm()
+            stop_session(spark)
     except PySparkException as error:
-        raise DefiniteError(
-            f"Spark failed: {error}\nThe end of its log:\n{log.read_text(errors='replace')[-3000:]}"
-        ) from error
+        tail = log.read_text(errors="replace")[-3000:].strip()
+        raise DefiniteError(f"Spark failed: {error}\nThe end of its log:\n{tail}") from error
+    finally:
+        end_jvm()
+
+
+def _copy(spark: SparkSession, url: str, target: Path) -> Copied:
+    with _orders_coming_in(url) as placed, open_snapshot(url, tables=[f"shop.{t}" for t in _TABLES]) as snapshot:
+
+        def load(table: str) -> DataFrame:
+            reader = spark.read.format("pgsnapshot").options(**snapshot.options)
+            rows = reader.options(dbtable=f"shop.{table}", lsnColumn="_lsn", partitionBytes=_PARTITION_BYTES).load()
+            # A struct of the table's name keeps each table's columns and types apart in the union.
+            return rows.select(f.lit(table).alias("_table"), f.struct("*").alias(table))
+
+        union = functools.reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), map(load, _TABLES))
+        already_placed, start = len(placed), time.monotonic()
+        union.write.partitionBy("_table").parquet(str(target))
+        seconds, meanwhile = time.monotonic() - start, len(placed) - already_placed
+        return Copied(snapshot.lsn, seconds, meanwhile, _sources(url, snapshot.options["snapshot"]))
+
+
+@contextmanager
+def _orders_coming_in(url: str) -> Iterator[list[int]]:
+    """Place orders, one transaction each, until the block ends. Yields the list that gets each order's buyer."""
+    placed: list[int] = []
+    closing = threading.Event()
+    failures: list[Exception] = []
+
+    def place_orders() -> None:
+        try:
+            with contextlib.closing(psycopg2.connect(url)) as session, session.cursor() as cursor:
+                session.autocommit = True
+                cursor.execute("SELECT count(*) FROM shop.customers")
+                customers = range(1, 1 + int(_row(cursor)[0]))
+                while not closing.wait(_ORDER_PAUSE_SECONDS):
+                    buyer, seller = random.sample(customers, 2)
+                    products = random.sample(range(1, 1 + _PRODUCTS), 3)
+                    cursor.execute(_PLACE_ORDER, {"buyer": buyer, "seller": seller, "products": products})
+                    placed.append(buyer)
+        except psycopg2.Error as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=place_orders, name="shop")
+    thread.start()
+    try:
+        yield placed
+    finally:
+        closing.set()
+        thread.join()
+    if failures:
+        raise DefiniteError("the shop could not take orders") from failures[0]
+
+
+def _sources(url: str, snapshot_id: str) -> dict[str, Source]:
+    with contextlib.closing(psycopg2.connect(url)) as session, session.cursor() as cursor:
+        session.set_session(isolation_level="REPEATABLE READ", readonly=True)
+        cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot_id,))
+        return {table: _source(cursor, f"shop.{table}") for table in _TABLES}
+
+
+def _source(cursor: Cursor, table: str) -> Source:
+    cursor.execute(
+        "SELECT a.attname, t.typname FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid"
+        " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        (table,),
+    )
+    columns = tuple((str(name), str(kind)) for name, kind in cursor)
+    cursor.execute(
+        "SELECT sum(pg_relation_size(oid)) FROM (SELECT %s::regclass::oid UNION ALL"
+        " SELECT inhrelid FROM pg_inherits WHERE inhparent = %s::regclass) AS heaps (oid)",
+        (table, table),
+    )
+    heap_bytes = int(_row(cursor)[0])
+    values = ", ".join(
+        f"coalesce({_CANONICAL.get(kind, _PRINT_ALIKE)[0].format(name)}, chr(30))" for name, kind in columns
+    )
+    # The first 60 bits of a row's MD5, which both sides can read as a number.
+    cursor.execute(
+        f"SELECT count(*), sum(('x' || left(md5(concat_ws(chr(29), {values})), 15))::bit(60)::bigint) FROM {table}"
+    )
+    rows, checksum = _row(cursor)
+    return Source(heap_bytes, columns, Contents(int(rows), int(checksum)))
+
+
+def _compare(spark: SparkSession, target: Path, copied: Copied, balance: str, orders: int) -> Result:
+    copy = spark.read.parquet(str(target))
+    tables = []
+    for table, source in copied.sources.items():
+        rows = copy.where(f.col("_table") == table).select(f"{table}.*")
+        rows.createOrReplaceTempView(table)
+        contents, lsns = _contents_of_copy(rows, source)
+        # A task writes one file for each table that it has rows of.
+        ranges = sum(1 for _ in (target / f"_table={table}").glob("*.parquet"))
+        tables.append(TableResult(table, contents.rows, source.heap_bytes, ranges, lsns, contents == source.contents))
+    broken = [
+        rule for rule, query in _RULES.items() if spark.sql(query.format(balance=balance, orders=orders)).head() != (0,)
+    ]
+    lsn = "none" if copied.lsn is None else str(copied.lsn)
+    return Result(lsn, copied.seconds, copied.orders_placed_meanwhile, tuple(tables), tuple(broken))
+
+
+def _contents_of_copy(rows: DataFrame, source: Source) -> tuple[Contents, tuple[str, ...]]:
+    values = ", ".join(
+        f"coalesce({_CANONICAL.get(kind, _PRINT_ALIKE)[1].format(name)}, chr(30))" for name, kind in source.columns
+    )
+    found = rows.select(
+        f.expr(f"CAST(conv(left(md5(concat_ws(chr(29), {values})), 15), 16, 10) AS DECIMAL(20, 0))").alias("checksum"),
+        "_lsn",
+    ).agg(f.count("*"), f.sum("checksum"), f.collect_set("_lsn"))
+    count, checksum, lsns = found.collect()[0]
+    return Contents(count, int(checksum or 0)), tuple(str(Lsn(lsn)) for lsn in sorted(lsns))
+
+
+def _row(cursor: Cursor) -> tuple[Any, ...]:
+    """Return the row of a query that always has one."""
+    row: tuple[Any, ...] | None = cursor.fetchone()
+    assert row is not None
+    return row

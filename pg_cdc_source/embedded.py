@@ -92,6 +92,8 @@ def _reachable(bin_dir: Path, home: Path, account: str | None) -> Path:
     try:
         subprocess.run([bin_dir / "postgres", "--version"], user=account, cwd=home, check=True, capture_output=True)
     except PermissionError:
+        # Only of another account.
+        assert account is not None
         installation = bin_dir.parent
         copy = home / installation.parent.name / installation.name
         shutil.copytree(installation, copy, symlinks=True)

@@ -23,7 +23,8 @@ Invariants:
 - One keeper per JVM, server, database and role: it holds an advisory lock for its lifetime; a second one leaves.
 - An execution never changes snapshots. Once all holders are lost or released, it has failed, for good.
 - Two sessions hold each snapshot; one that dies is replaced from the other.
-- A snapshot is released ``snapshotIdle`` after the last session of a reader of its execution was seen.
+- A snapshot is released ``snapshotIdle`` after the last session of a reader of its execution was seen, or earlier when
+  later ones without readers would take more than a tenth of the server's connections.
 - The keeper ends when the driver JVM is gone. All it holds are sessions, so nothing outlives it, whatever ends it.
 
 A standby has no NOTIFY; there the keeper looks at the board by itself.
@@ -69,6 +70,10 @@ STANDBY_BOARD_SECONDS = 0.2
 START_SECONDS = 30.0
 UNUSED_SECONDS = 24 * 3600.0  # without a request for so long, the keeper ends although the driver runs
 SNAPSHOTS_AT_ONCE = 8
+# Nobody tells when an action is done, so its snapshot waits for snapshotIdle. A loop of short actions must not take the
+# server's connections for that: at two sessions a snapshot, a tenth of them at most.
+CONNECTIONS_PER_IDLE_SNAPSHOT = 20
+IDLE_KEPT_AT_LEAST = 4
 MARK_SECONDS = 60.0
 ENDED_REMEMBERED = 100_000
 
@@ -176,6 +181,7 @@ class Keeper:
         self._wake_read, self._wake_write = os.pipe()
         self._board: Session | None = None
         self._standby = False
+        self._idle_kept = IDLE_KEPT_AT_LEAST
         self._last_request = time.monotonic()
         self._next_board = 0.0
         self._stop = threading.Event()
@@ -188,7 +194,9 @@ class Keeper:
         # The name is taken once the lock is held: who sees it can rely on it.
         session = connect(self._options, "pgsnapshot:starting")
         try:
-            self._standby = read_server(session).in_recovery
+            server = read_server(session)
+            self._standby = server.in_recovery
+            self._idle_kept = max(IDLE_KEPT_AT_LEAST, server.max_connections // CONNECTIONS_PER_IDLE_SNAPSHOT)
             with translated("becoming the keeper"), session.cursor() as cursor:
                 cursor.execute("SELECT pg_try_advisory_lock(%s)", (self._lock_key,))
                 if not cursor.fetchone()[0]:
@@ -374,6 +382,14 @@ class Keeper:
             if new and execution.held and not execution.busy:
                 execution.locked |= new
                 self._submit(execution, self._lock)
+        self._release_idle(now)
+        for key, (session, asked) in list(self._marks.items()):
+            if now - asked > MARK_SECONDS:
+                session.close()
+                del self._marks[key]
+
+    def _release_idle(self, now: float) -> None:
+        """Release snapshots without a reader for snapshotIdle, and beyond a number those longest without one."""
         for key, execution in list(self._executions.items()):
             idle = execution.request.snapshot_idle_seconds
             if execution.held and not execution.busy and now - execution.last_reader > idle:
@@ -383,10 +399,19 @@ class Keeper:
                     f"{idle:g} s\n"
                     "  Remedy: raise snapshotIdle above the longest pause between two reads of one action",
                 )
-        for key, (session, asked) in list(self._marks.items()):
-            if now - asked > MARK_SECONDS:
-                session.close()
-                del self._marks[key]
+        idle_now = sorted(
+            (execution.last_reader, key)
+            for key, execution in self._executions.items()
+            if execution.held and not execution.busy and execution.last_reader < now
+        )
+        for _, key in idle_now[: max(0, len(idle_now) - self._idle_kept)]:
+            self._end(
+                key,
+                f"the snapshot of this action has ended, because {self._idle_kept} later ones waited for readers too, "
+                "and each takes two of the server's connections\n"
+                "  Remedy: run fewer actions at a time, read all tables of an action early (cache()), or raise the "
+                "server's max_connections",
+            )
 
     def _end(self, key: str, why: str) -> None:
         """End an execution's snapshot for good; ``why`` is what later requests for it are told."""

@@ -239,6 +239,14 @@ class _Reader:
         )
 
 
+def _server_error(error: BaseException) -> BaseException:
+    """The error of the server behind what psycopg2 raises for a COPY that is cut off.
+
+    It goes on working with the error set, and Python then reports a SystemError with the real one as its cause.
+    """
+    return error.__cause__ if isinstance(error, SystemError) and error.__cause__ is not None else error
+
+
 class _StoppedError(Exception):
     """The reader wants no more rows."""
 
@@ -259,34 +267,33 @@ def _receive(session: Session, copy: sql.Composable, doing: str) -> Generator[li
                 return
         raise _StoppedError
 
+    chunk: list[bytes] = []
+
     def rows() -> Generator[None, bytes, None]:
         # A generator's send is a C function that resumes a frame: half the price of a Python method per row.
+        nonlocal chunk
         while True:
-            chunk: list[bytes] = []
             size = 0
             while len(chunk) < ROWS_PER_CHUNK and size < BYTES_PER_CHUNK:
-                try:
-                    row = yield
-                except GeneratorExit:
-                    put(chunk)
-                    raise
+                row = yield
                 chunk.append(row)
                 size += len(row)
-            put(chunk)
+            full, chunk = chunk, []
+            put(full)
 
     def receive() -> None:
         collector = rows()
         next(collector)
-        try:
-            with session.cursor() as cursor:
-                cursor.copy_expert(copy, SimpleNamespace(write=collector.send), size=0)
-            collector.close()
+        with contextlib.suppress(_StoppedError):
+            try:
+                with session.cursor() as cursor:
+                    cursor.copy_expert(copy, SimpleNamespace(write=collector.send), size=0)
+            except BaseException as error:
+                if not isinstance(error, _StoppedError):
+                    put(_server_error(error))
+                return
+            put(chunk)
             put(None)
-        except _StoppedError:
-            pass
-        except BaseException as error:
-            with contextlib.suppress(_StoppedError):
-                put(error)
 
     thread = threading.Thread(target=receive, name="pgsnapshot-copy", daemon=True)
     thread.start()

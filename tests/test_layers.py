@@ -17,13 +17,13 @@ SOURCES = {path.stem: path for path in sorted((ROOT / PACKAGE).glob("*.py"))}
 # Lowest first. Each line: the modules, and what they may import besides this package and the standard library.
 LAYERS: list[tuple[set[str], set[str]]] = [
     ({"errors", "names", "conninfo", "options", "offsets"}, set()),
-    ({"types", "copy", "arrays", "binary", "numeric", "ctid"}, {"numpy", "pyarrow"}),
+    ({"binary", "numeric", "arrays", "types", "copy", "ctid"}, {"numpy", "pyarrow"}),
     (
         {"processes", "connection", "catalog", "snapshot", "board", "keeper", "scan", "reader"},
         {"numpy", "pyarrow", "psycopg2"},
     ),
     (
-        {"__init__", "batch", "cli", "demo", "embedded"},
+        {"__init__", "batch", "cli", "demo", "embedded", "local_spark"},
         {"numpy", "pyarrow", "psycopg2", "pyspark", "rich", "typer"},
     ),
 ]
