@@ -25,9 +25,106 @@ from watch import wait_until
 from pg_cdc_source import open_snapshot
 
 JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")
-ROUNDS = 3
+ROUNDS = 2
 JDBC_ROUNDS = 10
 LEAST_TRANSFERS = 500
+
+
+# --- the rows of one point -------------------------------------------------------------------------------------------
+
+
+def churn(db: str, stop: threading.Event) -> None:
+    """Insert, update and delete rows; some updates are HOT, some move an indexed value, some a TOASTed one."""
+    chance = random.Random(23)
+    with connect(db) as session, session.cursor() as cursor:
+        while not stop.is_set():
+            k = chance.randrange(5000)
+            cursor.execute(f"UPDATE busy SET version = version + 1 WHERE id BETWEEN {k} AND {k + 20}")
+            cursor.execute(f"UPDATE busy SET class = class + 1 WHERE id BETWEEN {k} AND {k + 5}")
+            cursor.execute(f"UPDATE busy SET long = repeat(md5(version::text), {chance.randrange(200)}) WHERE id = {k}")
+            cursor.execute(f"DELETE FROM busy WHERE id BETWEEN {k + 100} AND {k + 130}")
+            cursor.execute(
+                "INSERT INTO busy SELECT i, 0, i % 7, md5(i::text), NULL"
+                f" FROM generate_series({k + 110}, {k + 135}) AS i ON CONFLICT DO NOTHING"
+            )
+
+
+def vacuum(db: str, stop: threading.Event) -> None:
+    with connect(db) as session, session.cursor() as cursor:
+        while not stop.is_set():
+            cursor.execute("VACUUM busy")
+            stop.wait(0.2)
+
+
+@contextlib.contextmanager
+def running(*works: Callable[[str, threading.Event], None], db: str) -> Iterator[None]:
+    """Run each of ``works`` in a thread until the block ends."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run(work: Callable[[str, threading.Event], None]) -> None:
+        try:
+            work(db, stop)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,), name=work.__name__) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures
+
+
+def select_at(db: str, snapshot: str, query: str) -> list[tuple[Any, ...]]:
+    """What ``query`` gives under an exported snapshot."""
+    with contextlib.closing(psycopg2.connect(db)) as session, session.cursor() as cursor:
+        session.set_session(isolation_level="REPEATABLE READ", readonly=True)
+        cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
+        cursor.execute(query)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
+
+
+def test_rows_under_load_are_those_of_a_select_under_the_same_snapshot(
+    db: str, pg: Session, spark: SparkSession
+) -> None:
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE busy (id int PRIMARY KEY, version int, class int, note text, long text)"
+            " WITH (fillfactor = 60, autovacuum_enabled = off);"
+            " CREATE INDEX ON busy (class);"
+            " INSERT INTO busy SELECT i, 0, i % 7, md5(i::text), NULL FROM generate_series(1, 6000) AS i;"
+            # Bloat: half of the table is empty, and its rows are in the back.
+            " UPDATE busy SET version = 1; UPDATE busy SET version = 2"
+        )
+    with running(churn, vacuum, db=db):
+        wait_until(lambda: select_all(pg, "SELECT count(*) FROM busy WHERE version > 2")[0][0] > 500)
+        seen = []
+        for cut in ({"numPartitions": 1}, {"partitionBytes": "256kB"}, {"numPartitions": 7}):
+            with open_snapshot(db, tables=["busy"]) as snapshot:
+                frame = load(spark, None, dbtable="busy", **cut, **snapshot.options)
+                got = sorted(tuple(row) for row in frame.collect())
+                assert got == select_at(db, snapshot.options["snapshot"], "SELECT * FROM busy ORDER BY id")
+                # Once more, after the load has gone on.
+                assert sorted(tuple(row) for row in frame.collect()) == got
+                seen.append(got)
+        assert all(one != other for one, other in itertools.pairwise(seen)), "nothing was written meanwhile"
+    assert select_all(pg, "SELECT n_tup_hot_upd > 0 FROM pg_stat_user_tables WHERE relname = 'busy'") == [(True,)]
+
+
+def select_all(pg: Session, query: str) -> list[tuple[Any, ...]]:
+    with pg.cursor() as cursor:
+        cursor.execute(query)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
+
+
+# --- one point for all scans -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +135,6 @@ def jdbc_jar(spark_sessions: SparkSessions) -> str:
     spark_sessions.end_jvm()
     return str(JDBC_DRIVER)
 
-
-# --- one point ------------------------------------------------------------------------------------------------------
 
 # Each takes both tables, and gives the total of all accounts, the number of rows and the LSNs of all scans.
 Action = Callable[[DataFrame, DataFrame], DataFrame]
@@ -99,7 +194,7 @@ def jdbc(spark: SparkSession, db: str, table: str) -> DataFrame:
         column="id",
         lowerBound=1,
         upperBound=ACCOUNTS,
-        numPartitions=4,
+        numPartitions=3,
         properties={"user": server["user"], "password": server["password"], "driver": "org.postgresql.Driver"},
     ).withColumn("lsn", F.lit(0))
 
@@ -110,9 +205,11 @@ def test_an_action_sees_one_point_where_jdbc_does_not(
 ) -> None:
     spark = spark_session(master, **{"spark.jars": jdbc_jar})
     open_bank(pg)
+    # A snapshot that is held keeps PostgreSQL from reusing the space of what the transfers leave behind.
+    ours = [load(spark, db, dbtable=table, numPartitions=3, lsnColumn="lsn", snapshotIdle="1s") for table in TABLES]
+    assert union(*ours).collect()[0][0] == TOTAL
     points = []
     with transfers(db) as done:
-        ours = [load(spark, db, dbtable=table, numPartitions=4, lsnColumn="lsn") for table in TABLES]
         before = done.committed
         for _ in range(ROUNDS):
             for action in ACTIONS:
@@ -128,96 +225,3 @@ def test_an_action_sees_one_point_where_jdbc_does_not(
     # Money moved between any two actions: each has a point of its own, later than the last one's.
     assert points == sorted(set(points))
     assert None not in points
-
-
-# --- the rows of that point -----------------------------------------------------------------------------------------
-
-
-def churn(db: str, stop: threading.Event) -> None:
-    """Insert, update and delete rows; some updates are HOT, some move an indexed value, some a TOASTed one."""
-    chance = random.Random(23)
-    with connect(db) as session, session.cursor() as cursor:
-        while not stop.is_set():
-            k = chance.randrange(5000)
-            cursor.execute(f"UPDATE busy SET version = version + 1 WHERE id BETWEEN {k} AND {k + 20}")
-            cursor.execute(f"UPDATE busy SET class = class + 1 WHERE id BETWEEN {k} AND {k + 5}")
-            cursor.execute(f"UPDATE busy SET long = repeat(md5(version::text), {chance.randrange(200)}) WHERE id = {k}")
-            cursor.execute(f"DELETE FROM busy WHERE id BETWEEN {k + 100} AND {k + 130}")
-            cursor.execute(
-                "INSERT INTO busy SELECT i, 0, i % 7, md5(i::text), NULL"
-                f" FROM generate_series({k + 110}, {k + 135}) AS i ON CONFLICT DO NOTHING"
-            )
-
-
-def vacuum(db: str, stop: threading.Event) -> None:
-    with connect(db) as session, session.cursor() as cursor:
-        while not stop.is_set():
-            cursor.execute("VACUUM busy")
-
-
-@contextlib.contextmanager
-def running(*works: Callable[[str, threading.Event], None], db: str) -> Iterator[None]:
-    """Run each of ``works`` in a thread until the block ends."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def run(work: Callable[[str, threading.Event], None]) -> None:
-        try:
-            work(db, stop)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,), name=work.__name__) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not failures, failures
-
-
-def select_at(db: str, snapshot: str, query: str) -> list[tuple[Any, ...]]:
-    """What ``query`` gives under an exported snapshot."""
-    with contextlib.closing(psycopg2.connect(db)) as session, session.cursor() as cursor:
-        session.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
-        cursor.execute(query)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-        return rows
-
-
-def test_rows_under_load_are_those_of_a_select_under_the_same_snapshot(
-    db: str, pg: Session, spark: SparkSession
-) -> None:
-    with pg.cursor() as cursor:
-        cursor.execute(
-            "CREATE TABLE busy (id int PRIMARY KEY, version int, class int, note text, long text)"
-            " WITH (fillfactor = 60, autovacuum_enabled = off);"
-            " CREATE INDEX ON busy (class);"
-            " INSERT INTO busy SELECT i, 0, i % 7, md5(i::text), NULL FROM generate_series(1, 6000) AS i;"
-            # Bloat: half of the table is empty, and its rows are in the back.
-            " UPDATE busy SET version = 1; UPDATE busy SET version = 2"
-        )
-    with running(churn, vacuum, db=db):
-        wait_until(lambda: select_all(pg, "SELECT count(*) FROM busy WHERE version > 2")[0][0] > 500)
-        seen = []
-        for cut in ({"numPartitions": 1}, {"numPartitions": 7}, {"partitionBytes": "64kB"}, {"numPartitions": 3}):
-            with open_snapshot(db, tables=["busy"]) as snapshot:
-                frame = load(spark, None, dbtable="busy", **cut, **snapshot.options)
-                got = sorted(tuple(row) for row in frame.collect())
-                assert got == select_at(db, snapshot.options["snapshot"], "SELECT * FROM busy ORDER BY id")
-                # Once more, after the load has gone on.
-                assert sorted(tuple(row) for row in frame.collect()) == got
-                seen.append(got)
-        assert all(one != other for one, other in itertools.pairwise(seen)), "nothing was written meanwhile"
-    assert select_all(pg, "SELECT n_tup_hot_upd > 0 FROM pg_stat_user_tables WHERE relname = 'busy'") == [(True,)]
-
-
-def select_all(pg: Session, query: str) -> list[tuple[Any, ...]]:
-    with pg.cursor() as cursor:
-        cursor.execute(query)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-        return rows

@@ -46,7 +46,7 @@ def holders(pg: Session) -> list[str]:
 
 def readers(pg: Session) -> list[str]:
     """The sessions of tasks that are in the middle of a COPY in ``pg``'s database."""
-    return session_names(pg, "pgsnapshot:%?%", "state = 'active' AND query LIKE 'COPY%'")
+    return session_names(pg, "pgsnapshot:%?%", "state = 'active' AND query LIKE 'COPY%%'")
 
 
 def open_transactions(pg: Session) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from types import FrameType
@@ -34,6 +35,8 @@ def demo(
     """
     from pg_cdc_source.demo import print_json, print_table, run
 
+    # py4j logs the calls that Ctrl-C interrupts, tracebacks and all.
+    logging.getLogger().addHandler(logging.NullHandler())
     # Like Ctrl-C, so that the server and all files go.
     signal.signal(signal.SIGTERM, _exit)
     try:

@@ -33,7 +33,7 @@ from rich.table import Table
 from pg_cdc_source import open_snapshot, register
 from pg_cdc_source.embedded import embedded_postgres
 from pg_cdc_source.errors import DefiniteError
-from pg_cdc_source.local_spark import end_jvm, start_session, stop_session
+from pg_cdc_source.local_spark import end_jvm, start_session
 from pg_cdc_source.offsets import Lsn
 
 _TABLES = ("customers", "products", "orders", "items", "events")
@@ -319,11 +319,8 @@ def _spark(home: Path) -> Iterator[SparkSession]:
     conf = {"spark.sql.maxConcurrentOutputFileWriters": str(len(_TABLES))}
     try:
         spark = start_session("local[*]", conf, home, log=log)
-        try:
-            register(spark)
-            yield spark
-        finally:
-            stop_session(spark)
+        register(spark)
+        yield spark
     except PySparkException as error:
         tail = log.read_text(errors="replace")[-3000:].strip()
         raise DefiniteError(f"Spark failed: {error}\nThe end of its log:\n{tail}") from error

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 _JVM_END_SECONDS = 20
@@ -28,19 +31,31 @@ _CONF = {
 
 
 def start_session(master: str, conf: Mapping[str, str], directory: Path, *, log: Path | None = None) -> SparkSession:
-    """Start a session whose files and working directory are ``directory``.
+    """Start a session whose files and working directory are ``directory``, in a new JVM if there is none.
 
     Workers import from the JVM's working directory: there they find what is installed, whatever lies where the user
-    stands. What JVM and workers print goes to ``log`` where one is given. Both hold for a JVM that this call starts.
+    stands. What a new JVM and its workers print goes to ``log`` where one is given.
     """
-    builder = SparkSession.builder.master(master).appName("pg_cdc_source")
-    for name, value in {**_CONF, "spark.local.dir": str(directory), **conf}.items():
-        builder = builder.config(name, value)
+    settings = {**_CONF, "spark.local.dir": str(directory), **conf, "spark.master": master}
     # Workers must be this interpreter, not the first python3 on the path.
-    environment = {"TMPDIR": str(directory), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    redirected = _errors_to(log) if log else contextlib.nullcontext()
-    with _environment(environment), _working_directory(directory), redirected:
-        return builder.getOrCreate()
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    with _environment({"TMPDIR": str(directory), **python}):
+        if SparkContext._gateway is None:
+            _start_jvm(settings, directory, log)
+        spark = SparkSession.builder.config(map=dict(settings)).appName("pg_cdc_source").getOrCreate()
+    # Spark's own handler calls the JVM in the middle of the call that Ctrl-C interrupts, and may never return.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return spark
+
+
+def _start_jvm(settings: Mapping[str, str], directory: Path, log: Path | None) -> None:
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(log.open("ab")) if log else None
+        # An interrupted launch forgets its JVM, which then stays for ever.
+        stack.enter_context(_signals_deferred())
+        gateway = launch_gateway(conf, {"cwd": directory, "stderr": errors})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
 
 
 def stop_session(spark: SparkSession) -> None:
@@ -54,15 +69,19 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def end_jvm() -> None:
-    """End the JVM, whose session has stopped, and wait until it is gone; the next session starts a new one."""
+    """End the JVM, whatever it does, and wait until it is gone; the next session starts a new one."""
     gateway = SparkContext._gateway
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None
-    gateway.shutdown()
-    # The JVM ends when its standard input does.
+    # The JVM stops Spark and ends when its standard input does. Asking it through the gateway could wait for ever.
     gateway.proc.stdin.close()
-    gateway.proc.wait(_JVM_END_SECONDS)
+    try:
+        gateway.proc.wait(_JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
+    gateway.close()
 
 
 @contextmanager
@@ -80,23 +99,14 @@ def _environment(changed: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _working_directory(directory: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(directory)
+def _signals_deferred() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the block has ended."""
+    came: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        os.chdir(before)
-
-
-@contextmanager
-def _errors_to(log: Path) -> Iterator[None]:
-    """Let processes started in the block write their standard error to ``log``."""
-    before = os.dup(2)
-    try:
-        with log.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for deferred in came:
+            signal.raise_signal(deferred)
