@@ -37,7 +37,7 @@ clean:
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
-	  echo "Python >= 3.10 is needed, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true). Set PYTHON=/path/to/python3." >&2; exit 1; }
+	  echo "Python >= 3.10 is needed, but '$(PYTHON)' is $$($(PYTHON) -c 'import sys; print(sys.version.split()[0])' 2>/dev/null || echo not there). Set PYTHON=/path/to/python3." >&2; exit 1; }
 
 # Spark takes JAVA_HOME where it is set and looks no further, so neither does this.
 java:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,3 +62,11 @@ def _container() -> Iterator[str]:
     arguments = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
     with PostgresContainer("postgres:18", driver=None).with_command(f"postgres {arguments}") as container:
         yield container.get_connection_url()
+
+
+@contextmanager
+def second_server(settings: Mapping[str, str]) -> Iterator[str]:
+    """Run one more server, with other settings and of the version that the tests run on where that is known."""
+    bin_dir = os.environ.get("PG_CDC_TEST_BIN")
+    with embedded_postgres({**SETTINGS, **settings}, bin_dir=Path(bin_dir) if bin_dir else None) as url:
+        yield url

@@ -206,7 +206,7 @@ def test_an_action_sees_one_point_where_jdbc_does_not(
     spark = spark_session(master, **{"spark.jars": jdbc_jar})
     open_bank(pg)
     # A snapshot that is held keeps PostgreSQL from reusing the space of what the transfers leave behind.
-    ours = [load(spark, db, dbtable=table, numPartitions=3, lsnColumn="lsn", snapshotIdle="1s") for table in TABLES]
+    ours = [load(spark, db, dbtable=table, numPartitions=3, lsnColumn="lsn", snapshotIdle="10s") for table in TABLES]
     assert union(*ours).collect()[0][0] == TOTAL
     points = []
     with transfers(db) as done:

@@ -181,15 +181,23 @@ def not_null_attnums(session: Session, relation: Relation) -> frozenset[int]:
         return frozenset(attnum for (attnum,) in cursor)
 
 
-def column_names(session: Session, relation: Relation) -> list[str]:
-    """Names of the columns in the table's order."""
+def attnums(session: Session, relation: Relation) -> dict[str, int]:
+    """The columns' numbers by name, in the table's order."""
     with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
         cursor.execute(
-            "SELECT attname FROM pg_catalog.pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
+            "SELECT attname, attnum FROM pg_catalog.pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
             " ORDER BY attnum",
             (relation.oid,),
         )
-        return [name for (name,) in cursor]
+        return dict(cursor.fetchall())
+
+
+def oid_of(session: Session, relation: Relation) -> int | None:
+    """The oid of what has this relation's name now."""
+    with translated(f"looking for {relation}"), session.cursor() as cursor:
+        cursor.execute("SELECT to_regclass(%s)::oid::bigint", (relation.identifier.as_string(session),))
+        found: int | None = cursor.fetchone()[0]
+        return found
 
 
 def read_heaps(session: Session, server: Server, relation: Relation, columns: Sequence[str]) -> list[Heap] | None:

@@ -101,6 +101,8 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
         if not replication:  # which is in autocommit mode, and says so by refusing to be told
             session.autocommit = True
         with session.cursor() as cursor:
+            # First and alone, because a short timeout of the role's would end the next statement.
+            cursor.execute("SET statement_timeout = 0")
             names = list(_SETTINGS)
             cursor.execute(
                 "SELECT set_config(s.name, v.value, false) FROM unnest(%s::text[], %s::text[]) AS v (name, value)"
@@ -157,6 +159,8 @@ def translate(error: psycopg2.Error, doing: str) -> PgCdcError:
         return AccessError(where, remedy="check the name; quote names that are not all lower case")
     if code in ("42703", "42883", "42601", "42804", "42702") or code.startswith("22"):
         return QueryError(where, remedy="check the options columns, where and query")
+    if code == "25006":
+        return QueryError(where, remedy="sessions of this format only read: leave out what writes")
     if code == "53400" or code == "55006" or code == "0A000":
         return ServerSetupError(where)
     return DefiniteError(where)

@@ -33,7 +33,7 @@ from rich.table import Table
 from pg_cdc_source import open_snapshot, register
 from pg_cdc_source.embedded import embedded_postgres
 from pg_cdc_source.errors import DefiniteError
-from pg_cdc_source.local_spark import end_jvm, start_session
+from pg_cdc_source.local_spark import end_jvm, start_session, stop_session
 from pg_cdc_source.offsets import Lsn
 
 _TABLES = ("customers", "products", "orders", "items", "events")
@@ -321,6 +321,8 @@ def _spark(home: Path) -> Iterator[SparkSession]:
         spark = start_session("local[*]", conf, home, log=log)
         register(spark)
         yield spark
+        # Not after an error or Ctrl-C: a call into a JVM that was interrupted may wait for ever.
+        stop_session(spark)
     except PySparkException as error:
         tail = log.read_text(errors="replace")[-3000:].strip()
         raise DefiniteError(f"Spark failed: {error}\nThe end of its log:\n{tail}") from error

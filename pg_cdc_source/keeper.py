@@ -25,6 +25,8 @@ Invariants:
 - Two sessions hold each snapshot; one that dies is replaced from the other.
 - A snapshot is released ``snapshotIdle`` after the last session of a reader of its execution was seen, or earlier when
   later ones without readers would take more than a tenth of the server's connections.
+- Tables are locked (ACCESS SHARE) only while tasks of the execution read: DDL does not wait for an idle snapshot. A
+  reader that comes after it finds out by itself, see ``check_files``.
 - The keeper ends when the driver JVM is gone. All it holds are sessions, so nothing outlives it, whatever ends it.
 
 A standby has no NOTIFY; there the keeper looks at the board by itself.
@@ -57,7 +59,7 @@ from pg_cdc_source.board import REASON_QUERY, Request, holder_name, keeper_name,
 from pg_cdc_source.catalog import read_server
 from pg_cdc_source.connection import connect, translated
 from pg_cdc_source.conninfo import ConnectionOptions
-from pg_cdc_source.errors import DefiniteError, PgCdcError, TransientError
+from pg_cdc_source.errors import ConnectError, DefiniteError, PgCdcError, TransientError
 from pg_cdc_source.processes import Process, driver_process
 from pg_cdc_source.snapshot import Held, make_snapshot
 
@@ -65,7 +67,8 @@ log = logging.getLogger(__name__)
 
 HOLDERS = 2
 TICK_SECONDS = 0.5  # how often the driver is looked for; a dead driver's sessions are gone within twice this
-BOARD_SECONDS = 1.0  # how often readers are looked for while snapshots are held
+BOARD_SECONDS = 1.0  # how often readers are looked for while snapshots are held, if not more often for snapshotIdle
+LOOKS_PER_IDLE = 4  # a look may fall between two tasks; so many in a row do not
 STANDBY_BOARD_SECONDS = 0.2
 START_SECONDS = 30.0
 UNUSED_SECONDS = 24 * 3600.0  # without a request for so long, the keeper ends although the driver runs
@@ -74,6 +77,7 @@ SNAPSHOTS_AT_ONCE = 8
 # server's connections for that: at two sessions a snapshot, a tenth of them at most.
 CONNECTIONS_PER_IDLE_SNAPSHOT = 20
 IDLE_KEPT_AT_LEAST = 4
+MEND_SECONDS = 1.0  # between two tries to replace a holder
 MARK_SECONDS = 60.0
 ENDED_REMEMBERED = 100_000
 
@@ -158,10 +162,12 @@ class Execution:
 
     request: Request
     asked_at: float  # epoch seconds, the server's clock
-    last_reader: float  # time.monotonic()
+    last_reader: float  # time.monotonic(); until then it may have had a reader
+    being_read: bool = False  # at the last look
     held: Held | None = None
     locked: set[int] = field(default_factory=set)
     busy: bool = False  # a thread works on it
+    mend_after: float = 0.0  # time.monotonic(); a server that refuses sessions is not asked in a loop
 
 
 class Keeper:
@@ -226,15 +232,24 @@ class Keeper:
                     self._serve()
                 except (PgCdcError, psycopg2.Error) as error:
                     self._lose_board(error)
+                    if isinstance(error, ConnectError) and not self._holds():
+                        log.warning("the server does not let keeper %s in any more, it ends", self.name)
+                        return
         finally:
             self._close()
 
     def _wait(self) -> None:
         assert self._board is not None
         holders = [s for e in self._executions.values() if e.held and not e.busy for s, _ in e.held.holders]
-        seconds = STANDBY_BOARD_SECONDS if self._standby else TICK_SECONDS
+        seconds = min(TICK_SECONDS, self._board_seconds())
         # A holder's socket becomes readable when its session ends.
         select.select([self._board, self._wake_read, *(s for s in holders if not s.closed)], [], [], seconds)
+
+    def _board_seconds(self) -> float:
+        if self._standby:
+            return STANDBY_BOARD_SECONDS
+        idle = (execution.request.snapshot_idle_seconds for execution in self._executions.values())
+        return min([BOARD_SECONDS, *(seconds / LOOKS_PER_IDLE for seconds in idle)])
 
     def _serve(self) -> None:
         assert self._board is not None
@@ -249,7 +264,7 @@ class Keeper:
             self._mend(execution)
         now = time.monotonic()
         if now >= self._next_board and (self._standby or self._executions or self._marks):
-            self._next_board = now + (STANDBY_BOARD_SECONDS if self._standby else BOARD_SECONDS)
+            self._next_board = now + self._board_seconds()
             self._read_board(now)
 
     def _accept(self, request: Request) -> None:
@@ -343,7 +358,8 @@ class Keeper:
                 "the snapshot of this action has ended, because PostgreSQL ended all sessions that held it\n"
                 "  Remedy: run the action again: it takes a new snapshot",
             )
-        elif len(held.holders) < HOLDERS:
+        elif len(held.holders) < HOLDERS and time.monotonic() > execution.mend_after:
+            execution.mend_after = time.monotonic() + MEND_SECONDS
             self._submit(execution, self._replace_holder)
 
     def _replace_holder(self, execution: Execution) -> None:
@@ -377,16 +393,28 @@ class Keeper:
                 elif key in self._marks:
                     self._mark(key)
                 continue
-            execution.last_reader = now
             new = oids - execution.locked - {0}
             if new and execution.held and not execution.busy:
                 execution.locked |= new
                 self._submit(execution, self._lock)
+        for key, execution in self._executions.items():
+            # DDL must not wait for a snapshot that nobody reads, nor everybody else behind it.
+            if key not in readers and execution.locked and execution.held and not execution.busy:
+                execution.locked.clear()
+                self._submit(execution, self._unlock)
+        for key, execution in self._executions.items():
+            if key in readers or execution.being_read:
+                execution.last_reader = now
+            execution.being_read = key in readers
         self._release_idle(now)
         for key, (session, asked) in list(self._marks.items()):
             if now - asked > MARK_SECONDS:
                 session.close()
                 del self._marks[key]
+
+    def _unlock(self, execution: Execution) -> None:
+        assert execution.held is not None
+        execution.held.unlock()
 
     def _release_idle(self, now: float) -> None:
         """Release snapshots without a reader for snapshotIdle, and beyond a number those longest without one."""
@@ -431,6 +459,10 @@ class Keeper:
                 # One statement, so that whoever sees the name sees the reason as well.
                 cursor.execute(REASON_QUERY, (self._ended[key].encode().hex(), mark_name(self.name, key)))
         self._marks[key] = (session, time.monotonic())
+
+    def _holds(self) -> bool:
+        held = [execution.held for execution in self._executions.values() if execution.held]
+        return any(not _is_lost(session) for one in held for session, _ in one.holders)
 
     def _lose_board(self, error: Exception) -> None:
         if self._board is not None:

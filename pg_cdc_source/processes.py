@@ -40,7 +40,7 @@ def _find_process(pid: int) -> tuple[Process, int, str] | None:
 
 def _find_process_by_ps(pid: int) -> tuple[Process, int, str] | None:
     # Systems without /proc (macOS).
-    found = subprocess.run(  # noqa: S603 - a constant program and a number
+    found = subprocess.run(
         ["/bin/ps", "-o", "ppid=,state=,lstart=,comm=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.split()
     if len(found) < 8 or found[1].startswith("Z"):

@@ -27,18 +27,19 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source import board, catalog, ctid, snapshot
-from pg_cdc_source.connection import connect, translate
+from pg_cdc_source.connection import connect, translate, translated
 from pg_cdc_source.copy import CopyDecoder, CopyMessages, RefusedValueError, record_batch, select_order
 from pg_cdc_source.ctid import BlockRange
 from pg_cdc_source.errors import (
     PgCdcError,
+    QueryError,
     SchemaChangedError,
     SnapshotLostError,
     TransientError,
     UnrepresentableError,
 )
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.scan import Piece, Plan, Source, request_for, select_from
+from pg_cdc_source.scan import Piece, Plan, Source, expect_same, request_for, select_from
 
 # 16 MB of heap: what a lost session repeats. A new COPY costs about a millisecond.
 BLOCKS_PER_PIECE = 2048
@@ -171,7 +172,18 @@ class _Reader:
                 remedy="load the DataFrame again",
             )
         names = [column.name for column in columns]
-        now = catalog.describe(session, self._select_plain(names), self._doing)
+        self._expect_planned_names(session)
+        try:
+            now = catalog.describe(session, self._select_plain(names), self._doing)
+        except QueryError as error:
+            if relation is None:
+                raise
+            what = str(error).splitlines()[0]
+            raise SchemaChangedError(
+                f"{what}; it did when the DataFrame was loaded", remedy="load the DataFrame again"
+            ) from None
+        # Once more, since only now the lock keeps the name with its heap.
+        self._expect_planned_names(session)
         snapshot.check_files(session, self._doing)
         for planned, attnum, found in zip(columns, self._piece.attnums, now, strict=False):
             if (planned.name, attnum, planned.type_oid, planned.typmod) != (
@@ -187,6 +199,12 @@ class _Reader:
                 )
         if len(columns) != len(now):
             raise SchemaChangedError(f"{self._doing}: the number of columns has changed", remedy="load it again")
+
+    def _expect_planned_names(self, session: Session) -> None:
+        heap, relation = self._piece.heap, self._plan.relation
+        if heap is not None and relation is not None:
+            for planned in dict.fromkeys((relation, heap)):
+                expect_same(session, planned, self._doing)
 
     def _select_plain(self, names: list[str]) -> sql.Composable:
         return select_from(self._plan, self._piece, [sql.Identifier(name) for name in names], None)
@@ -205,18 +223,19 @@ class _Reader:
         """Decoded chunks of one COPY and their numbers of rows, without its first ``skip`` rows."""
         position = 0
         messages = CopyMessages()
+        fresh: list[bytes] = []
         session = self._open()
-        with contextlib.closing(_receive(session, self._copy_statement(blocks), self._doing)) as chunks:
-            for chunk in chunks:
-                rows = messages.rows(chunk)
-                fresh = rows[max(0, skip - position) :]
-                position += len(rows)
-                if fresh:
-                    try:
-                        arrays = self._decoder.decode(fresh)
-                    except RefusedValueError as refused:
-                        raise self._unrepresentable(refused, blocks, position - len(fresh) + refused.row) from None
-                    yield arrays, len(fresh)
+        try:
+            with contextlib.closing(_receive(session, self._copy_statement(blocks), self._doing)) as chunks:
+                for chunk in chunks:
+                    rows = messages.rows(chunk)
+                    fresh = rows[max(0, skip - position) :]
+                    position += len(rows)
+                    if fresh:
+                        yield self._decoder.decode(fresh), len(fresh)
+        except RefusedValueError as refused:
+            # Only here has the COPY, and the thread that receives it, ended.
+            raise self._unrepresentable(refused, blocks, position - len(fresh) + refused.row) from None
         messages.finish()
 
     def _unrepresentable(self, refused: RefusedValueError, blocks: BlockRange, position: int) -> PgCdcError:
@@ -225,7 +244,7 @@ class _Reader:
         if heap is not None:
             # The same scan again, in a session that is not in the middle of a COPY.
             self.close()
-            with self._open().cursor() as cursor:
+            with translated(f"{self._doing}: looking for a row"), self._open().cursor() as cursor:
                 cursor.execute(
                     sql.SQL("SELECT ctid::text FROM ({}) AS scan OFFSET {} LIMIT 1").format(
                         select_from(self._plan, self._piece, [sql.SQL("ctid")], blocks), sql.Literal(position)

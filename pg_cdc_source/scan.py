@@ -13,7 +13,7 @@ from pg_cdc_source import board, catalog, ctid, keeper, snapshot, types
 from pg_cdc_source.catalog import Relation, Server
 from pg_cdc_source.connection import connect, refuse_breaking_pooler, translated
 from pg_cdc_source.ctid import BlockRange
-from pg_cdc_source.errors import OptionError
+from pg_cdc_source.errors import OptionError, SchemaChangedError
 from pg_cdc_source.options import SnapshotOptions
 from pg_cdc_source.types import Codec, Column
 
@@ -77,7 +77,7 @@ def make_plan(options: SnapshotOptions) -> Plan:
         relation = catalog.find_relation(session, options.dbtable) if options.dbtable else None
         names = None
         if relation is not None:
-            names = _chosen_columns(options, relation, catalog.column_names(session, relation))
+            names = _chosen_columns(options, relation, list(catalog.attnums(session, relation)))
         columns = catalog.describe(session, _select(options, relation, names), f"reading {relation or 'the query'}")
         if relation is not None:
             not_null = catalog.not_null_attnums(session, relation)
@@ -123,7 +123,8 @@ def _select(options: SnapshotOptions, relation: Relation | None, names: list[str
 
 def _where(options: SnapshotOptions, blocks: BlockRange | None) -> sql.Composable:
     conditions: list[sql.Composable] = []
-    if blocks is not None and blocks.start_block:
+    if blocks is not None:
+        # Also from block 0: an index-only scan, which would read in another order, cannot check a ctid.
         conditions.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({blocks.start_block},0)")))
     if blocks is not None and blocks.end_block_exclusive is not None:
         conditions.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({blocks.end_block_exclusive},0)")))
@@ -143,6 +144,8 @@ def plan_pieces(plan: Plan) -> tuple[Source, list[Piece]]:
         with translated(f"planning {plan.what}"), session.cursor() as cursor:
             # One transaction, so that pieces and identity are those of the same heaps.
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if plan.relation is not None:
+                _expect_same_columns(session, plan, plan.relation)
             pieces = _pieces(session, plan)
             heaps = None if plan.relation is None else catalog.identify_heaps(session, plan.relation)
             cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
@@ -152,6 +155,28 @@ def plan_pieces(plan: Plan) -> tuple[Source, list[Piece]]:
         if options.snapshot is None:
             name = keeper.ensure_keeper(options.connection, session, request_for(plan, "", planned_at))
     return Source(name, planned_at, heaps), pieces
+
+
+def expect_same(session: Session, relation: Relation, doing: str) -> None:
+    """Raise SchemaChangedError where a relation's name means something else than when the DataFrame was loaded."""
+    if catalog.oid_of(session, relation) != relation.oid:
+        raise SchemaChangedError(
+            f"{doing}: {relation} was dropped, renamed or replaced after the DataFrame was loaded",
+            remedy="load the DataFrame again",
+        )
+
+
+def _expect_same_columns(session: Session, plan: Plan, relation: Relation) -> None:
+    # Pieces find their columns by name, and a name may be that of another column now.
+    expect_same(session, relation, f"planning {relation}")
+    attnums = catalog.attnums(session, relation)
+    for column in plan.columns:
+        if attnums.get(column.name) != column.attnum:
+            raise SchemaChangedError(
+                f"planning {relation}: column {catalog.quoted(column.name)} was dropped, renamed or replaced after the "
+                "DataFrame was loaded",
+                remedy="load the DataFrame again",
+            )
 
 
 def _pieces(session: Session, plan: Plan) -> list[Piece]:

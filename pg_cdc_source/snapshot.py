@@ -74,6 +74,7 @@ class Held:
                 if self.lsn is not None:
                     cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (int(self.lsn),))
                 cursor.execute("SELECT set_config('application_name', %s, false)", (name_for(own_id),))
+                cursor.execute("SAVEPOINT unlocked")
         except BaseException:
             session.close()
             raise
@@ -84,6 +85,12 @@ class Held:
         for session, _ in self.holders:
             for oid in oids:
                 lock_relation(session, oid, timeout=timeout)
+
+    def unlock(self) -> None:
+        """Let go of all locks; the snapshot stays."""
+        for session, _ in self.holders:
+            with translated("releasing locks"), session.cursor() as cursor:
+                cursor.execute("ROLLBACK TO unlocked")
 
     def close(self) -> None:
         for session, _ in self.holders:
