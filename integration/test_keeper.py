@@ -268,19 +268,29 @@ def test_readers_that_have_begun_do_not_need_the_keeper(
     assert len({row.lsn for row in action.rows()}) == 1
 
 
+def two_holders_after(pg: Session, lost: list[str]) -> list[str]:
+    """Wait for a pair of holders that is not ``lost``; the older one comes first."""
+
+    def look() -> list[str]:
+        found = holders(pg)
+        return found if len(found) == 2 and found != lost else []
+
+    return wait_until(look)
+
+
 def test_a_holder_that_is_lost_is_replaced(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
     frame = load(spark, db, dbtable=slow, numPartitions=6, where=sleeping(0.02), lsnColumn="lsn", snapshotIdle="1s")
     action = Action(frame)
     wait_until(lambda: readers(pg))
-    before: list[str] = []
+    pair: list[str] = []
     # Each time the older one: in the end none of the first two is left.
     for _ in range(2):
-        wait_until(lambda: len(holders(pg)) == 2 and holders(pg) != before)
-        before = holders(pg)
+        pair = two_holders_after(pg, pair)
         with pg.cursor() as cursor:
             cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", (before[0],)
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", (pair[0],)
             )
         insert(pg, 1)
+    two_holders_after(pg, pair)
     assert sorted(row.id for row in action.rows()) == list(range(1, ROWS + 1))
     assert len({row.lsn for row in action.rows()}) == 1

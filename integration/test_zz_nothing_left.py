@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -33,13 +34,19 @@ def first_column(server: str, query: str) -> list[str]:
         return [value for (value,) in cursor]
 
 
-def keepers() -> list[str]:
-    processes = psutil.process_iter(["cmdline"])
-    return [f"pid {p.pid}" for p in processes if "pg_cdc_source.keeper" in (p.info["cmdline"] or [])]
+def keepers_of(sessions: SparkSessions) -> list[str]:
+    """Keepers that our JVM's workers started, which have its environment; another run on this machine has its own."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            ours = process.environ().get("TMPDIR") == str(sessions.scratch)
+            if ours and "pg_cdc_source.keeper" in (process.info["cmdline"] or []):
+                found.append(f"pid {process.pid}")
+    return found
 
 
-def test_no_keeper_runs() -> None:
-    assert eventually_empty(keepers) == []
+def test_no_keeper_runs(spark_sessions: SparkSessions) -> None:
+    assert eventually_empty(lambda: keepers_of(spark_sessions)) == []
 
 
 def test_no_replication_slot_is_left(server: str) -> None:
@@ -59,4 +66,6 @@ def test_no_prepared_transaction_is_left(server: str) -> None:
 
 
 def test_no_file_is_left(spark_sessions: SparkSessions) -> None:
-    assert eventually_empty(lambda: [str(path) for path in spark_sessions.scratch.iterdir()]) == []
+    # Spark 4.0.0 leaves an empty directory of this name where its JVM runs.
+    expected = {"artifacts"}
+    assert eventually_empty(lambda: [p.name for p in spark_sessions.scratch.iterdir() if p.name not in expected]) == []

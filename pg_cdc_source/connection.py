@@ -131,6 +131,10 @@ def _connect_error(options: ConnectionOptions, given: dict[str, str], error: psy
         return ConnectError(where, remedy="check the host name and the DNS of driver and executors")
     if isinstance(error, psycopg2.ProgrammingError) or "certificate" in text or "SSL" in text:
         return ConnectError(where, remedy="check the connection options (sslmode, sslrootcert, …)")
+    if "unsupported startup parameter: replication" in text:
+        return ServerSetupError(
+            where, remedy="a pooler passes no replication on: connect to PostgreSQL itself, or use consistentPoint=off"
+        )
     if "replication" in text and ("permission" in text or "REPLICATION" in text):
         return ServerSetupError(where, remedy="ALTER ROLE … REPLICATION, or consistentPoint=off")
     return TransientError(f"{where}\n  Remedy: check that the server runs and that this host may reach it")

@@ -77,7 +77,7 @@ SNAPSHOTS_AT_ONCE = 8
 # server's connections for that: at two sessions a snapshot, a tenth of them at most.
 CONNECTIONS_PER_IDLE_SNAPSHOT = 20
 IDLE_KEPT_AT_LEAST = 4
-MEND_SECONDS = 1.0  # between two tries to replace a holder
+MEND_SECONDS = 1.0  # before another try to replace a holder
 MARK_SECONDS = 60.0
 ENDED_REMEMBERED = 100_000
 
@@ -359,7 +359,6 @@ class Keeper:
                 "  Remedy: run the action again: it takes a new snapshot",
             )
         elif len(held.holders) < HOLDERS and time.monotonic() > execution.mend_after:
-            execution.mend_after = time.monotonic() + MEND_SECONDS
             self._submit(execution, self._replace_holder)
 
     def _replace_holder(self, execution: Execution) -> None:
@@ -368,7 +367,8 @@ class Keeper:
         try:
             held.add_holder(self._options, self._namer(execution), held.holders[0][1])
         except PgCdcError as error:
-            # The other holder still works; the next tick tries again, or finds that one lost as well.
+            # The other holder still works; a later tick tries again, or finds that one lost as well.
+            execution.mend_after = time.monotonic() + MEND_SECONDS
             log.warning("execution %s: a holder could not be replaced: %s", execution.request.execution, error)
         self._lock(execution)
 
