@@ -55,7 +55,8 @@ def pgbouncer(db: str, pool_mode: str) -> Iterator[str]:
                 break
             except psycopg2.OperationalError as error:
                 assert process.poll() is None, (home / "log").read_text()
-                assert time.monotonic() < deadline, f"{error}\n{(home / 'log').read_text()}"
+                if time.monotonic() > deadline:
+                    raise AssertionError((home / "log").read_text()) from error
                 time.sleep(0.05)
         yield url
     finally:

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-import psutil
 import pytest
 from conftest import connect
 from frames import load
 from psycopg2.extensions import connection as Session
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from refusals import refusal
 from servers import second_server
 from sessions import SparkSessions
@@ -68,9 +67,7 @@ def pages(pg: Session) -> None:
 
 
 @pytest.mark.usefixtures("pages")
-def test_readers_ended_at_random_moments_repeat_no_row_and_miss_none(
-    db: str, pg: Session, spark: SparkSession
-) -> None:
+def test_readers_ended_at_random_moments_repeat_no_row_and_miss_none(db: str, pg: Session, spark: SparkSession) -> None:
     slow = "id % 100 > 0 OR pg_sleep(0.01) IS NOT NULL"
     df = load(spark, db, dbtable="pages", where=slow, numPartitions=2, batchBytes="64kB", lsnColumn="lsn")
     action = Action(lambda: df.selectExpr("count(*)", "count(DISTINCT id)", "sum(id)", "count(DISTINCT lsn)").first())
@@ -81,8 +78,8 @@ def test_readers_ended_at_random_moments_repeat_no_row_and_miss_none(
         ended += len(
             run(
                 pg,
-                "SELECT FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name"
-                " LIKE 'pgsnapshot:%?%' ORDER BY random() LIMIT 1) AS one WHERE pg_terminate_backend(pid)",
+                "SELECT pid FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name LIKE 'pgsnapshot:%?%' ORDER BY random() LIMIT 1) AS one WHERE pg_terminate_backend(pid)",
             )
         )
     assert tuple(action.result()) == (PAGES, PAGES, PAGES * (PAGES + 1) // 2, 1)
@@ -171,7 +168,9 @@ def test_a_value_that_spark_cannot_hold_is_named_by_its_place(
         text = refusal(df.collect, "UnrepresentableError", "public.t, column n", f"ctid {ctid}: {reason}", "asString=n")
         assert "4321" not in text
         assert "unrepresentable=null" in text
-    nulls = load(spark, db, dbtable="t", unrepresentable="null").where("n IS NULL OR n[0] IS NULL" if "[]" in type_name else "n IS NULL")
+    nulls = load(spark, db, dbtable="t", unrepresentable="null").where(
+        "n IS NULL OR n[0] IS NULL" if "[]" in type_name else "n IS NULL"
+    )
     assert [row.id for row in nulls.collect()] == [4321]
     as_text = load(spark, db, dbtable="t", asString="n", where="id = 4321").first()
     assert as_text is not None
@@ -182,7 +181,7 @@ def test_a_place_is_right_where_an_index_alone_holds_the_columns(db: str, pg: Se
     run(
         pg,
         "CREATE TABLE t (n numeric(10,2), padding text) WITH (autovacuum_enabled = off);"
-        " INSERT INTO t SELECT CASE i WHEN 77 THEN 'NaN' ELSE 9000 - i END, repeat('x', 500)"
+        " INSERT INTO t SELECT CASE i WHEN 77 THEN 'NaN' ELSE (9000 - i)::numeric END, repeat('x', 500)"
         " FROM generate_series(1, 3000) AS i; CREATE INDEX ON t (n)",
     )
     run(pg, "VACUUM ANALYZE t")

@@ -83,7 +83,7 @@ def test_one_keeper_serves_a_driver_and_database(
     db: str, pg: Session, spark: SparkSession, slow: str, keepers: Callable[[], set[psutil.Process]]
 ) -> None:
     def count(session: SparkSession) -> int:
-        return load(session, db, dbtable=slow, numPartitions=2, snapshotIdle="1s").count()
+        return load(session, db, dbtable=slow, numPartitions=2).count()
 
     # Four first loads at once, two of them in a session of their own.
     with ThreadPoolExecutor(4) as pool:
@@ -101,7 +101,7 @@ def test_each_database_has_a_keeper_of_its_own(
 ) -> None:
     assert load(spark, db, dbtable=slow).count() == ROWS
     (first,) = keepers()
-    assert load(spark, server, query="SELECT 1 AS one", snapshotIdle="1s").count() == 1
+    assert load(spark, server, query="SELECT 1 AS one").count() == 1
     with connect(server) as other:
         assert set(keeper_sessions(pg)).isdisjoint(keeper_sessions(other))
     assert first in keepers()
@@ -140,6 +140,14 @@ def test_a_snapshot_lasts_as_long_as_its_readers(db: str, spark: SparkSession, s
     assert len({row.lsn for row in rows}) == 1
 
 
+def test_a_snapshot_lasts_through_many_short_tasks(db: str, spark: SparkSession, slow: str) -> None:
+    # Each is connected for a few milliseconds only, so most looks of the keeper find no reader.
+    frame = load(spark, db, dbtable=slow, numPartitions=30, lsnColumn="lsn", snapshotIdle="1s")
+    rows = frame.union(frame).collect()
+    assert len(rows) == 2 * ROWS
+    assert len({row.lsn for row in rows}) == 1
+
+
 def test_a_dataframe_takes_a_new_snapshot_after_the_release(
     db: str, pg: Session, spark: SparkSession, slow: str
 ) -> None:
@@ -155,7 +163,7 @@ def test_a_dataframe_takes_a_new_snapshot_after_the_release(
 
 
 def test_two_actions_at_once_have_two_snapshots(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
-    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.01), lsnColumn="lsn", snapshotIdle="1s")
+    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.01), lsnColumn="lsn")
     first = Action(frame)
     wait_until(lambda: readers(pg))
     insert(pg, 7)
@@ -165,7 +173,7 @@ def test_two_actions_at_once_have_two_snapshots(db: str, pg: Session, spark: Spa
 
 
 def test_an_rdd_reads_one_snapshot_per_stage(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
-    frame = load(spark, db, dbtable=slow, numPartitions=3, lsnColumn="lsn", snapshotIdle="1s")
+    frame = load(spark, db, dbtable=slow, numPartitions=3, lsnColumn="lsn")
     before = frame.rdd.collect()
     insert(pg, 7)
     after = frame.rdd.collect()
@@ -175,7 +183,7 @@ def test_an_rdd_reads_one_snapshot_per_stage(db: str, pg: Session, spark: SparkS
 
 
 def test_no_slot_holds_wal_while_a_long_read_runs(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
-    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.01), lsnColumn="lsn", snapshotIdle="1s")
+    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.01), lsnColumn="lsn")
     action = Action(frame)
     wait_until(lambda: readers(pg))
     looks = 0
@@ -241,7 +249,7 @@ def test_without_its_keeper_an_action_that_needs_it_fails(
     db: str, pg: Session, spark: SparkSession, slow: str, keepers: Callable[[], set[psutil.Process]]
 ) -> None:
     # Eight tasks, of which two run at a time.
-    options = {"dbtable": slow, "numPartitions": 8, "lsnColumn": "lsn", "snapshotIdle": "1s"}
+    options: dict[str, str | int] = {"dbtable": slow, "numPartitions": 8, "lsnColumn": "lsn"}
     action = Action(load(spark, db, where=sleeping(0.02), **options))
     wait_until(lambda: readers(pg))
     kill(keepers())
@@ -259,7 +267,7 @@ def test_without_its_keeper_an_action_that_needs_it_fails(
 def test_readers_that_have_begun_do_not_need_the_keeper(
     db: str, pg: Session, spark: SparkSession, slow: str, keepers: Callable[[], set[psutil.Process]]
 ) -> None:
-    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.02), lsnColumn="lsn", snapshotIdle="1s")
+    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.02), lsnColumn="lsn")
     action = Action(frame)
     wait_until(lambda: len(readers(pg)) == 2)
     kill(keepers())
@@ -279,7 +287,7 @@ def two_holders_after(pg: Session, lost: list[str]) -> list[str]:
 
 
 def test_a_holder_that_is_lost_is_replaced(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
-    frame = load(spark, db, dbtable=slow, numPartitions=6, where=sleeping(0.02), lsnColumn="lsn", snapshotIdle="1s")
+    frame = load(spark, db, dbtable=slow, numPartitions=6, where=sleeping(0.02), lsnColumn="lsn")
     action = Action(frame)
     wait_until(lambda: readers(pg))
     pair: list[str] = []

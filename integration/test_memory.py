@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -30,16 +31,12 @@ def watching_workers() -> Iterator[Peak]:
     gateway = SparkContext._gateway
     assert gateway is not None
     jvm = psutil.Process(gateway.proc.pid)
-    # Workers are used again: what earlier tests took does not count.
-    for worker in jvm.children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            worker.kill()
     peak, stop = Peak(), threading.Event()
 
     def watch() -> None:
         while not stop.wait(0.05):
             for process in jvm.children(recursive=True):
-                with contextlib.suppress(psutil.Error, OSError, StopIteration):
+                with contextlib.suppress(psutil.Error, OSError, IndexError):
                     peak.bytes = max(peak.bytes, peak_bytes(process.pid))
 
     thread = threading.Thread(target=watch, name="watch")
@@ -52,9 +49,14 @@ def watching_workers() -> Iterator[Peak]:
 
 
 def peak_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/status") as status:
-        line = next(line for line in status if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+@pytest.fixture
+def spark(spark_session: Callable[..., SparkSession]) -> SparkSession:
+    """A session whose workers are new for each task: what earlier tests took does not count."""
+    return spark_session(**{"spark.python.worker.reuse": "false"})
 
 
 def summary(df: DataFrame, *expressions: str) -> tuple[int, ...]:

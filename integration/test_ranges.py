@@ -90,7 +90,7 @@ def test_ten_thousand_ranges_are_planned_in_a_second(db: str, pg: Session) -> No
 
 def test_rows_that_come_after_loading_are_read(db: str, pg: Session, spark: SparkSession) -> None:
     make_blocks(pg, "t", 40)
-    frame = load(spark, db, dbtable="t", columns="id", numPartitions=4, snapshotIdle="1s")
+    frame = load(spark, db, dbtable="t", columns="id", numPartitions=4)
     assert frame.count() == 40
     # PySpark 4.1 and later plan once: the table is ten times as large as the ranges were cut for.
     run(pg, f"INSERT INTO t SELECT i, {ONE_BLOCK} FROM generate_series(41, 400) AS i")
@@ -99,7 +99,7 @@ def test_rows_that_come_after_loading_are_read(db: str, pg: Session, spark: Spar
 
 def test_a_table_that_shrinks_after_loading_is_read(db: str, pg: Session, spark: SparkSession) -> None:
     make_blocks(pg, "t", 40)
-    frame = load(spark, db, dbtable="t", columns="id", numPartitions=8, snapshotIdle="1s")
+    frame = load(spark, db, dbtable="t", columns="id", numPartitions=8)
     assert frame.count() == 40
     run(pg, "DELETE FROM t WHERE id > 3", "VACUUM t")
     assert rows_of(frame) == [(1,), (2,), (3,)]

@@ -19,6 +19,7 @@ TID_RANGE_SCAN_VERSION = 140000
 
 # psycopg2 shows a numeric without a modifier (-1) with this precision, because it takes -1 apart like any other.
 _NO_PRECISION = 65535
+_NUMERIC_ARRAY_OID = 1231
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +149,23 @@ def describe(session: Session, select: sql.Composable, doing: str) -> list[Colum
     """
     with translated(doing), session.cursor() as cursor:
         cursor.execute(sql.SQL("SELECT * FROM ({}\n) AS q LIMIT 0").format(select))
+        description = cursor.description or ()
+        # psycopg2 gives precision and scale of numeric. Those of its arrays, the only other modifier that matters here,
+        # are the catalog's to say, and only of a table's columns.
+        cursor.execute(
+            "SELECT attrelid, attnum, atttypmod FROM unnest(%s::oid[], %s::int2[]) AS t (oid, attnum)"
+            " JOIN pg_catalog.pg_attribute USING (attnum) WHERE attrelid = t.oid AND atttypid = %s",
+            ([d.table_oid for d in description], [d.table_column for d in description], _NUMERIC_ARRAY_OID),
+        )
+        array_typmods = {(oid, attnum): typmod for oid, attnum, typmod in cursor}
         found = [
-            # libpq gives precision and scale of numeric, and no other modifier that matters here.
-            (d.name, d.table_column or 0, d.type_code, _numeric_typmod(d.precision, d.scale))
-            for d in cursor.description or ()
+            (
+                d.name,
+                d.table_column or 0,
+                d.type_code,
+                array_typmods.get((d.table_oid, d.table_column), _numeric_typmod(d.precision, d.scale)),
+            )
+            for d in description
         ]
         cursor.execute(
             "SELECT format_type(t.oid, NULLIF(t.typmod, -1)) FROM unnest(%s::oid[], %s::int[])"
@@ -185,8 +199,8 @@ def attnums(session: Session, relation: Relation) -> dict[str, int]:
     """The columns' numbers by name, in the table's order."""
     with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
         cursor.execute(
-            "SELECT attname, attnum FROM pg_catalog.pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
-            " ORDER BY attnum",
+            "SELECT attname, attnum FROM pg_catalog.pg_attribute"
+            " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
             (relation.oid,),
         )
         return dict(cursor.fetchall())
