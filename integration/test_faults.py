@@ -68,18 +68,19 @@ def pages(pg: Session) -> None:
 
 @pytest.mark.usefixtures("pages")
 def test_readers_ended_at_random_moments_repeat_no_row_and_miss_none(db: str, pg: Session, spark: SparkSession) -> None:
-    slow = "id % 100 > 0 OR pg_sleep(0.01) IS NOT NULL"
+    slow = "id % 50 > 0 OR pg_sleep(0.02) IS NOT NULL"
     df = load(spark, db, dbtable="pages", where=slow, numPartitions=2, batchBytes="64kB", lsnColumn="lsn")
     action = Action(lambda: df.selectExpr("count(*)", "count(DISTINCT id)", "sum(id)", "count(DISTINCT lsn)").first())
     chance = random.Random(7)
     ended = 0
     while action.is_alive():
-        action.join(chance.uniform(0.02, 0.3))
+        action.join(chance.uniform(0.2, 0.6))
         ended += len(
             run(
                 pg,
                 "SELECT pid FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-                " AND application_name LIKE 'pgsnapshot:%?%' ORDER BY random() LIMIT 1) AS one WHERE pg_terminate_backend(pid)",
+                " AND application_name LIKE 'pgsnapshot:%?%' ORDER BY random() LIMIT 1) AS one"
+                " WHERE pg_terminate_backend(pid)",
             )
         )
     assert tuple(action.result()) == (PAGES, PAGES, PAGES * (PAGES + 1) // 2, 1)
@@ -103,9 +104,8 @@ def test_a_server_that_restarts_fails_the_action_and_not_the_next_one(spark: Spa
             )
             action = Action(lambda: refusal(df.count))
             wait_until(lambda: len(holders(session)) == 2 and readers(session))
-            victim = session.info.backend_pid
-        # PostgreSQL answers the crash of one of its processes with a restart.
-        os.kill(victim, signal.SIGKILL)
+            # PostgreSQL answers the crash of one of its processes with a restart.
+            os.kill(session.info.backend_pid, signal.SIGKILL)
         text = action.result()
         assert "the snapshot of this action has ended" in text
         assert "Remedy: run the action again" in text

@@ -68,8 +68,8 @@ log = logging.getLogger(__name__)
 HOLDERS = 2
 TICK_SECONDS = 0.5  # how often the driver is looked for; a dead driver's sessions are gone within twice this
 BOARD_SECONDS = 1.0  # how often readers are looked for while snapshots are held, if not more often for snapshotIdle
-# Tasks that are connected for a fifth of the time only are missed by most looks, but not by so many in a row; by four in
-# a row they were.
+# Tasks that are connected for a fifth of the time only are missed by most looks, but not by so many in a row. Four in a
+# row did miss them.
 LOOKS_PER_IDLE = 20
 STANDBY_BOARD_SECONDS = 0.2
 START_SECONDS = 30.0
