@@ -4,8 +4,10 @@
 #   PYSPARK=4.0.4 make test           another Spark, in a virtual environment of its own
 #   PG_CDC_TEST_BIN=/usr/lib/postgresql/15/bin make integration     another PostgreSQL's binaries
 #   PG_CDC_TEST_URL=postgresql://... make integration               a server that runs already
+#   MARKS= make test                  also what needs programs of Debian's, which .ci/run installs
 
 PYTHON ?= python3
+MARKS ?= not debian
 PYSPARK ?=
 
 VENV := .venv$(if $(PYSPARK),-$(PYSPARK))
@@ -25,7 +27,7 @@ unit: $(VENV)/.dev
 	$(BIN)/pytest tests
 
 integration: java $(VENV)/.dev
-	$(BIN)/pytest integration
+	$(BIN)/pytest integration -m '$(MARKS)'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

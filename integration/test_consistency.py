@@ -198,6 +198,7 @@ def jdbc(spark: SparkSession, db: str, table: str) -> DataFrame:
     ).withColumn("lsn", F.lit(0))
 
 
+@pytest.mark.debian
 @pytest.mark.parametrize(("master", "rounds"), [("local[2]", 2), ("local-cluster[2,1,1024]", 1)])
 def test_an_action_sees_one_point_where_jdbc_does_not(
     master: str, rounds: int, db: str, pg: Session, spark_session: Callable[..., SparkSession], jdbc_jar: str

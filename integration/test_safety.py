@@ -160,6 +160,7 @@ def test_a_misspelt_option_is_refused_before_anything_connects(spark: SparkSessi
 # --- poolers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.debian
 def test_a_transaction_pooling_pgbouncer_is_refused(db: str, pg: Session, spark: SparkSession, tmp_path: Path) -> None:
     run(pg, "CREATE TABLE t AS SELECT generate_series(1, 1000) AS id")
     with pgbouncer(db, "transaction") as url:
@@ -168,6 +169,7 @@ def test_a_transaction_pooling_pgbouncer_is_refused(db: str, pg: Session, spark:
         )
 
 
+@pytest.mark.debian
 def test_a_session_pooling_pgbouncer_works(db: str, pg: Session, spark: SparkSession) -> None:
     run(pg, "CREATE TABLE t AS SELECT generate_series(1, 100000) AS id")
     with pgbouncer(db, "session") as url:
