@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 from collections.abc import Callable
@@ -51,43 +50,7 @@ class Action(threading.Thread):
         return self._outcome[0]
 
 
-# --- readers --------------------------------------------------------------------------------------------------------
-
-# A page holds one row; some 5,000 pages a partition are three COPYs (BLOCKS_PER_PIECE).
-PAGES = 10_000
-
-
-@pytest.fixture
-def pages(pg: Session) -> None:
-    run(
-        pg,
-        "CREATE TABLE pages (id int NOT NULL, padding text); ALTER TABLE pages ALTER padding SET STORAGE PLAIN;"
-        f" INSERT INTO pages SELECT i, repeat('x', 5000) FROM generate_series(1, {PAGES}) AS i",
-    )
-
-
-@pytest.mark.usefixtures("pages")
-def test_readers_ended_at_random_moments_repeat_no_row_and_miss_none(db: str, pg: Session, spark: SparkSession) -> None:
-    slow = "id % 50 > 0 OR pg_sleep(0.02) IS NOT NULL"
-    df = load(spark, db, dbtable="pages", where=slow, numPartitions=2, batchBytes="64kB", lsnColumn="lsn")
-    action = Action(lambda: df.selectExpr("count(*)", "count(DISTINCT id)", "sum(id)", "count(DISTINCT lsn)").first())
-    chance = random.Random(7)
-    ended = 0
-    while action.is_alive():
-        action.join(chance.uniform(0.2, 0.6))
-        ended += len(
-            run(
-                pg,
-                "SELECT pid FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-                " AND application_name LIKE 'pgsnapshot:%?%' ORDER BY random() LIMIT 1) AS one"
-                " WHERE pg_terminate_backend(pid)",
-            )
-        )
-    assert tuple(action.result()) == (PAGES, PAGES, PAGES * (PAGES + 1) // 2, 1)
-    assert ended >= 3
-
-
-# --- the server -----------------------------------------------------------------------------------------------------
+# --- servers and databases ------------------------------------------------------------------------------------------
 
 
 def test_a_server_that_restarts_fails_the_action_and_not_the_next_one(spark: SparkSession) -> None:

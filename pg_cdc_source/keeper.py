@@ -151,11 +151,11 @@ def _first_line(process: subprocess.Popen[bytes], settings: str) -> str:
     with process.stdin, process.stdout:
         process.stdin.write(settings.encode())
         process.stdin.close()
+        process.wait()
         if not select.select([process.stdout], [], [], START_SECONDS)[0]:
-            process.kill()
-            process.wait()
             return f"error no answer within {START_SECONDS:g} s"
-        return process.stdout.readline().decode().strip()
+        line = process.stdout.readline().decode().strip()
+        return line or "error it ended at once; the driver's standard error says why"
 
 
 @dataclass(slots=True)
@@ -502,6 +502,9 @@ def main() -> None:
     """Entry point of the process: settings come as JSON on stdin, one line on stdout answers ready, taken or error."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s pgsnapshot keeper: %(message)s")
     settings = json.load(sys.stdin)
+    # The process that planning started leaves at once and is waited for; nobody would wait for the keeper.
+    if os.fork():
+        os._exit(0)
     connection = settings["connection"]
     options = ConnectionOptions(**{**connection, "keywords": tuple((k, v) for k, v in connection["keywords"])})
     example = Request.from_json(settings["example"])
