@@ -186,6 +186,8 @@ def test_no_slot_holds_wal_while_a_long_read_runs(db: str, pg: Session, spark: S
     frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.01), lsnColumn="lsn")
     action = Action(frame)
     wait_until(lambda: readers(pg))
+    # The session with the slot leaves as soon as others hold the snapshot, which is just after they are found.
+    wait_until(lambda: not session_names(pg, "pgsnapshot%", "backend_type = 'walsender'"), 2)
     looks = 0
     while readers(pg):
         assert slots(pg) == []

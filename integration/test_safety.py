@@ -363,6 +363,7 @@ from pg_cdc_source import register
 
 settings = json.loads(sys.stdin.readline())
 conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": settings["events"], "spark.log.level": "INFO"}
+conf["spark.eventLog.compress"] = "false"
 spark = start_session("local[2]", conf, Path(settings["directory"]))
 register(spark)
 

@@ -194,7 +194,7 @@ def exact(value: Any, spark_type: str) -> Any:
         return value.as_tuple()
     if isinstance(value, datetime) and value.tzinfo is not None:
         return "instant", value.astimezone(timezone.utc).replace(tzinfo=None)
-    if isinstance(value, memoryview):
+    if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     return type(value), value
 
