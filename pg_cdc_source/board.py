@@ -110,6 +110,11 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
     pause = 0.01
     next_ring = start
     while True:
+        if time.monotonic() >= next_ring:
+            # Also where there is a snapshot, which lives on from its last reader; and more than once, because a keeper
+            # whose session was just lost does not hear it.
+            _ring(session, keeper, request)
+            next_ring = time.monotonic() + RING_SECONDS
         keeper_runs, snapshot = _look(session, keeper, request)
         if snapshot is not None:
             _check_fits(snapshot, request)
@@ -124,10 +129,6 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
             raise TransientError(
                 f"keeper {keeper} did not give a snapshot for execution {request.execution} within {now - start:.0f} s"
             )
-        if now >= next_ring:
-            # More than once, because a keeper whose session was just lost does not hear it.
-            _ring(session, keeper, request)
-            next_ring = now + RING_SECONDS
         time.sleep(pause)
         pause = min(1.5 * pause, 0.25)
 
@@ -167,9 +168,9 @@ def _check_fits(snapshot: Snapshot, request: Request) -> None:
 
 def _ring(session: Session, keeper: str, request: Request) -> None:
     with translated("asking for a snapshot"), session.cursor() as cursor:
-        cursor.execute("SELECT pg_is_in_recovery()")
-        if not cursor.fetchone()[0]:
-            cursor.execute("SELECT pg_notify(%s, %s)", (keeper_name(keeper), request.to_json()))
+        cursor.execute(
+            "SELECT pg_notify(%s, %s) WHERE NOT pg_is_in_recovery()", (keeper_name(keeper), request.to_json())
+        )
 
 
 # The reason is hexadecimal, so that no quoting stands between it and who reads it from pg_stat_activity.query.

@@ -61,6 +61,7 @@ _SETTINGS = {
     "synchronize_seqscans": "off",
     "enable_tidscan": "on",
     "jit": "off",
+    "synchronous_commit": "off",  # a notification is all that these sessions commit
 }
 
 _CONNECTION_LOST = ("08", "57P01", "57P02", "57P03", "57P05", "53300", "40001", "40P01", "55P03")

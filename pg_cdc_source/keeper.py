@@ -278,6 +278,8 @@ class Keeper:
                 self._end(key, "")
                 known = None
             self._ended.pop(key, None)
+        if known is not None:
+            known.last_reader = now
         if key in self._ended:
             self._mark(key)
         elif known is None:
