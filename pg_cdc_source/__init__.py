@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from pg_cdc_source.batch import register as register
     from pg_cdc_source.errors import DefiniteError as DefiniteError
     from pg_cdc_source.errors import PgCdcError as PgCdcError
+    from pg_cdc_source.errors import SlotLostError as SlotLostError
     from pg_cdc_source.errors import TransientError as TransientError
+    from pg_cdc_source.frames import collapse as collapse
+    from pg_cdc_source.frames import project as project
     from pg_cdc_source.offsets import Lsn as Lsn
     from pg_cdc_source.snapshot import OpenSnapshot as OpenSnapshot
     from pg_cdc_source.snapshot import open_snapshot as open_snapshot
@@ -21,7 +24,10 @@ _HOME = {
     "register": "batch",
     "DefiniteError": "errors",
     "PgCdcError": "errors",
+    "SlotLostError": "errors",
     "TransientError": "errors",
+    "collapse": "frames",
+    "project": "frames",
     "Lsn": "offsets",
     "OpenSnapshot": "snapshot",
     "open_snapshot": "snapshot",

@@ -34,7 +34,7 @@ class PgSnapshotDataSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        with _short_errors():
+        with short_errors():
             self._options = parse_snapshot_options(options)
         self._plan: Plan | None = None
 
@@ -58,7 +58,7 @@ class PgSnapshotDataSource(DataSource):
     def _planned(self) -> Plan:
         # Spark pickles the source after schema(), so the plan is made once per load.
         if self._plan is None:
-            with _short_errors():
+            with short_errors():
                 self._plan = make_plan(self._options)
         return self._plan
 
@@ -70,18 +70,18 @@ class PgSnapshotReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
-        with _short_errors():
+        with short_errors():
             source, pieces = plan_pieces(self._plan)
         return [PiecePartition(source, piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PiecePartition)
-        with _short_errors():
-            yield from read_piece(self._plan, partition.source, partition.piece, _execution())
+        with short_errors():
+            yield from read_piece(self._plan, partition.source, partition.piece, execution())
 
 
 @contextmanager
-def _short_errors() -> Iterator[None]:
+def short_errors() -> Iterator[None]:
     """Leave out the frames below this edge: Spark shows users the whole stack, and the text says all there is."""
     try:
         yield
@@ -90,7 +90,7 @@ def _short_errors() -> Iterator[None]:
         raise copy.copy(error) from None
 
 
-def _execution() -> str:
+def execution() -> str:
     """What all tasks of one action have in common: the SQL execution's id, or under ``df.rdd`` the stage's."""
     context = TaskContext.get()
     if context is None:

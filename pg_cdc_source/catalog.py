@@ -206,6 +206,17 @@ def attnums(session: Session, relation: Relation) -> dict[str, int]:
         return dict(cursor.fetchall())
 
 
+def raw_types(session: Session, relation: Relation) -> dict[str, tuple[int, int]]:
+    """The columns' types and modifiers by name as pg_attribute has them: a domain's is the domain's own."""
+    with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT attname, atttypid, atttypmod FROM pg_catalog.pg_attribute"
+            " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
+            (relation.oid,),
+        )
+        return {name: (type_oid, typmod) for name, type_oid, typmod in cursor}
+
+
 def oid_of(session: Session, relation: Relation) -> int | None:
     """The oid of what has this relation's name now."""
     with translated(f"looking for {relation}"), session.cursor() as cursor:

@@ -64,7 +64,8 @@ _SETTINGS = {
     "synchronous_commit": "off",  # a notification is all that these sessions commit
 }
 
-_CONNECTION_LOST = ("08", "57P01", "57P02", "57P03", "57P05", "53300", "40001", "40P01", "55P03")
+# Sessions lost, connections or locks not to be had, serialization, a slot in use: none of them has to stay so.
+_TRANSIENT = ("08", "57P01", "57P02", "57P03", "57P05", "53300", "40001", "40P01", "55P03", "55006")
 
 
 def connect(
@@ -134,10 +135,19 @@ def _connect_error(options: ConnectionOptions, given: dict[str, str], error: psy
         return ConnectError(where, remedy="check the connection options (sslmode, sslrootcert, …)")
     if "unsupported startup parameter: replication" in text:
         return ServerSetupError(
-            where, remedy="a pooler passes no replication on: connect to PostgreSQL itself, or use consistentPoint=off"
+            where,
+            remedy="a pooler passes no replication on: connect to PostgreSQL itself (only pgsnapshot can do without, "
+            "with consistentPoint=off)",
+        )
+    if "max_wal_senders" in text:
+        return ServerSetupError(
+            where, remedy="raise max_wal_senders, or end walsenders that nobody needs (pg_stat_replication)"
         )
     if "replication" in text and ("permission" in text or "REPLICATION" in text):
-        return ServerSetupError(where, remedy="ALTER ROLE … REPLICATION, or consistentPoint=off")
+        return ServerSetupError(
+            where,
+            remedy="ALTER ROLE … REPLICATION (only pgsnapshot can do without, with consistentPoint=off)",
+        )
     return TransientError(f"{where}\n  Remedy: check that the server runs and that this host may reach it")
 
 
@@ -149,11 +159,18 @@ def translate(error: psycopg2.Error, doing: str) -> PgCdcError:
     code: str | None = error.pgcode
     primary: str | None = error.diag.message_primary if code else None
     text = primary or " ".join(str(error).split())
-    where = f"{doing}: {text}" + (f" (SQLSTATE {code})" if code else "")
-    if code is None or code.startswith(_CONNECTION_LOST):
+    if code is None:
+        return TransientError(f"{doing}: {text}")
+    return classified(code, text, doing, error.diag.source_function)
+
+
+def classified(code: str, text: str, doing: str, source_function: str | None = None) -> PgCdcError:
+    """The error that an SQLSTATE of the server amounts to."""
+    where = f"{doing}: {text} (SQLSTATE {code})"
+    if code.startswith(_TRANSIENT):
         return TransientError(where)
     if code == "42501":
-        if error.diag.source_function == "check_enable_rls":
+        if source_function == "check_enable_rls":
             return AccessError(
                 where,
                 remedy="rows would be missing without a sign; read as a role with BYPASSRLS, or as the table's owner "
@@ -166,7 +183,7 @@ def translate(error: psycopg2.Error, doing: str) -> PgCdcError:
         return QueryError(where, remedy="check the options columns, where and query")
     if code == "25006":
         return QueryError(where, remedy="sessions of this format only read: leave out what writes")
-    if code == "53400" or code == "55006" or code == "0A000":
+    if code in ("53400", "0A000"):
         return ServerSetupError(where)
     return DefiniteError(where)
 

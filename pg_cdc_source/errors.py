@@ -10,6 +10,7 @@
         ├── AccessError             a relation is missing, or this role may not read all of it
         ├── ServerSetupError        the server or what stands before it lacks something (wal_level, slots, a pooler)
         ├── SnapshotLostError       the snapshot an action depends on has ended
+        ├── SlotLostError           the slot no longer has what the checkpoint needs
         ├── SchemaChangedError      a relation is no longer what was planned
         ├── QueryError              PostgreSQL refused the user's own SQL (``query``, ``where``)
         ├── UnrepresentableError    a value that its Spark type cannot hold
@@ -54,6 +55,10 @@ class ServerSetupError(DefiniteError):
 
 class SnapshotLostError(DefiniteError):
     """The snapshot that an action depends on has ended."""
+
+
+class SlotLostError(DefiniteError):
+    """The slot no longer has what the checkpoint needs."""
 
 
 class SchemaChangedError(DefiniteError):

@@ -13,7 +13,8 @@ MAX_NAME_BYTES = 63
 
 # The lexer's rules (src/backend/parser/scan.l): every character outside ASCII counts as a letter, also a space there.
 _NAME_PART = re.compile(
-    r"""\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*))\s*""",
+    r"""\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*)"""
+    r"""|(?P<star>\*))\s*""",
     re.ASCII,
 )
 _NEEDS_NO_QUOTES = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
@@ -28,13 +29,22 @@ class QualifiedName:
     parts: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> QualifiedName:
-        """Read a name as SQL does: unquoted parts fold to lower case, quoted parts keep everything."""
+    def parse(
+        cls,
+        text: str,
+        *,
+        for_query: str = "pass it in the option query",
+        for_several: str = "load each table on its own",
+    ) -> QualifiedName:
+        """Read a name as SQL does: unquoted parts fold to lower case, quoted parts keep everything.
+
+        ``for_query`` and ``for_several`` are the remedies where the text is a query or names several tables.
+        """
         if _SUBQUERY.match(text):
-            raise OptionError(f"{text!r} is a query, not a table's name", remedy="pass it in the option query")
+            raise OptionError(f"{text!r} is a query, not a table's name", remedy=for_query)
         names = _parse_names(text)
         if len(names) != 1:
-            raise OptionError(f"{text!r} names {len(names)} tables", remedy="load each table on its own")
+            raise OptionError(f"{text!r} names {len(names)} tables", remedy=for_several)
         if len(names[0]) > 3:
             raise OptionError(
                 f"{text!r} has {len(names[0])} parts, a table has three at most: database.schema.table",
@@ -47,6 +57,29 @@ class QualifiedName:
         return ".".join(map(quote_where_needed, self.parts))
 
 
+@dataclass(frozen=True, slots=True)
+class TablePattern:
+    """One table, or with ``name`` None all tables of a schema; ``schema`` None leaves the schema to the search path.
+
+    Both None is ``*``: every table of every schema.
+    """
+
+    schema: str | None
+    name: str | None
+
+    @property
+    def qualified(self) -> QualifiedName | None:
+        """The one table it names, None where it may match several."""
+        if self.name is None:
+            return None
+        return QualifiedName((self.name,) if self.schema is None else (self.schema, self.name))
+
+    def __str__(self) -> str:
+        """Give it as ``parse_tables`` reads it, with quotes only where they are needed."""
+        name = "*" if self.name is None else quote_where_needed(self.name)
+        return name if self.schema is None else f"{quote_where_needed(self.schema)}.{name}"
+
+
 def quote_where_needed(part: str) -> str:
     if _NEEDS_NO_QUOTES.fullmatch(part):
         return part
@@ -55,14 +88,19 @@ def quote_where_needed(part: str) -> str:
 
 def _parse_names(text: str) -> list[tuple[str, ...]]:
     """Read a comma-separated list of dotted names."""
-    names: list[tuple[str, ...]] = []
-    parts: list[str] = []
+    return [tuple(part for part in name if part is not None) for name in _parse_patterns(text, stars=False)]
+
+
+def _parse_patterns(text: str, *, stars: bool) -> list[tuple[str | None, ...]]:
+    """Read a comma-separated list of dotted names, with None for a part that is a star."""
+    names: list[tuple[str | None, ...]] = []
+    parts: list[str | None] = []
     position = 0
     while True:
         match = _NAME_PART.match(text, position)
-        if match is None:
+        if match is None or (match["star"] and not stars):
             raise _malformed_name(text, position)
-        parts.append(_name(match))
+        parts.append(None if match["star"] else _name(match))
         position = match.end()
         separator = text[position : position + 1]
         if separator != ".":
@@ -123,6 +161,29 @@ def parse_columns(text: str) -> tuple[str, ...]:
         if columns.count(column) > 1:
             raise OptionError(f"the column {quote_where_needed(column)} is there twice", remedy="name it once")
     return columns
+
+
+def parse_tables(text: str) -> tuple[TablePattern, ...]:
+    """Read a comma-separated list of tables, ``schema.table`` or ``schema.*``; a star in quotes is a name like any."""
+    if _SUBQUERY.match(text):
+        raise OptionError(f"{text!r} is a query, not a list of tables", remedy="name the tables that it reads")
+    patterns: list[TablePattern] = []
+    for parts in _parse_patterns(text, stars=True):
+        shown = ".".join("*" if part is None else quote_where_needed(part) for part in parts)
+        if None in parts[:-1]:
+            raise OptionError(
+                f"{shown} has * before its last part", remedy="name the schema: schema.*; or use * alone for all"
+            )
+        if len(parts) > 2:
+            raise OptionError(
+                f"{shown} has {len(parts)} parts, a table here has two at most: schema.table",
+                remedy='set the database in the connection options; quote a part that holds a dot: public."a.b"',
+            )
+        pattern = TablePattern(parts[-2] if len(parts) == 2 else None, parts[-1])
+        if pattern in patterns:
+            raise OptionError(f"the table {pattern} is there twice", remedy="name it once")
+        patterns.append(pattern)
+    return tuple(patterns)
 
 
 def in_words(words: tuple[str, ...]) -> str:

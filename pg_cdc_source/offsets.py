@@ -1,12 +1,18 @@
-"""Positions in the write-ahead log."""
+"""Positions in the write-ahead log, and the offsets that a stream's checkpoint keeps."""
 
 from __future__ import annotations
 
 import re
-from typing import SupportsInt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, SupportsInt
+
+from pg_cdc_source.errors import DefiniteError
 
 _LSN_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 _LSN_END_EXCLUSIVE = 1 << 64
+
+ALL = (1 << 63) - 1
 
 
 class Lsn(int):
@@ -33,3 +39,109 @@ class Lsn(int):
 
     def __repr__(self) -> str:
         return f"Lsn('{self}')"
+
+
+class Position(NamedTuple):
+    """How far a stream has come: every commit before ``lsn``, and of the commit at ``lsn`` all changes up to ``seq``.
+
+    ``seq`` is ``ALL`` where nothing of that commit is left, or where there is none.
+    """
+
+    lsn: Lsn
+    seq: int = ALL
+
+    @classmethod
+    def before(cls, lsn: int) -> Position:
+        """Everything before ``lsn``."""
+        return cls(Lsn(lsn - 1))
+
+    @property
+    def next_lsn(self) -> Lsn:
+        """The least LSN whose commit may have more: what may be confirmed to the slot, and where to start again."""
+        return Lsn(self.lsn + 1) if self.seq == ALL else self.lsn
+
+    def __str__(self) -> str:
+        return str(self.lsn) if self.seq == ALL else f"{self.lsn}, change {self.seq}"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotIdentity:
+    """Which slot of which cluster an offset belongs to."""
+
+    system: str
+    timeline: int
+    database: str
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """One offset of a stream.
+
+    ``origin`` is where the stream began: the slot's consistent point. ``tables`` are those of an initial snapshot that
+    is not over, or was not at the offset before, in their order; ``done`` of them have been read. ``position`` is
+    that of the changes.
+    """
+
+    identity: SlotIdentity
+    origin: Lsn
+    tables: tuple[str, ...]
+    done: int
+    position: Position
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what Spark writes to its log; the order of keys is fixed, because Spark compares texts."""
+        offset: dict[str, Any] = {
+            "version": _VERSION,
+            "system": self.identity.system,
+            "timeline": self.identity.timeline,
+            "database": self.identity.database,
+            "slot": self.identity.slot,
+            "origin": str(self.origin),
+        }
+        if self.tables:
+            offset["snapshot"] = {"tables": ",".join(self.tables), "done": self.done}
+        offset["lsn"] = str(self.position.lsn)
+        if self.position.seq != ALL:
+            offset["seq"] = self.position.seq
+        return offset
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> StreamOffset | None:
+        """Read an offset; None is the initial one. Raises DefiniteError for what this version did not write."""
+        if offset.get("version") != _VERSION:
+            raise DefiniteError(
+                f"the checkpoint's offset has version {offset.get('version')!r}, this release reads {_VERSION}",
+                remedy="continue with the release that wrote the checkpoint, or start with a new checkpoint and slot",
+            )
+        if offset == INITIAL:
+            return None
+        try:
+            snapshot = offset.get("snapshot") or {"tables": "", "done": 0}
+            return cls(
+                SlotIdentity(
+                    str(offset["system"]), int(offset["timeline"]), str(offset["database"]), str(offset["slot"])
+                ),
+                Lsn.parse(offset["origin"]),
+                tuple(split_names(snapshot["tables"])),
+                int(snapshot["done"]),
+                Position(Lsn.parse(offset["lsn"]), int(offset.get("seq", ALL))),
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise DefiniteError(
+                f"the checkpoint's offset is not one of this format ({type(error).__name__}: {error})",
+                remedy="use the checkpoint of this query, or start with a new checkpoint and slot",
+            ) from None
+
+
+_VERSION = 1
+
+# A constant, because Spark asks for it before and after batch 0; what is found out goes into the end offsets.
+INITIAL: dict[str, Any] = {"version": _VERSION, "lsn": "initial"}
+
+_NAME = re.compile(r'(?:"(?:[^"]|"")*"|[^",])+')
+
+
+def split_names(text: str) -> list[str]:
+    """Cut a comma-separated list of names as SQL quotes them, leaving each as it is."""
+    return _NAME.findall(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
@@ -22,11 +22,25 @@ from pg_cdc_source.conninfo import (
     parse_url,
 )
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.names import QualifiedName, check_characters, in_words, nearest, parse_columns, quote_where_needed
+from pg_cdc_source.names import (
+    MAX_NAME_BYTES,
+    QualifiedName,
+    TablePattern,
+    check_characters,
+    in_words,
+    nearest,
+    parse_columns,
+    parse_tables,
+    quote_where_needed,
+)
 
 ConsistentPoint = Literal["auto", "require", "off"]
 Unrepresentable = Literal["error", "null"]
-Group = Literal["connection", "pgsnapshot"]
+PublicationMode = Literal["create", "require"]
+StartFrom = Literal["snapshot", "slot", "now"]
+OnSchemaChange = Literal["fail", "ignore"]
+OnTruncate = Literal["emit", "fail", "ignore"]
+Group = Literal["connection", "pgsnapshot", "pgcdc"]
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -138,6 +152,10 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
+def _boolean(text: str) -> bool:
+    return _one_of(("true", "false"))(text) == "true"
+
+
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise OptionError("it is empty", remedy="give it a value or leave the option out")
@@ -159,6 +177,25 @@ def _slot(text: str) -> str:
             remedy="use 1 to 63 lower-case letters, digits and underscores",
         )
     return text
+
+
+def _publication(text: str) -> str:
+    _not_blank(text)
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        raise OptionError(f"{text} is in quotes", remedy="write the publication's name without quotes, as it is stored")
+    length = len(text.encode())
+    if length > MAX_NAME_BYTES:
+        raise OptionError(
+            f"{text!r} has {length} bytes, PostgreSQL's names have {MAX_NAME_BYTES} at most",
+            remedy="write the publication's name as the catalog holds it",
+        )
+    return text
+
+
+def _streamed_table(text: str) -> QualifiedName:
+    return QualifiedName.parse(
+        text, for_query="name the table it reads: streams take no query", for_several="use the option tables"
+    )
 
 
 def _snapshot_id(text: str) -> str:
@@ -193,7 +230,7 @@ class Option:
     without: str = "none"
 
 
-OPTIONS: tuple[Option, ...] = (
+_CONNECTION_OPTIONS = (
     Option(
         "url",
         "connection",
@@ -205,6 +242,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("database", "connection", "database (libpq's `dbname` is taken too)", _not_blank, without="libpq's"),
     Option("user", "connection", "role to connect as", _not_blank, without="libpq's"),
     Option("password", "connection", "its password; libpq's `passfile` works too", _password),
+)
+
+_SNAPSHOT_OPTIONS = (
     Option(
         "dbtable",
         "pgsnapshot",
@@ -275,6 +315,84 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
+_OF_SNAPSHOTS = {option.name: replace(option, group="pgcdc") for option in _SNAPSHOT_OPTIONS}
+_STREAM_OPTIONS = (
+    Option(
+        "dbtable",
+        "pgcdc",
+        "one table, `schema.table`, parts quoted as in SQL where needed: its columns and the change columns",
+        _streamed_table,
+    ),
+    Option(
+        "tables",
+        "pgcdc",
+        "several tables instead, separated by commas, `schema.*` for all of a schema: the envelope's columns",
+        parse_tables,
+    ),
+    Option(
+        "slot",
+        "pgcdc",
+        "replication slot of the stream; created when missing, kept when the query stops",
+        _slot,
+        without="required",
+    ),
+    Option(
+        "publication",
+        "pgcdc",
+        "publication of the tables; created when missing, kept when the query stops",
+        _publication,
+        without="the slot's name",
+    ),
+    Option(
+        "publicationMode",
+        "pgcdc",
+        "`create`: create a publication that is missing; `require`: only check it",
+        _one_of(get_args(PublicationMode)),
+        "create",
+    ),
+    Option(
+        "startFrom",
+        "pgcdc",
+        "`snapshot`: first the rows of the tables, then every change after them; `slot`: the changes from where the "
+        "existing slot stands; `now`: the changes from now on",
+        _one_of(get_args(StartFrom)),
+        "snapshot",
+    ),
+    Option(
+        "maxRowsPerBatch",
+        "pgcdc",
+        "most rows of changes in a micro-batch, which ends at a commit unless one transaction is larger than that",
+        _whole_number(1, 1_000_000_000),
+        "1000000",
+    ),
+    Option(
+        "maxBytesPerBatch", "pgcdc", "most bytes of changes in a micro-batch, likewise", _size("64kB", "16GB"), "128MB"
+    ),
+    Option("beforeImage", "pgcdc", "add `_before`, a struct of the old values that PostgreSQL sent", _boolean, "false"),
+    Option(
+        "onSchemaChange",
+        "pgcdc",
+        "when a table's columns change: `fail`, or `ignore` columns that were added",
+        _one_of(get_args(OnSchemaChange)),
+        "fail",
+    ),
+    Option(
+        "onTruncate",
+        "pgcdc",
+        "when a table is truncated: `emit` a row that says so, `fail`, or `ignore` it",
+        _one_of(get_args(OnTruncate)),
+        "emit",
+    ),
+    _OF_SNAPSHOTS["asString"],
+    _OF_SNAPSHOTS["numericAs"],
+    _OF_SNAPSHOTS["unrepresentable"],
+    replace(_OF_SNAPSHOTS["partitionBytes"], meaning="size of the part of a table that one task of the snapshot reads"),
+    replace(_OF_SNAPSHOTS["slotTimeout"], meaning="longest wait for the slot's creation"),
+)
+
+OPTIONS: tuple[Option, ...] = _CONNECTION_OPTIONS + _SNAPSHOT_OPTIONS + _STREAM_OPTIONS
+
+
 def option_table_markdown(group: Group) -> str:
     """Give the README's table of one group of options."""
     rows = [("option", "meaning", "default"), ("---", "---", "---")]
@@ -285,43 +403,126 @@ def option_table_markdown(group: Group) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-# Names that users bring from elsewhere, in lower case, and what replaces them.
+# Names that users bring from elsewhere, in lower case, and what replaces them, by where they are written.
 _FROM_LOAD = "load() takes no path here: name the table in the option dbtable"
 _RANGES = "nothing to choose: tables are split by physical ranges; partitionBytes or numPartitions sets how many"
 _PUSH_DOWN = "leave it out: use columns, where or query for what PostgreSQL shall do"
 _WRITING = "leave it out: this format only reads"
 _KERBEROS = "leave it out: libpq takes Kerberos credentials from the ticket cache, and krbsrvname as an option"
-_HABITS = {
-    "path": _FROM_LOAD,
-    "paths": _FROM_LOAD,
-    "table": "use dbtable",
-    "dsn": "use url: Spark hides that one in its plans",
-    "username": "use user",
-    "driver": "nothing is needed: no JDBC driver takes part",
-    "fetchsize": "nothing is needed: rows are streamed; batchBytes sets the size of a batch",
-    "partitioncolumn": _RANGES,
-    "lowerbound": _RANGES,
-    "upperbound": _RANGES,
-    "predicates": _RANGES,
-    **dict.fromkeys(
-        ("pushdownpredicate", "pushdownaggregate", "pushdownlimit", "pushdownoffset", "pushdowntablesample"), _PUSH_DOWN
-    ),
-    "sessioninitstatement": "set parameters in the option options: '-c name=value'",
-    "preparequery": "write it into query: WITH ... SELECT ...",
-    "customschema": "use asString or numericAs, or cast in query",
-    "prefertimestampntz": "nothing is needed: types follow PostgreSQL's",
-    "querytimeout": "leave it out: cancelling the Spark job ends its queries",
-    "hint": "leave it out: PostgreSQL has no hints",
-    "isolationlevel": "nothing is needed: an action reads one snapshot",
-    **dict.fromkeys(
-        ("batchsize", "truncate", "cascadetruncate", "createtableoptions", "createtablecolumntypes"), _WRITING
-    ),
-    **dict.fromkeys(("keytab", "principal", "refreshkrb5config", "connectionprovider"), _KERBEROS),
-    "ssl": "use sslmode",
-    "sslfactory": "use sslmode and sslrootcert",
-    "currentschema": "qualify the table: schema.table; or set options to '-c search_path=...'",
-    "sockettimeout": "leave it out; tcp_user_timeout bounds the wait for a dead server",
-    **dict.fromkeys(("connecttimeout", "logintimeout"), "use connect_timeout"),
+_IN_SPARK = "leave it out: a stream has whole tables; select and filter the DataFrame"
+_START = "use startFrom: snapshot, slot or now; after that the query's checkpoint says where to go on"
+_TABLES = "use dbtable for one table, or tables for several: schema.table, schema.*"
+_TRIGGER = "leave it out: the query's trigger sets how often, maxRowsPerBatch how much"
+_HABITS: dict[Group, dict[str, str]] = {
+    "connection": {
+        "dsn": "use url: Spark hides that one in its plans",
+        **dict.fromkeys(("username", "database.user"), "use user"),
+        "database.hostname": "use host",
+        "database.port": "use port",
+        "database.password": "use password",
+        **dict.fromkeys(("database.dbname", "databasename"), "use database"),
+        "driver": "nothing is needed: no JDBC driver takes part",
+        "sessioninitstatement": "set parameters in the option options: '-c name=value'",
+        **dict.fromkeys(("keytab", "principal", "refreshkrb5config", "connectionprovider"), _KERBEROS),
+        **dict.fromkeys(("ssl", "database.sslmode"), "use sslmode"),
+        "sslfactory": "use sslmode and sslrootcert",
+        "currentschema": "qualify the table: schema.table; or set options to '-c search_path=...'",
+        "sockettimeout": "leave it out; tcp_user_timeout bounds the wait for a dead server",
+        **dict.fromkeys(("connecttimeout", "logintimeout"), "use connect_timeout"),
+    },
+    "pgsnapshot": {
+        "path": _FROM_LOAD,
+        "paths": _FROM_LOAD,
+        "table": "use dbtable",
+        "tables": "load each table on its own, in dbtable: those of one action share its snapshot",
+        "fetchsize": "nothing is needed: rows are streamed; batchBytes sets the size of a batch",
+        "partitioncolumn": _RANGES,
+        "lowerbound": _RANGES,
+        "upperbound": _RANGES,
+        "predicates": _RANGES,
+        **dict.fromkeys(
+            ("pushdownpredicate", "pushdownaggregate", "pushdownlimit", "pushdownoffset", "pushdowntablesample"),
+            _PUSH_DOWN,
+        ),
+        "preparequery": "write it into query: WITH ... SELECT ...",
+        "customschema": "use asString or numericAs, or cast in query",
+        "prefertimestampntz": "nothing is needed: types follow PostgreSQL's",
+        "querytimeout": "leave it out: cancelling the Spark job ends its queries",
+        "hint": "leave it out: PostgreSQL has no hints",
+        "isolationlevel": "nothing is needed: an action reads one snapshot",
+        **dict.fromkeys(
+            ("batchsize", "truncate", "cascadetruncate", "createtableoptions", "createtablecolumntypes"), _WRITING
+        ),
+    },
+    "pgcdc": {
+        **dict.fromkeys(
+            ("path", "paths"), "load() takes no path here: name the table in dbtable, or several in tables"
+        ),
+        **dict.fromkeys(("slot.name", "slotname", "slot_name", "replicationslot", "replication_slot"), "use slot"),
+        **dict.fromkeys(("publication.name", "publicationname", "publication_name"), "use publication"),
+        **dict.fromkeys(("publication_names", "publications"), "use publication: a stream reads one"),
+        "publication.autocreate.mode": "use publicationMode: create or require",
+        **dict.fromkeys(
+            ("plugin.name", "plugin", "proto_version"), "nothing is needed: streams read PostgreSQL's own pgoutput"
+        ),
+        "slot.drop.on.stop": "leave it out: the slot is kept; drop it with SELECT pg_drop_replication_slot(...)",
+        **dict.fromkeys(
+            (
+                *("snapshot.mode", "startingoffsets", "startingversion", "startingtimestamp", "startinglsn"),
+                *("initialsnapshot", "withinitialsnapshot", "startfromlatest"),
+            ),
+            _START,
+        ),
+        **dict.fromkeys(
+            ("endingoffsets", "endingversion", "endingtimestamp"),
+            "leave it out: a stream has no end; Trigger.AvailableNow stops where the server stands now",
+        ),
+        **dict.fromkeys(
+            ("table", "subscribe", "table.include.list", "table.whitelist", "schema.include.list", "subscribepattern"),
+            _TABLES,
+        ),
+        **dict.fromkeys(
+            ("table.exclude.list", "schema.exclude.list"),
+            "list what is wanted in tables, or leave the others out of the publication: schema.* takes what it has",
+        ),
+        **dict.fromkeys(
+            ("query", "where", "columns", "column.include.list", "column.exclude.list", "predicates"), _IN_SPARK
+        ),
+        **dict.fromkeys(
+            (
+                "maxoffsetspertrigger",
+                "maxrowspertrigger",
+                "maxrecordsperbatch",
+                "max.batch.size",
+                "maxrowsperpartition",
+            ),
+            "use maxRowsPerBatch",
+        ),
+        "maxbytespertrigger": "use maxBytesPerBatch",
+        **dict.fromkeys(
+            ("minoffsetspertrigger", "maxtriggerdelay", "maxfilespertrigger", "poll.interval.ms", "triggerinterval"),
+            _TRIGGER,
+        ),
+        "checkpointlocation": "set it where the query starts: df.writeStream.option('checkpointLocation', ...)",
+        "failondataloss": "leave it out: what is lost is always an error",
+        **dict.fromkeys(
+            ("ignoredeletes", "ignorechanges", "skipchangecommits", "skipped.operations"),
+            "leave it out: filter the stream by _change_type",
+        ),
+        **dict.fromkeys(("readchangefeed", "readchangedata"), "nothing is needed: every row of the stream is a change"),
+        "truncate.handling.mode": "use onTruncate: emit, fail or ignore",
+        "decimal.handling.mode": "use numericAs: string, double or decimal(p,s)",
+        **dict.fromkeys(("include.before", "before", "includebefore"), "use beforeImage"),
+        "unavailable.value.placeholder": "nothing is needed: _unchanged lists the columns whose values did not travel",
+        **dict.fromkeys(
+            ("heartbeat.interval.ms", "heartbeat.action.query"),
+            "nothing is needed: the slot of quiet tables moves with the server's keepalives",
+        ),
+        "consistentpoint": "nothing is needed: a stream's snapshot is always at the point where its slot starts",
+        "snapshot": "use startFrom: a stream makes the snapshot that belongs to its slot",
+        "numpartitions": "use partitionBytes for the first snapshot; changes come as one sequence",
+        "lsncolumn": "nothing is needed: _commit_lsn is there",
+    },
 }
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -348,6 +549,29 @@ class SnapshotOptions:
     batch_bytes: int
     slot_timeout_seconds: float
     snapshot_idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """The options of ``spark.readStream.format("pgcdc")``. ``tables`` is empty where ``dbtable`` names the one."""
+
+    connection: ConnectionOptions
+    dbtable: QualifiedName | None
+    tables: tuple[TablePattern, ...]
+    slot: str
+    publication: str
+    publication_mode: PublicationMode
+    start_from: StartFrom
+    max_rows_per_batch: int
+    max_bytes_per_batch: int
+    before_image: bool
+    on_schema_change: OnSchemaChange
+    on_truncate: OnTruncate
+    as_string: tuple[str, ...]
+    numeric_as: NumericAs
+    unrepresentable: Unrepresentable
+    partition_bytes: int
+    slot_timeout_seconds: float
 
 
 def parse_connection_options(options: Mapping[str, str]) -> ConnectionOptions:
@@ -384,6 +608,66 @@ def parse_snapshot_options(options: Mapping[str, str]) -> SnapshotOptions:
         slot_timeout_seconds=values["slotTimeout"],
         snapshot_idle_seconds=values["snapshotIdle"],
     )
+
+
+def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
+    """Read the options of ``pgcdc``; raises OptionError with everything that is wrong."""
+    given = _read(options, ("connection", "pgcdc"))
+    connection = given.connection()
+    given.problems.extend(_stream_contradictions(given))
+    given.raise_problems()
+    values = given.values
+    return StreamOptions(
+        connection=connection,
+        dbtable=values["dbtable"],
+        tables=values["tables"] or (),
+        slot=values["slot"],
+        publication=values["publication"] or values["slot"],
+        publication_mode=values["publicationMode"],
+        start_from=values["startFrom"],
+        max_rows_per_batch=values["maxRowsPerBatch"],
+        max_bytes_per_batch=values["maxBytesPerBatch"],
+        before_image=values["beforeImage"],
+        on_schema_change=values["onSchemaChange"],
+        on_truncate=values["onTruncate"],
+        as_string=values["asString"] or (),
+        numeric_as=values["numericAs"],
+        unrepresentable=values["unrepresentable"],
+        partition_bytes=values["partitionBytes"],
+        slot_timeout_seconds=values["slotTimeout"],
+    )
+
+
+def _stream_contradictions(given: _Given) -> Iterator[OptionError]:
+    names, values = given.names, given.values
+    if "dbtable" not in names and "tables" not in names:
+        yield OptionError("neither dbtable nor tables is given", remedy=_TABLES)
+    if "tables" in names:
+        if "dbtable" in names:
+            yield OptionError("both dbtable and tables are given", remedy="remove one of them")
+        for name in ("beforeImage", "asString", "numericAs", "unrepresentable"):
+            if name in names:
+                yield OptionError(
+                    f"{name} is not used with tables, whose rows hold PostgreSQL's own text in JSON",
+                    remedy=f"remove {name} here and pass it to project(), which gives the typed rows of one table",
+                )
+    if "slot" not in names:
+        yield OptionError(
+            "no slot is given",
+            remedy="choose a name for the stream's replication slot in the option slot; it is created when missing, "
+            "and no other stream may use it",
+        )
+    for name in ("partitionBytes", "slotTimeout"):
+        if name in names and values["startFrom"] == "slot":
+            yield OptionError(
+                f"{name} is not used with startFrom=slot",
+                remedy=f"remove {name}: it belongs to making a slot and reading the snapshot there",
+            )
+    if "partitionBytes" in names and values["startFrom"] == "now":
+        yield OptionError(
+            "partitionBytes is not used with startFrom=now",
+            remedy="remove partitionBytes: no snapshot of the tables is read",
+        )
 
 
 def _snapshot_contradictions(given: _Given) -> Iterator[OptionError]:
@@ -488,18 +772,24 @@ def _read(options: Mapping[str, str], groups: tuple[Group, ...]) -> _Given:
             elif key in LIBPQ_KEYWORDS and key not in OWN_KEYWORDS:
                 given.libpq[key] = text
             else:
-                given.problems.append(_unknown_option(key, list(rows.values())))
+                given.problems.append(_unknown_option(key, groups))
         except OptionError as error:
             given.problems.append(OptionError(f"option {option.name if option else key}: {error}"))
     return given
 
 
-def _unknown_option(key: str, rows: list[Option]) -> OptionError:
+def _unknown_option(key: str, groups: tuple[Group, ...]) -> OptionError:
     if key in OWN_KEYWORDS:
         return OptionError(f"the option {key} cannot be chosen", remedy=f"remove it: {OWN_KEYWORDS[key]}")
-    if key in _HABITS:
-        return OptionError(f"the option {key} is not known here", remedy=_HABITS[key])
-    names = [option.name for option in rows]
+    for group in groups:
+        if key in _HABITS[group]:
+            return OptionError(f"the option {key} is not known here", remedy=_HABITS[group][key])
+    formats = dict.fromkeys(option.group for option in OPTIONS if option.name.lower() == key)
+    if formats:
+        return OptionError(
+            f"the option {key} is not known here", remedy=f"remove it: it belongs to {' and '.join(formats)}"
+        )
+    names = [option.name for option in OPTIONS if option.group in groups]
     near = nearest(key, frozenset((*names, *LIBPQ_KEYWORDS)) - OWN_KEYWORDS.keys())
     remedy = f"did you mean {near}?" if near else f"the options are {', '.join(names)} and libpq's keywords"
     return OptionError(f"the option {key} is not known", remedy=remedy)

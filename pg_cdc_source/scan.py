@@ -75,14 +75,19 @@ def make_plan(options: SnapshotOptions) -> Plan:
         if options.consistent_point == "require" and not options.snapshot:
             snapshot.require_consistent_point(server)
         relation = catalog.find_relation(session, options.dbtable) if options.dbtable else None
-        names = None
-        if relation is not None:
-            names = _chosen_columns(options, relation, list(catalog.attnums(session, relation)))
-        columns = catalog.describe(session, _select(options, relation, names), f"reading {relation or 'the query'}")
-        if relation is not None:
-            not_null = catalog.not_null_attnums(session, relation)
-            columns = [replace(column, not_null=column.attnum in not_null) for column in columns]
-        _check_names(options, [column.name for column in columns])
+        return plan_in(session, server, options, relation)
+
+
+def plan_in(session: Session, server: Server, options: SnapshotOptions, relation: Relation | None) -> Plan:
+    """Plan a scan in a session that is there: of a relation, or of the query where it is None."""
+    names = None
+    if relation is not None:
+        names = _chosen_columns(options, relation, list(catalog.attnums(session, relation)))
+    columns = catalog.describe(session, _select(options, relation, names), f"reading {relation or 'the query'}")
+    if relation is not None:
+        not_null = catalog.not_null_attnums(session, relation)
+        columns = [replace(column, not_null=column.attnum in not_null) for column in columns]
+    _check_names(options, [column.name for column in columns])
     return Plan(options, relation, tuple(columns), server)
 
 
@@ -144,10 +149,7 @@ def plan_pieces(plan: Plan) -> tuple[Source, list[Piece]]:
         with translated(f"planning {plan.what}"), session.cursor() as cursor:
             # One transaction, so that pieces and identity are those of the same heaps.
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            if plan.relation is not None:
-                _expect_same_columns(session, plan, plan.relation)
-            pieces = _pieces(session, plan)
-            heaps = None if plan.relation is None else catalog.identify_heaps(session, plan.relation)
+            pieces, heaps = pieces_in(session, plan)
             cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
             planned_at = float(cursor.fetchone()[0])
             cursor.execute("COMMIT")
@@ -155,6 +157,14 @@ def plan_pieces(plan: Plan) -> tuple[Source, list[Piece]]:
         if options.snapshot is None:
             name = keeper.ensure_keeper(options.connection, session, request_for(plan, "", planned_at))
     return Source(name, planned_at, heaps), pieces
+
+
+def pieces_in(session: Session, plan: Plan) -> tuple[list[Piece], int | None]:
+    """Cut a scan into pieces as the session's transaction sees its heaps; gives what identifies the set of them."""
+    if plan.relation is None:
+        return _pieces(session, plan), None
+    _expect_same_columns(session, plan, plan.relation)
+    return _pieces(session, plan), catalog.identify_heaps(session, plan.relation)
 
 
 def expect_same(session: Session, relation: Relation, doing: str) -> None:

@@ -47,6 +47,9 @@ from pg_cdc_source.options import ConsistentPoint, parse_snapshot_options
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
+# The end of remedies where a snapshot is what is wanted: a stream cannot do without a slot.
+_DO_WITHOUT = ", or use consistentPoint=off (a snapshot without LSN)"
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSpec:
@@ -99,21 +102,27 @@ class Held:
 
 
 def make_snapshot(
-    options: ConnectionOptions, spec: SnapshotSpec, name_for: Callable[[str], str], *, holders: int
+    options: ConnectionOptions,
+    spec: SnapshotSpec,
+    name_for: Callable[[str], str],
+    *,
+    holders: int,
+    stream: bool = False,
 ) -> Held:
     """Make a snapshot as ``spec`` says, and hold it on ``holders`` plain sessions.
 
     ``name_for`` gives the application_name for a snapshot id ("" before there is one). With a consistent point the LSN
     is that point minus one, the greatest position the snapshot contains. Raises what keeps a wanted consistent point
-    from being had; under ``auto`` a plain snapshot without an LSN is made instead.
+    from being had; under ``auto`` a plain snapshot without an LSN is made instead. ``stream`` words errors for the slot
+    of a stream, which cannot do without.
     """
     session = connect(options, name_for(""))
     try:
         server = catalog.read_server(session)
         if spec.consistent_point != "off":
             try:
-                require_consistent_point(server)
-                return _at_consistent_point(options, spec, name_for, holders, session)
+                require_consistent_point(server, stream=stream)
+                return _at_consistent_point(options, spec, name_for, holders, session, stream=stream)
             except (ServerSetupError, TransientError):
                 if spec.consistent_point == "require" or spec.slot:
                     raise
@@ -124,22 +133,22 @@ def make_snapshot(
         session.close()
 
 
-def require_consistent_point(server: Server) -> None:
-    """Raise ServerSetupError when this server or role cannot make a logical slot."""
+def require_consistent_point(server: Server, *, stream: bool = False) -> None:
+    """Raise ServerSetupError when this server or role cannot make a logical slot, worded for what it is made for."""
+    what, otherwise = ("a stream", "") if stream else ("a consistent point", _DO_WITHOUT)
     if server.wal_level != "logical":
         raise ServerSetupError(
-            f"a consistent point needs wal_level=logical, but it is {server.wal_level}",
-            remedy="set wal_level=logical and restart PostgreSQL, or use consistentPoint=off (a snapshot without LSN)",
+            f"{what} needs wal_level=logical, but it is {server.wal_level}",
+            remedy=f"set wal_level=logical and restart PostgreSQL{otherwise}",
         )
     if not server.may_replicate:
         raise ServerSetupError(
-            f"a consistent point needs the right to create a replication slot, which role {server.role} lacks",
-            remedy=f"ALTER ROLE {catalog.quoted(server.role)} REPLICATION, or use consistentPoint=off",
+            f"{what} needs the right to use replication slots, which role {server.role} lacks",
+            remedy=f"ALTER ROLE {catalog.quoted(server.role)} REPLICATION{otherwise}",
         )
     if server.in_recovery and server.version_num < 160000:
         raise ServerSetupError(
-            "a consistent point on a standby needs PostgreSQL 16 or later",
-            remedy="connect to the primary, or use consistentPoint=off (a snapshot without LSN)",
+            f"{what} on a standby needs PostgreSQL 16 or later", remedy=f"connect to the primary{otherwise}"
         )
 
 
@@ -154,11 +163,17 @@ def _hold(options: ConnectionOptions, held: Held, name_for: Callable[[str], str]
 
 
 def _at_consistent_point(
-    options: ConnectionOptions, spec: SnapshotSpec, name_for: Callable[[str], str], holders: int, watcher: Session
+    options: ConnectionOptions,
+    spec: SnapshotSpec,
+    name_for: Callable[[str], str],
+    holders: int,
+    watcher: Session,
+    *,
+    stream: bool,
 ) -> Held:
     slot = spec.slot or f"pgsnapshot_{secrets.token_hex(8)}"
     if spec.slot:
-        _refuse_existing_slot(watcher, spec.slot)
+        _refuse_existing_slot(watcher, spec.slot, stream=stream)
     session = connect(options, name_for(""), replication=True)
     created = False
     try:
@@ -168,7 +183,7 @@ def _at_consistent_point(
             kind = "" if spec.slot else "TEMPORARY "
             # This form works on every supported version. The command has to come first in its transaction.
             create = f'CREATE_REPLICATION_SLOT "{slot}" {kind}LOGICAL pgoutput USE_SNAPSHOT'
-            consistent_point = _create_slot(cursor, create, slot, spec.slot_timeout_seconds, watcher)
+            consistent_point = _create_slot(cursor, create, slot, spec.slot_timeout_seconds, watcher, stream=stream)
             created = True
             snapshot_id = export_snapshot(session)
             if not spec.slot:
@@ -184,7 +199,7 @@ def _at_consistent_point(
         session.close()
 
 
-def _refuse_existing_slot(session: Session, slot: str) -> None:
+def _refuse_existing_slot(session: Session, slot: str, *, stream: bool) -> None:
     with translated(f"looking for slot {slot}"), session.cursor() as cursor:
         cursor.execute(
             "SELECT plugin, database, active_pid FROM pg_catalog.pg_replication_slots WHERE slot_name = %s", (slot,)
@@ -192,11 +207,16 @@ def _refuse_existing_slot(session: Session, slot: str) -> None:
         row = cursor.fetchone()
     if row is not None:
         state = f"used by pid {row[2]}" if row[2] else "not in use"
+        hint = (
+            "A DataFrame with the option slot makes its slot in its first action; for several actions at that point "
+            "use open_snapshot()"
+        )
+        if stream:
+            hint = "To read on from where it stands, without a snapshot: startFrom=slot"
         raise DefiniteError(
             f"slot {slot} exists already (plugin {row[0]}, database {row[1]}, {state}); a snapshot can only be taken "
             "where a new slot starts",
-            remedy=f"choose another name, or drop it: SELECT pg_drop_replication_slot('{slot}'). A DataFrame with the "
-            "option slot makes its slot in its first action; for several actions at that point use open_snapshot()",
+            remedy=f"choose another name, or drop it: SELECT pg_drop_replication_slot('{slot}'). {hint}",
         )
 
 
@@ -208,7 +228,7 @@ def drop_slot(session: Session, slot: str) -> None:
         )
 
 
-def _create_slot(cursor: Any, create: str, slot: str, timeout_seconds: float, watcher: Session) -> Lsn:
+def _create_slot(cursor: Any, create: str, slot: str, timeout_seconds: float, watcher: Session, *, stream: bool) -> Lsn:
     """Create the slot within ``timeout_seconds``; statement_timeout does not end this command, a cancel does."""
     timer = threading.Timer(timeout_seconds, cursor.connection.cancel)
     timer.start()
@@ -218,8 +238,8 @@ def _create_slot(cursor: Any, create: str, slot: str, timeout_seconds: float, wa
     except psycopg2.errors.QueryCanceled:
         raise TransientError(
             f"slot {slot} found no consistent point within {timeout_seconds:g} s, because it waits for every running "
-            f"transaction that has written: {_writers(watcher)}\n  Remedy: end them, raise slotTimeout, or use "
-            "consistentPoint=off (a snapshot without LSN)"
+            f"transaction that has written: {_writers(watcher)}",
+            remedy=f"end them, or raise slotTimeout{'' if stream else _DO_WITHOUT}",
         ) from None
     except psycopg2.errors.ConfigurationLimitExceeded as error:
         raise ServerSetupError(

@@ -43,6 +43,7 @@ def type_table() -> str:
 TABLES = {
     "connection options": lambda: option_table_markdown("connection"),
     "pgsnapshot options": lambda: option_table_markdown("pgsnapshot"),
+    "pgcdc options": lambda: option_table_markdown("pgcdc"),
     "libpq keywords": lambda: ", ".join(f"`{keyword}`" for keyword in sorted(LIBPQ_KEYWORDS)) + ".",
     "types": type_table,
 }

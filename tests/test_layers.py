@@ -17,13 +17,19 @@ SOURCES = {path.stem: path for path in sorted((ROOT / PACKAGE).glob("*.py"))}
 # Lowest first. Each line: the modules, and what they may import besides this package and the standard library.
 LAYERS: list[tuple[set[str], set[str]]] = [
     ({"errors", "names", "conninfo", "options", "offsets"}, set()),
-    ({"binary", "numeric", "arrays", "types", "copy", "ctid"}, {"numpy", "pyarrow"}),
     (
-        {"processes", "connection", "catalog", "snapshot", "board", "keeper", "scan", "reader"},
+        {"binary", "numeric", "arrays", "text", "types", "copy", "ctid", "pgoutput", "changes", "envelope"},
+        {"numpy", "pyarrow"},
+    ),
+    (
+        {
+            *("processes", "connection", "catalog", "snapshot", "board", "keeper", "scan", "reader"),
+            *("publication", "slot", "libpq", "replication", "rewind", "capture"),
+        },
         {"numpy", "pyarrow", "psycopg2"},
     ),
     (
-        {"__init__", "batch", "cli", "demo", "embedded", "local_spark"},
+        {"__init__", "batch", "stream", "frames", "cli", "demo", "embedded", "local_spark"},
         {"numpy", "pyarrow", "psycopg2", "pyspark", "rich", "typer"},
     ),
 ]
@@ -90,6 +96,7 @@ def test_imports_have_no_cycle() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_the_lookup_shim_imports_only_this_package() -> None:
-    names = imported_packages(ROOT / "pyspark_pgsnapshot" / "__init__.py")
+@pytest.mark.parametrize("shim", ["pyspark_pgcdc", "pyspark_pgsnapshot"])
+def test_the_lookup_shim_imports_only_this_package(shim: str) -> None:
+    names = imported_packages(ROOT / shim / "__init__.py")
     assert names <= set(sys.stdlib_module_names)

@@ -5,6 +5,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError
+from typing import get_args
 from urllib.parse import quote, quote_plus
 
 import psycopg2
@@ -15,17 +16,21 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from pg_cdc_source.conninfo import IGNORED_JDBC_PARAMETERS, LIBPQ_KEYWORDS, SECRET_KEYWORDS, ConnectionOptions
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.names import QualifiedName
+from pg_cdc_source.names import QualifiedName, TablePattern, parse_tables
 from pg_cdc_source.options import (
     OPTIONS,
+    Group,
     NumericAs,
     SnapshotOptions,
+    StreamOptions,
     option_table_markdown,
     parse_connection_options,
     parse_snapshot_options,
+    parse_stream_options,
 )
 
 TABLE = {"dbtable": "public.orders"}
+STREAM = {**TABLE, "slot": "orders_1"}
 
 
 def parse(**options: str) -> SnapshotOptions:
@@ -34,6 +39,10 @@ def parse(**options: str) -> SnapshotOptions:
 
 def parse_query(**options: str) -> SnapshotOptions:
     return parse_snapshot_options({"query": "SELECT 1", **options})
+
+
+def parse_stream(**options: str) -> StreamOptions:
+    return parse_stream_options({**STREAM, **options})
 
 
 def keywords(**options: str) -> dict[str, str]:
@@ -46,6 +55,12 @@ def keywords(**options: str) -> dict[str, str]:
 def refused(options: Mapping[str, str]) -> str:
     with pytest.raises(OptionError) as error:
         parse_snapshot_options(options)
+    return str(error.value)
+
+
+def refused_stream(options: Mapping[str, str]) -> str:
+    with pytest.raises(OptionError) as error:
+        parse_stream_options(options)
     return str(error.value)
 
 
@@ -187,6 +202,74 @@ def test_malformed_columns_are_refused(option: str, text: str, says: str) -> Non
     assert f"option {option}:" in message
 
 
+@pytest.mark.parametrize(
+    ("text", "patterns"),
+    [
+        ("orders", [(None, "orders")]),
+        ("public.orders, Sales.Items", [("public", "orders"), ("sales", "items")]),
+        ("public.*", [("public", None)]),
+        (" Public . * ,a", [("public", None), (None, "a")]),
+        ("*", [(None, None)]),
+        ('"*"', [(None, "*")]),
+        ('public."*",public.*', [("public", "*"), ("public", None)]),
+        ('"a.b,c"."d""e"', [("a.b,c", 'd"e')]),
+        ('"Public".*', [("Public", None)]),
+    ],
+)
+def test_tables_are_names_or_whole_schemas(text: str, patterns: list[tuple[str | None, str | None]]) -> None:
+    expected = tuple(TablePattern(schema, name) for schema, name in patterns)
+    assert parse_tables(text) == expected
+    assert parse_tables(",".join(map(str, expected))) == expected
+    assert parse_stream_options({"tables": text, "slot": "s"}).tables == expected
+
+
+@given(st.lists(st.tuples(st.none() | NAMES, st.none() | NAMES), min_size=1, max_size=4, unique=True))
+def test_every_list_of_tables_survives_being_shown(patterns: list[tuple[str | None, str | None]]) -> None:
+    expected = tuple(TablePattern(schema, name) for schema, name in patterns)
+    assert parse_tables(",".join(map(str, expected))) == expected
+
+
+def test_a_pattern_gives_its_one_table_or_none() -> None:
+    assert TablePattern("a", "b").qualified == QualifiedName(("a", "b"))
+    assert TablePattern(None, "b").qualified == QualifiedName(("b",))
+    assert TablePattern("a", None).qualified is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "empty"),
+        ("a,", "ends where"),
+        ("a,,b", "',' at character 3"),
+        ("public.", "ends where"),
+        ("public.**", "'*' at character 9"),
+        ("public.a*", "'*' at character 9"),
+        ("public.*a", "'a' at character 9"),
+        ("*.orders", "* before its last part"),
+        ("*.*", "* before its last part"),
+        ("db.public.a", "3 parts"),
+        ("db.public.*", "3 parts"),
+        ("a, A", "the table a is there twice"),
+        ("a.*,a.*", "the table a.* is there twice"),
+        ("SELECT 1", "is a query"),
+        ("x" * 64, "64 bytes"),
+        ('""', "is empty"),
+    ],
+)
+def test_malformed_tables_are_refused(text: str, says: str) -> None:
+    message = refused_stream({"tables": text, "slot": "s"})
+    assert says in message
+    assert message.startswith("option tables: ")
+    assert "\n  Remedy: " in message
+
+
+def test_a_stream_is_of_one_table_in_dbtable() -> None:
+    assert "use the option tables" in refused_stream({**STREAM, "dbtable": "a,b"})
+    message = refused_stream({**STREAM, "dbtable": "(SELECT 1) q"})
+    assert "streams take no query" in message
+    assert "'*' at character 8" in refused_stream({**STREAM, "dbtable": "public.*"})
+
+
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +371,50 @@ def test_malformed_values_are_refused(option: str, text: str, says: str) -> None
     assert option in message or option in ("host", "port")
 
 
+@pytest.mark.parametrize(
+    ("option", "text", "says"),
+    [
+        ("slot", "MySlot", "lower-case"),
+        ("publication", " ", "empty"),
+        ("publication", "p" * 64, "64 bytes"),
+        ("publication", "ü" * 32, "64 bytes"),
+        ("publication", '"Orders"', "without quotes"),
+        ("publication", "a\0", "character"),
+        ("publicationMode", "filtered", "create or require"),
+        ("startFrom", "latest", "snapshot, slot or now"),
+        ("maxRowsPerBatch", "0", "whole number from 1"),
+        ("maxRowsPerBatch", "1e6", "whole number from 1"),
+        ("maxRowsPerBatch", "1000000001", "whole number from 1"),
+        ("maxBytesPerBatch", "1kB", "64kB"),
+        ("maxBytesPerBatch", "lots", "not a size"),
+        ("beforeImage", "yes", "true or false"),
+        ("beforeImage", "", "true or false"),
+        ("onSchemaChange", "emit", "fail or ignore"),
+        ("onTruncate", "delete", "emit, fail or ignore"),
+        ("asString", "a, A", "twice"),
+        ("numericAs", "float", "decimal(p,s)"),
+        ("unrepresentable", "NaN", "error or null"),
+        ("partitionBytes", "1B", "8kB"),
+        ("slotTimeout", "25h", "1d"),
+    ],
+)
+def test_malformed_values_of_a_stream_are_refused(option: str, text: str, says: str) -> None:
+    message = refused_stream({**STREAM, option: text})
+    assert says in message
+    assert message.startswith(f"option {option}: ")
+    assert "things are wrong" not in message
+
+
+@pytest.mark.parametrize("name", ["orders", "Orders", "a b", 'a"b', "p" * 63, "ü", '"'])
+def test_a_publication_is_named_as_it_is_stored(name: str) -> None:
+    assert parse_stream(publication=name).publication == name
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("FALSE", False), (" True ", True)])
+def test_a_choice_of_two_is_true_or_false(text: str, value: bool) -> None:
+    assert parse_stream(beforeImage=text).before_image is value
+
+
 @pytest.mark.parametrize("text", ["", " ", ";", " ; "])
 def test_an_empty_query_is_refused(text: str) -> None:
     assert refused({"query": text}).startswith("option query: it is empty")
@@ -358,6 +485,66 @@ def test_everything_that_is_given_arrives() -> None:
     )
 
 
+def test_what_a_stream_is_not_given_has_the_documented_default() -> None:
+    assert parse_stream_options(STREAM) == StreamOptions(
+        connection=ConnectionOptions(),
+        dbtable=QualifiedName(("public", "orders")),
+        tables=(),
+        slot="orders_1",
+        publication="orders_1",
+        publication_mode="create",
+        start_from="snapshot",
+        max_rows_per_batch=1_000_000,
+        max_bytes_per_batch=128 << 20,
+        before_image=False,
+        on_schema_change="fail",
+        on_truncate="emit",
+        as_string=(),
+        numeric_as=NumericAs("string"),
+        unrepresentable="error",
+        partition_bytes=64 << 20,
+        slot_timeout_seconds=10.0,
+    )
+
+
+def test_everything_that_a_stream_is_given_arrives() -> None:
+    options = parse_stream(
+        host="db.example",
+        publication="Orders",
+        publicationMode="require",
+        startFrom="Snapshot",
+        maxRowsPerBatch="5000",
+        maxBytesPerBatch="1GB",
+        beforeImage="true",
+        onSchemaChange="ignore",
+        onTruncate="fail",
+        asString="at",
+        numericAs="double",
+        unrepresentable="null",
+        partitionBytes="8MB",
+        slotTimeout="1min",
+    )
+    assert options == StreamOptions(
+        connection=ConnectionOptions("", (("host", "db.example"),)),
+        dbtable=QualifiedName(("public", "orders")),
+        tables=(),
+        slot="orders_1",
+        publication="Orders",
+        publication_mode="require",
+        start_from="snapshot",
+        max_rows_per_batch=5000,
+        max_bytes_per_batch=1 << 30,
+        before_image=True,
+        on_schema_change="ignore",
+        on_truncate="fail",
+        as_string=("at",),
+        numeric_as=NumericAs("double"),
+        unrepresentable="null",
+        partition_bytes=8 << 20,
+        slot_timeout_seconds=60.0,
+    )
+
+
 @pytest.mark.parametrize("change", [str.lower, str.upper, str])
 def test_option_names_have_no_case(change: type[str]) -> None:
     given = {"dbTable": "t", "numPartitions": "4", "sslMode": "require", "consistentPoint": "Off"}
@@ -393,7 +580,9 @@ def test_an_option_in_two_spellings_is_refused() -> None:
         ("application_name", "find each other"),
         ("fallback_application_name", "find each other"),
         ("client_encoding", "UTF-8"),
-        ("publication", "is not known"),
+        ("publication", "belongs to pgcdc"),
+        ("startFrom", "belongs to pgcdc"),
+        ("tables", "on its own, in dbtable"),
     ],
 )
 def test_an_option_that_does_not_exist_gets_a_remedy(key: str, says: str) -> None:
@@ -401,6 +590,101 @@ def test_an_option_that_does_not_exist_gets_a_remedy(key: str, says: str) -> Non
     assert says in message
     assert key.lower() in message
     assert "value-of-it" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("dbtabel", "did you mean dbtable?"),
+        ("startfor", "did you mean startFrom?"),
+        ("maxrows", "did you mean maxRowsPerBatch?"),
+        ("zzzzzz", "the options are url, host"),
+        ("path", "tables"),
+        ("slot.name", "use slot"),
+        ("replication_slot", "use slot"),
+        ("publication.name", "use publication"),
+        ("publication.autocreate.mode", "publicationMode"),
+        ("plugin.name", "pgoutput"),
+        ("slot.drop.on.stop", "pg_drop_replication_slot"),
+        ("snapshot.mode", "startFrom"),
+        ("startingOffsets", "startFrom"),
+        ("startingVersion", "startFrom"),
+        ("endingOffsets", "AvailableNow"),
+        ("table", "dbtable"),
+        ("table.include.list", "tables"),
+        ("table.exclude.list", "publication"),
+        ("subscribe", "tables"),
+        ("query", "select and filter the DataFrame"),
+        ("columns", "select and filter the DataFrame"),
+        ("where", "select and filter the DataFrame"),
+        ("maxOffsetsPerTrigger", "maxRowsPerBatch"),
+        ("max.batch.size", "maxRowsPerBatch"),
+        ("maxBytesPerTrigger", "maxBytesPerBatch"),
+        ("maxFilesPerTrigger", "trigger"),
+        ("poll.interval.ms", "trigger"),
+        ("checkpointLocation", "writeStream"),
+        ("failOnDataLoss", "always an error"),
+        ("skipped.operations", "_change_type"),
+        ("readChangeFeed", "every row"),
+        ("truncate.handling.mode", "onTruncate"),
+        ("decimal.handling.mode", "numericAs"),
+        ("heartbeat.interval.ms", "keepalives"),
+        ("consistentPoint", "always"),
+        ("numPartitions", "partitionBytes"),
+        ("lsnColumn", "_commit_lsn"),
+        ("batchBytes", "belongs to pgsnapshot"),
+        ("snapshotIdle", "belongs to pgsnapshot"),
+        ("database.hostname", "use host"),
+        ("database.dbname", "use database"),
+        ("dsn", "use url"),
+        ("replication", "itself"),
+    ],
+)
+def test_an_option_that_no_stream_has_gets_a_remedy(key: str, says: str) -> None:
+    message = refused_stream({**STREAM, key: "value-of-it"})
+    assert says in message
+    assert key.lower() in message
+    assert "\n  Remedy: " in message
+    assert "value-of-it" not in message
+    assert "things are wrong" not in message
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"slot": "s"}, "neither dbtable nor tables"),
+        ({"slot": "s", "dbtable": "a", "tables": "b"}, "both dbtable and tables"),
+        ({"dbtable": "a"}, "no slot is given"),
+        ({"slot": "s", "tables": "a", "beforeImage": "true"}, "beforeImage is not used with tables"),
+        ({"slot": "s", "tables": "a", "asString": "x"}, "asString is not used with tables"),
+        ({"slot": "s", "tables": "a", "numericAs": "double"}, "numericAs is not used with tables"),
+        ({"slot": "s", "tables": "a", "unrepresentable": "null"}, "unrepresentable is not used with tables"),
+        ({**STREAM, "startFrom": "slot", "partitionBytes": "1MB"}, "partitionBytes is not used with startFrom=slot"),
+        ({**STREAM, "startFrom": "slot", "slotTimeout": "1s"}, "slotTimeout is not used with startFrom=slot"),
+        ({**STREAM, "startFrom": "now", "partitionBytes": "1MB"}, "partitionBytes is not used with startFrom=now"),
+        ({**STREAM, "database": "a", "dbname": "a"}, "database and dbname are the same"),
+    ],
+)
+def test_contradictions_of_a_stream_are_refused(options: dict[str, str], says: str) -> None:
+    message = refused_stream(options)
+    assert says in message
+    assert "\n  Remedy: " in message
+    assert "things are wrong" not in message
+    if "is not used with tables" in says:
+        assert "project()" in message
+
+
+def test_what_does_not_contradict_in_a_stream_is_taken() -> None:
+    assert parse_stream(startFrom="now", slotTimeout="1s").slot_timeout_seconds == 1
+    assert parse_stream(startFrom="slot", maxRowsPerBatch="7").max_rows_per_batch == 7
+    assert parse_stream_options({"tables": "a", "slot": "s", "partitionBytes": "1MB"}).partition_bytes == 1 << 20
+
+
+def test_everything_wrong_with_a_stream_is_reported_at_once() -> None:
+    message = refused_stream({"tabels": "t", "startFrom": "?", "maxBytesPerBatch": "?"})
+    assert message.startswith("5 things are wrong with the options:\n- ")
+    for says in ("tables?", "option startFrom", "option maxBytesPerBatch", "no slot", "neither dbtable nor tables"):
+        assert says in message
 
 
 @pytest.mark.parametrize(
@@ -782,14 +1066,27 @@ def test_options_cannot_be_changed() -> None:
 # --- documentation ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", ["connection", "pgsnapshot"])
-def test_the_documentation_has_a_row_for_every_option(group: str) -> None:
-    lines = option_table_markdown(group).splitlines()  # type: ignore[arg-type]
+@pytest.mark.parametrize("group", get_args(Group))
+def test_the_documentation_has_a_row_for_every_option(group: Group) -> None:
+    lines = option_table_markdown(group).splitlines()
     assert lines[:2] == ["| option | meaning | default |", "| --- | --- | --- |"]
     assert [line.split("`")[1] for line in lines[2:]] == [o.name for o in OPTIONS if o.group == group]
     assert all(line.count("|") == 4 for line in lines)
 
 
-def test_names_are_unique_within_what_one_format_reads() -> None:
-    names = [option.name.lower() for option in OPTIONS]
+@pytest.mark.parametrize("read_by", ["pgsnapshot", "pgcdc"])
+def test_names_are_unique_within_what_one_format_reads(read_by: str) -> None:
+    names = [option.name.lower() for option in OPTIONS if option.group in ("connection", read_by)]
     assert len(set(names)) == len(names)
+    assert len(names) > 10
+    assert names.count("slot") == 1
+
+
+def test_a_name_that_both_formats_read_is_read_alike() -> None:
+    of_snapshots = {option.name: option for option in OPTIONS if option.group == "pgsnapshot"}
+    shared = [option for option in OPTIONS if option.group == "pgcdc" and option.name in of_snapshots]
+    assert len(shared) == 7
+    for option in shared:
+        assert option.default == of_snapshots[option.name].default
+        if option.name != "dbtable":
+            assert option.parse is of_snapshots[option.name].parse

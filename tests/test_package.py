@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pg_cdc_source
 
 ROOT = Path(__file__).parents[1]
+SHIMS = {"pyspark_pgcdc": "pgcdc", "pyspark_pgsnapshot": "pgsnapshot"}
 FILES = importlib.metadata.files("pg-cdc-source") or []
 
 
@@ -27,7 +30,7 @@ def test_the_wheel_holds_every_module_and_nothing_else() -> None:
     packaged = {str(file) for file in FILES if file.suffix in (".py", ".typed")}
     sources = {
         str(path.relative_to(ROOT))
-        for package in ("pg_cdc_source", "pyspark_pgsnapshot")
+        for package in ("pg_cdc_source", *SHIMS)
         for path in (ROOT / package).iterdir()
         if path.suffix in (".py", ".typed")
     }
@@ -43,18 +46,19 @@ def test_spark_is_not_imported_with_the_package() -> None:
     assert (result.stdout, result.returncode) == ("False\n", 0), result.stderr
 
 
-def test_the_shim_offers_the_format_to_sparks_lookup() -> None:
-    result = run_python("import pyspark_pgsnapshot; print(pyspark_pgsnapshot.DefaultSource.name())")
-    assert (result.stdout, result.stderr) == ("pgsnapshot\n", "")
+@pytest.mark.parametrize(("shim", "name"), SHIMS.items())
+def test_the_shim_offers_the_format_to_sparks_lookup(shim: str, name: str) -> None:
+    result = run_python(f"import {shim}; print({shim}.DefaultSource.name())")
+    assert (result.stdout, result.stderr) == (f"{name}\n", "")
 
 
-def test_a_broken_installation_does_not_break_sparks_lookup() -> None:
+@pytest.mark.parametrize(("shim", "name"), SHIMS.items())
+def test_a_broken_installation_does_not_break_sparks_lookup(shim: str, name: str) -> None:
     result = run_python(
-        "import sys; sys.modules['psycopg2'] = None\n"
-        "import pyspark_pgsnapshot; print(hasattr(pyspark_pgsnapshot, 'DefaultSource'))"
+        f"import sys; sys.modules['psycopg2'] = None\nimport {shim}; print(hasattr({shim}, 'DefaultSource'))"
     )
     assert (result.stdout, result.returncode) == ("False\n", 0)
-    assert "pgsnapshot is not available" in result.stderr
+    assert f"the format {name} is not available" in result.stderr
     assert "psycopg2" in result.stderr
 
 

@@ -1,0 +1,288 @@
+"""Every type's values, once from binary COPY and once from text: identical arrays, and the same values refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.binary import Decoded, Field, WireBuffer
+from pg_cdc_source.catalog import describe
+from pg_cdc_source.connection import connect
+from pg_cdc_source.conninfo import ConnectionOptions
+from pg_cdc_source.copy import CopyDecoder, CopyMessages
+from pg_cdc_source.options import NumericAs
+from pg_cdc_source.types import TYPES, Codec, Column, plan
+
+ROWS = 1500
+STRING = NumericAs("string")
+
+# --- what is written; {g} is a number that differs from value to value --------------------------------------------
+
+
+def literal(text: str) -> str:
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def literals(texts: Sequence[str]) -> str:
+    return f"(ARRAY[{', '.join(map(literal, texts))}]::text[])"
+
+
+CHARACTERS = [*"aBz09.:-+()[]='eé漢🦆\"\\{},xtf \t\n\r\v\f\u00a0", "NULL", "null"]
+TEXT = (
+    f"(SELECT coalesce(string_agg({literals(CHARACTERS)}[1 + floor(random() * {len(CHARACTERS)})::int], ''), '')"
+    " FROM generate_series(1, ({g}) % 9))"
+)
+MOMENT = (
+    "(timestamp '0001-01-01' + make_interval(secs => floor(random() * 315537897599)) + floor(random() * 10)"
+    " * ('{0s,1us,10us,100us,1ms,10ms,100ms,111111us}'::interval[])[1 + ({g}) % 8])"
+)
+DIGITS = "('0.' || " + " || ".join(["lpad(floor(random() * 1e13)::bigint::text, 13, '0')"] * 3) + ")::numeric"
+DATES = ["0001-01-01", "9999-12-31", "1970-01-01", "1582-10-10", "2000-02-29", "1900-02-28", "0099-01-01", "0999-12-31"]
+FAR_DATES = ["10000-01-01", "0001-12-31 BC", "0044-03-15 BC", "5874897-12-31", "4713-01-01 BC", "infinity", "-infinity"]
+TIMES = [f"{date} {time}" for date in DATES for time in ("00:00:00", "23:59:59.999999")] + [
+    *("2016-12-31 23:59:60", "1999-12-31 23:59:59.1", "2024-02-29 12:00:00.05", "1969-12-31 23:59:59.000001"),
+    *("10000-01-01 00:00:00", "294276-12-31 23:59:59.999999", "0001-12-31 23:59:59.9 BC", "4713-01-01 00:00:00 BC"),
+    *("infinity", "-infinity"),
+]
+FLOATS = ["0", "-0", "NaN", "Infinity", "-Infinity", "1", "0.1", "-1e-3", "1e15", "1e-5", "123456789", "1e22", "1e23"]
+TEXTS = [
+    "",
+    " ",
+    "NULL",
+    "null",
+    "nUlL",
+    "NULLS",
+    '"',
+    "\\",
+    '\\"',
+    "\\\\",
+    "{}",
+    "{",
+    "}",
+    ",",
+    "a,b",
+    "\n\t\r\v\f",
+    "ä🦆",
+]
+TEXTS += ["x" * 9000, "\\x", "[1:2]={}", "\u00a0", "\\N"]
+DOCUMENTS = ["null", ' {"a" :1, "a": 2} ', '""', '{"ä": ["\\\\", "\\"", "\\n"]}', "1e5", "[]", "{}"]
+
+
+def decimal(precision: int, scale: int) -> tuple[str, list[str]]:
+    whole, part = "9" * (precision - scale) or "0", "9" * scale
+    largest = f"{whole}.{part}".rstrip(".")
+    least = f"0.{'0' * (scale - 1)}1" if scale else "1"
+    random = (
+        f"trunc({DIGITS} * ('1e' || floor(random() * {precision - scale + 1})::int)::numeric, {scale})"
+        " * CASE WHEN random() < 0.5 THEN -1 ELSE 1 END"
+    )
+    return random, [largest, f"-{largest}", "0", least, f"-{least}", "NaN"]
+
+
+# Declared type: an expression for random values, and literals.
+VALUES: dict[str, tuple[str, list[str]]] = {
+    "bool": ("random() < 0.5", ["t", "f"]),
+    "bytea": ("substr(decode(md5(({g})::text || random()), 'hex'), 1, ({g}) % 17)", ["\\x", "\\x00ff", "\\x5c22"]),
+    "name": (f"left({TEXT}, 12)::name", ["", "n" * 63, "null"]),
+    "int8": (
+        "((random() * 2 - 1) * 10 ^ (random() * 18.9))::int8",
+        ["9223372036854775807", "-9223372036854775808", "0", "-1"],
+    ),
+    "int2": ("(floor(random() * 65536) - 32768)::int2", ["32767", "-32768", "0", "-1"]),
+    "int4": ("((random() * 2 - 1) * 10 ^ (random() * 9.3))::int4", ["2147483647", "-2147483648", "0", "-1"]),
+    "text": (TEXT, TEXTS),
+    "oid": ("floor(random() * 4294967296)::int8::oid", ["0", "4294967295", "2147483648"]),
+    "json": (f"json_build_object({TEXT}, random(), 'a', {TEXT})", DOCUMENTS),
+    "float4": (
+        "((random() - 0.5) * 10 ^ (random() * 75 - 37))::float4",
+        [*FLOATS, "1e-45", "1.17549435e-38", "3.4028235e38", "16777216"],
+    ),
+    "float8": (
+        "(random() - 0.5) * 10 ^ (random() * 614 - 307)",
+        [*FLOATS, "5e-324", "2.2250738585072014e-308", "1.7976931348623157e308", "9007199254740993"],
+    ),
+    "bpchar": (TEXT, TEXTS),
+    "bpchar(10)": (f"left({TEXT}, 10)", ["", "a  ", "🦆"]),
+    "varchar": (TEXT, TEXTS),
+    "date": ("date '0001-01-01' + floor(random() * 3652059)::int", [*DATES, *FAR_DATES]),
+    "timestamp": (MOMENT, TIMES),
+    "timestamptz": (f"{MOMENT} AT TIME ZONE 'UTC'", [f"{t}+00" if "inf" not in t else t for t in TIMES]),
+    "uuid": ("gen_random_uuid()", ["00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"]),
+    "jsonb": (f"json_build_object({TEXT}, random(), 'a', {TEXT})::jsonb", DOCUMENTS),
+    **{
+        f"numeric({p},{s})": decimal(p, s)
+        for p, s in ((1, 0), (4, 4), (9, 2), (12, 2), (18, 0), (18, 18), (19, 1), (28, 9), (38, 0), (38, 18), (38, 38))
+    },
+    "numeric": (
+        f"trunc({DIGITS} * ('1e' || floor(random() * 25)::int)::numeric, floor(random() * 9)::int)",
+        [
+            *("NaN", "1e300", "-1e-300", "123.4500", "0.1", "0.10000", "0.00001", "1e15", "1e16", "-1e16"),
+            *("9999999999999999", "-0.00010", "1000000.0000000000000000000000000000000000000000000"),
+        ],
+    ),
+    "interval": ("make_interval(secs => random() * 1e9)", ["1 year -2 days", "0"]),
+    "inet": ("'10.0.0.0'::inet + ({g})", ["10.0.0.1/24", "::1"]),
+    "money": ("(random() * 1e9)::numeric::money", ["-12.5"]),
+    "time": ("time '00:00' + make_interval(secs => random() * 86399)", ["24:00:00"]),
+    "int4range": ("int4range(({g}), ({g}) + 5)", ["empty", "(,)"]),
+}
+
+
+def array_of(element: str) -> tuple[str, list[str]]:
+    """Return the same for arrays of the type ``element``."""
+    random, edges = VALUES[element]
+    expression = (
+        "(SELECT coalesce(array_agg(CASE WHEN random() < 0.15 THEN NULL WHEN random() < 0.2 THEN"
+        f" {literals(edges)}[1 + floor(random() * {len(edges)})::int]::{element}"
+        f" ELSE ({random.replace('{g}', '{g} + e')})::{element} END), '{{}}')"
+        " FROM generate_series(1, (({g}) * 7919) % 6) AS e)"
+    )
+    bounds = ["[2:3]={NULL,NULL}", "[-1:-1]={NULL}", "{{NULL,NULL}}", "[0:0][2:3]={{NULL,NULL}}"]
+    return expression, ["{}", "{NULL}", *bounds]
+
+
+def fill(pg: Session, kinds: Sequence[str]) -> None:
+    """Make the table ``t`` with a column for each kind and one for its arrays: literals first, random values then."""
+    columns = [
+        (kind + suffix, *(array_of(kind) if suffix else VALUES[kind])) for kind in kinds for suffix in ("", "[]")
+    ]
+    selected = [
+        f"CASE WHEN g <= {len(edges)} THEN {literals(edges)}[g]::{declared}"
+        f" WHEN g % 13 > 0 THEN ({random.replace('{g}', 'g')})::{declared} END"
+        for declared, random, edges in columns
+    ]
+    with pg.cursor() as cursor:
+        cursor.execute("SELECT setseed(0.42)")
+        cursor.execute(f"CREATE TABLE t ({', '.join(f'c{i} {column[0]}' for i, column in enumerate(columns))})")
+        cursor.execute(f"INSERT INTO t SELECT {', '.join(selected)} FROM generate_series(1, {ROWS}) AS g")
+
+
+# --- what is read -----------------------------------------------------------------------------------------------
+
+
+def copied(session: Session, selected: sql.Composable, text_format: bool) -> list[bytes]:
+    messages: list[bytes] = []
+    how = sql.SQL("COPY (SELECT {} FROM t) TO STDOUT (FORMAT {})").format(
+        selected, sql.SQL("text" if text_format else "binary")
+    )
+    with session.cursor() as cursor:
+        cursor.copy_expert(how, SimpleNamespace(write=messages.append))
+    return messages
+
+
+_LETTERS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+
+
+def printed(session: Session, column: Column) -> list[bytes | None]:
+    """Return what the output function prints, as COPY's text format has it."""
+    lines = copied(session, sql.Identifier(column.name), text_format=True)
+    return [
+        None if line == b"\\N\n" else re.sub(rb"\\(.)", lambda m: _LETTERS.get(m[1], m[1]), line[:-1]) for line in lines
+    ]
+
+
+def sent(session: Session, codec: Codec) -> list[bytes]:
+    """Return the rows of a binary COPY of one column."""
+    selected: sql.Composable = sql.Identifier(codec.column.name)
+    if codec.select_sql_cast is not None:
+        selected = sql.SQL("{}::{}").format(selected, sql.SQL(codec.select_sql_cast))
+    messages = CopyMessages()
+    rows = messages.rows(copied(session, selected, text_format=False))
+    messages.finish()
+    return rows
+
+
+def field(values: Sequence[bytes | None]) -> Field:
+    length = np.array([len(value or b"") for value in values], np.int64)
+    buffer = WireBuffer([value or b"" for value in values])
+    return Field(buffer, np.cumsum(length) - length, length, np.array([value is not None for value in values]))
+
+
+def refused(decoded: Decoded) -> dict[int, set[str]]:
+    reasons: dict[int, set[str]] = {}
+    for refusal in decoded.refused:
+        for row in refusal.rows:
+            reasons.setdefault(int(row), set()).add(refusal.reason)
+    return reasons
+
+
+def assert_identical(one: pa.Array, other: pa.Array) -> None:
+    assert one.type == other.type
+    for array in (one, other):
+        array.validate(full=True)
+    if pa.types.is_list(one.type):
+        assert pc.list_value_length(one).equals(pc.list_value_length(other))
+        assert_identical(pc.list_flatten(one), pc.list_flatten(other))
+    elif pa.types.is_floating(one.type):
+        assert pc.is_nan(one).equals(pc.is_nan(other))
+        bits = pa.int32() if one.type == pa.float32() else pa.int64()
+        number = pc.invert(pc.is_nan(one))
+        assert one.filter(number).view(bits).equals(other.filter(number).view(bits))
+    else:
+        assert one.equals(other)
+
+
+GROUPS = {
+    "integers and bits": ["bool", "bytea", "int8", "int2", "int4", "oid", "uuid"],
+    "floats": ["float4", "float8"],
+    "texts": ["name", "text", "bpchar", "bpchar(10)", "varchar", "json", "jsonb"],
+    "moments": ["date", "timestamp", "timestamptz"],
+    "numerics": [kind for kind in VALUES if kind.startswith("numeric")],
+    "others": ["interval", "inet", "money", "time", "int4range"],
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_text_and_binary_give_identical_arrays(group: str, db: str, pg: Session) -> None:
+    fill(pg, GROUPS[group])
+    read: set[tuple[str, str]] = set()
+    with closing(connect(ConnectionOptions(db), "test")) as session:
+        for column in describe(session, sql.SQL("SELECT * FROM t"), "test"):
+            texts = printed(session, column)
+            ways = [plan(column, as_string=as_string, numeric_as=STRING) for as_string in (False, True)]
+            if column.type_name in ("numeric", "numeric[]"):
+                more = (NumericAs("double"), NumericAs("decimal", 20, 4), NumericAs("decimal", 38, 9))
+                ways += [plan(column, as_string=False, numeric_as=numeric_as) for numeric_as in more]
+            for codec in ways:
+                rows = sent(session, codec)
+                assert len(rows) == len(texts) == ROWS
+                from_binary = codec.decode(field([None if row[2:6] == b"\xff" * 4 else row[6:] for row in rows]))
+                from_text = codec.decode_text(field(texts))
+                (array,) = CopyDecoder([codec], "null").decode(rows)
+                assert_identical(from_text.array, array)
+                assert refused(from_text) == refused(from_binary), column.type_name
+                assert from_text.array.null_count < 0.8 * ROWS
+                read.add((column.type_name, str(codec.arrow_type)))
+    assert len(read) > len(GROUPS[group])
+
+
+def test_every_type_of_the_table_is_compared(pg: Session) -> None:
+    declared = {kind for kinds in GROUPS.values() for kind in kinds}
+    assert declared == set(VALUES)
+    assert {pg_type.name for pg_type in TYPES} <= declared
+
+
+def test_what_is_refused_is_what_was_written_to_be_refused(db: str, pg: Session) -> None:
+    """Otherwise both formats might refuse all or nothing, and agree."""
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE t AS SELECT unnest('{2024-01-01,infinity,10000-01-01,0001-12-31 BC}'::date[]) AS d"
+        )
+    with closing(connect(ConnectionOptions(db), "test")) as session:
+        (column,) = describe(session, sql.SQL("SELECT * FROM t"), "test")
+        decoded = plan(column, as_string=False, numeric_as=STRING).decode_text(field(printed(session, column)))
+    assert [value is None for value in decoded.array.to_pylist()] == [False, True, True, True]
+    assert refused(decoded) == {
+        1: {"infinity"},
+        2: {"a year outside 1 to 9999"},
+        3: {"a year outside 1 to 9999"},
+    }

@@ -1,0 +1,590 @@
+"""One stream in the driver's source process: its slot, its initial snapshot, and what each batch consists of.
+
+Spark asks for the newest offset, then for the partitions between two offsets, and says later which one it has
+committed. It may ask for partitions of a batch that an earlier process has planned, and it may never say anything
+again. So every offset says by itself what a batch ends with, and this class only keeps what makes answering fast: the
+snapshot's session, and the reader of the slot.
+
+::
+
+    initial ──► origin, table 1 of n read ──► … ──► origin, all n read ──► LSN ──► LSN ──► …
+                └──────── at the slot's consistent point ────────┘         └─ changes from the slot ─┘
+
+- The slot stays at its origin until the tables are read and Spark has committed the first changes after them.
+- A snapshot that was lost with its process is made again at a later point and turned back (``rewind``).
+- Where Spark gives no start (before 4.2), the first offset of a process is the end of the server's WAL: at or after
+  whatever an earlier process has given out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source import catalog, publication, scan, snapshot, types
+from pg_cdc_source.catalog import Relation
+from pg_cdc_source.changes import ChangeDecoder, Described, Layout, StreamedTable
+from pg_cdc_source.connection import connect, refuse_breaking_pooler, retrying, translated
+from pg_cdc_source.errors import DefiniteError, SchemaChangedError, ServerSetupError, SlotLostError, TransientError
+from pg_cdc_source.libpq import HEADER_BYTES, ReplicationStream
+from pg_cdc_source.names import QualifiedName
+from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, StreamOffset
+from pg_cdc_source.options import SnapshotOptions, StreamOptions
+from pg_cdc_source.pgoutput import Relation as SentRelation
+from pg_cdc_source.pgoutput import RelationColumn
+from pg_cdc_source.processes import Process, driver_process
+from pg_cdc_source.replication import Chunk, Limits, SlotReader
+from pg_cdc_source.rewind import Rewound, rewind
+from pg_cdc_source.scan import Piece, Plan, Source
+from pg_cdc_source.slot import Slot, check_confirmed, check_slot, in_use_error, missing_error, read_slot
+from pg_cdc_source.snapshot import Held, SnapshotSpec
+
+log = logging.getLogger(__name__)
+
+# How long an answer may wait for changes: it spares Spark's loop its polling, and stop() waits no longer than this.
+PATIENCE_SECONDS = 0.25
+# How often the offset of a quiet stream moves on: each move is an empty batch, and lets the slot forget WAL.
+IDLE_SECONDS = 10.0
+WATCH_SECONDS = 2.0
+IN_USE_ATTEMPTS = 7  # 0.2 s, doubled each time: about 12 s in all
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """What a stream reads: for each of its tables a scan for the snapshot and what its changes become.
+
+    ``lsn``: the catalog was read after it, so every change of a table before it is known to the plan.
+    """
+
+    options: StreamOptions
+    layout: Layout
+    scans: tuple[Plan, ...]
+    tables: tuple[StreamedTable, ...]
+    schema: pa.Schema
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """One range of a table of the initial snapshot. ``rewound`` says what to leave out, None being nothing."""
+
+    scan: Plan
+    table: StreamedTable
+    source: Source
+    piece: Piece
+    lsn: Lsn
+    rewound: Rewound | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the rows between two offsets are made of."""
+
+    parts: tuple[SnapshotPart, ...]
+    chunks: tuple[Chunk, ...]
+
+
+def plan_typed(options: StreamOptions) -> tuple[Layout, Plan]:
+    """Look up the one table of a typed stream, before there is a publication or a slot."""
+    assert options.dbtable is not None
+    with contextlib.closing(connect(options.connection, _name(options, "planning"))) as session:
+        refuse_breaking_pooler(options.connection, session, _name(options, "planning"))
+        relation = catalog.find_relation(session, options.dbtable)
+        unpublished = publication.read_unpublished(session, options.publication, [relation])
+        scanned = _plan_scan(session, options, relation, unpublished.get(relation.oid, ()))
+    return _layout(options), scanned
+
+
+def typed_schema(layout: Layout, scanned: Plan) -> pa.Schema:
+    assert scanned.relation is not None
+    return layout.schema(
+        [StreamedTable(scanned.relation.oid, str(scanned.relation), tuple(scanned.codecs), (), (), "d")]
+    )
+
+
+def _layout(options: StreamOptions) -> Layout:
+    return Layout(options.dbtable is None, options.before_image, options.unrepresentable, options.on_truncate)
+
+
+def _name(options: StreamOptions, what: str) -> str:
+    return f"pgcdc:{options.slot}:{what}"
+
+
+def _plan_scan(session: Session, options: StreamOptions, relation: Relation, unpublished: tuple[str, ...]) -> Plan:
+    columns = tuple(name for name in catalog.attnums(session, relation) if name not in unpublished)
+    snapshot_options = SnapshotOptions(
+        connection=options.connection,
+        dbtable=QualifiedName((relation.schema, relation.name)),
+        query=None,
+        columns=columns,
+        where=None,
+        partition_bytes=options.partition_bytes,
+        num_partitions=None,
+        consistent_point="off",
+        slot=None,
+        snapshot=None,
+        lsn_column=None,
+        as_string=columns if options.dbtable is None else options.as_string,
+        numeric_as=options.numeric_as,
+        unrepresentable=options.unrepresentable,
+        batch_bytes=4 << 20,
+        slot_timeout_seconds=options.slot_timeout_seconds,
+        snapshot_idle_seconds=0.0,
+    )
+    return scan.plan_in(session, catalog.read_server(session), snapshot_options, relation)
+
+
+class Capture:
+    """The stream, from its first offset to its last."""
+
+    def __init__(self, options: StreamOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._driver: Process = driver_process()
+        self._limits = Limits(options.max_rows_per_batch, options.max_bytes_per_batch)
+        self._session: Session | None = None
+        self._identity: SlotIdentity | None = None
+        self._publication_oid = 0
+        self._plan: StreamPlan | None = None
+        self._held: Held | None = None
+        self._rewound: dict[int, Rewound] = {}
+        self._reader: SlotReader | None = None
+        self._given: StreamOffset | None = None  # the newest offset that this process has given out
+        self._target: Position | None = None
+        self._moved_at = time.monotonic()
+        self._watched_at = 0.0
+
+    # --- Spark's questions --------------------------------------------------------------------------------------------
+
+    def newest(self, start: StreamOffset | None, *, limited: bool) -> StreamOffset:
+        """The end of the next batch after ``start``, None being the initial offset; ``start`` if there is nothing."""
+        if start is None:
+            end = self._begin()
+            return end if limited else replace(end, done=len(end.tables), position=self._end_of_wal(end.position))
+        self._attach(start)
+        if start.done < len(start.tables):
+            done = start.done + 1 if limited else len(start.tables)
+            return replace(start, done=done, position=start.position if limited else self._end_of_wal(start.position))
+        self._end_snapshot()
+        start = replace(start, tables=(), done=0)
+        if not limited:
+            return replace(start, position=self._end_of_wal(start.position))
+        return self._next(start)
+
+    def newest_without_start(self) -> StreamOffset:
+        """As ``newest``, for a Spark that neither says where it starts nor limits a batch."""
+        if self._given is not None:
+            self._given = self.newest(self._given, limited=True)
+            return self._given
+        slot = self._look_at_slot()
+        if slot is None:
+            end = self._begin()
+            self._given = replace(end, done=len(end.tables))
+        else:
+            # It may go on from a checkpoint, which only the batch's start will tell.
+            end = self._begin_at(slot)
+            self._given = replace(end, done=len(end.tables), position=self._end_of_wal(end.position))
+        return self._given
+
+    def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
+        """The rows after ``start`` (None: the initial offset) up to ``end``."""
+        self._attach(start, end)
+        self._given = end
+        parts: list[SnapshotPart] = []
+        first, last = (0, end.done) if start is None else (start.done, end.done)
+        names = end.tables
+        if start is not None and start.tables and start.tables != end.tables:
+            if start.done < len(start.tables):
+                raise DefiniteError(
+                    "the checkpoint's offsets name other tables of the initial snapshot than before",
+                    remedy="start over with a new checkpoint location and a new slot",
+                )
+            first, last = 0, 0
+        chunks: list[Chunk] = []
+        position = Position.before(end.origin) if start is None else start.position
+        pending = names[first:last]
+        if pending:
+            parts, olds = self._snapshot_parts(end, names, first, last)
+            chunks += olds
+        if end.position > position:
+            reader = self._read_from(position)
+            reader.read_through(end.position, self._driver.runs)
+            chunks += reader.batch(position, end.position)
+        return Batch(tuple(parts), tuple(chunks))
+
+    def commit(self, end: StreamOffset | None) -> None:
+        """Spark has committed everything through ``end``: the slot may move there."""
+        if end is not None and self._reader is not None and end.done == len(end.tables):
+            self._reader.release(end.position)
+
+    def stop_at_present(self) -> None:
+        """Take nothing that is committed from now on."""
+        self._target = Position.before(self._flushed())
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    # --- offsets ------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> StreamOffset:
+        """The first end of a stream: where it begins, and its tables, one of them to be read."""
+        slot = self._look_at_slot()
+        if slot is not None:
+            return self._begin_at(slot)
+        options = self._options
+        if options.start_from == "slot":
+            raise missing_error(options.slot, begun=False)
+        plan = self._planned(create=True)
+        spec = SnapshotSpec("require", options.slot, options.slot_timeout_seconds)
+        held = snapshot.make_snapshot(
+            options.connection, spec, lambda snapshot_id: _name(options, "snapshot"), holders=1, stream=True
+        )
+        assert held.lsn is not None
+        origin = Lsn(held.lsn + 1)
+        tables: tuple[str, ...] = ()
+        if options.start_from == "snapshot":
+            try:
+                self._lock(held, plan)
+            except BaseException:
+                held.close()
+                snapshot.drop_slot(self._open(), options.slot)
+                raise
+            self._held = held
+            tables = tuple(table.name for table in plan.tables)
+        else:
+            held.close()
+        return StreamOffset(self._identify(), origin, tables, min(1, len(tables)), Position.before(origin))
+
+    def _begin_at(self, slot: Slot) -> StreamOffset:
+        assert slot.confirmed_flush is not None
+        plan = self._planned(create=True)
+        origin = slot.confirmed_flush
+        tables: tuple[str, ...] = ()
+        if self._options.start_from == "snapshot":
+            tables = tuple(table.name for table in plan.tables)
+        elif self._options.start_from == "now":
+            origin = max(self._flushed(), origin)
+        return StreamOffset(self._identify(), origin, tables, min(1, len(tables)), Position.before(origin))
+
+    def _next(self, start: StreamOffset) -> StreamOffset:
+        self._watch()
+        reader = self._read_from(start.position)
+        if self._target is not None and start.position >= self._target:
+            return start
+        end = reader.cut(start.position, self._limits, self._target, PATIENCE_SECONDS)
+        if end == start.position:
+            return start
+        quiet = not reader.has_rows(start.position, end)
+        if quiet and self._target is None and time.monotonic() < self._moved_at + IDLE_SECONDS:
+            return start
+        self._moved_at = time.monotonic()
+        return replace(start, position=end)
+
+    def _end_of_wal(self, at_least: Position) -> Position:
+        return max(at_least, self._target or Position.before(self._flushed()))
+
+    # --- PostgreSQL ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Session:
+        if self._session is None or self._session.closed:
+            self._session = connect(self._options.connection, _name(self._options, "source"), retry_seconds=30)
+            refuse_breaking_pooler(self._options.connection, self._session, _name(self._options, "source"))
+            snapshot.require_consistent_point(catalog.read_server(self._session), stream=True)
+        return self._session
+
+    def _flushed(self) -> Lsn:
+        """How far the WAL is safe on disk: what may be decoded."""
+
+        def read() -> Lsn:
+            try:
+                with translated("reading the WAL's position"), self._open().cursor() as cursor:
+                    cursor.execute(
+                        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+                        " ELSE pg_current_wal_flush_lsn() END::text"
+                    )
+                    return Lsn.parse(cursor.fetchone()[0])
+            except TransientError:
+                self._forget_session()
+                raise
+
+        return retrying(read, attempts=3, first_pause=0.5)
+
+    def _forget_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _identify(self) -> SlotIdentity:
+        if self._identity is None:
+            with (
+                contextlib.closing(
+                    connect(self._options.connection, _name(self._options, "source"), replication=True)
+                ) as session,
+                translated("identifying the server"),
+                session.cursor() as cursor,
+            ):
+                cursor.execute("IDENTIFY_SYSTEM")
+                system, timeline, _, database = cursor.fetchone()
+            self._identity = SlotIdentity(str(system), int(timeline), str(database), self._options.slot)
+        return self._identity
+
+    def _look_at_slot(self) -> Slot | None:
+        found = read_slot(self._open(), self._options.slot)
+        if found is not None:
+            check_slot(found, self._identify().database)
+        return found
+
+    def _planned(self, *, create: bool = False) -> StreamPlan:
+        if self._plan is not None:
+            return self._plan
+        options, session = self._options, self._open()
+        published = publication.ensure_publication(session, options) if create else None
+        published = published or publication.read_publication(session, options.publication)
+        if published is None:
+            raise ServerSetupError(
+                f"publication {catalog.quoted(options.publication)} does not exist any more: changes made since it was "
+                "dropped cannot be decoded",
+                remedy="start over with a new checkpoint location and a new slot",
+            )
+        self._publication_oid = publication.read_oid(session, options.publication)
+        lsn = self._flushed()
+        facts = publication.read_stream_tables(
+            session, published, publication.stream_tables(session, options, published)
+        )
+        scans = [_plan_scan(session, options, fact.relation, fact.unpublished) for fact in facts]
+        raw = [catalog.raw_types(session, fact.relation) for fact in facts]
+        tables = tuple(
+            StreamedTable(
+                fact.relation.oid,
+                str(fact.relation),
+                tuple(scanned.codecs),
+                tuple(types_of[column.name] for column in scanned.columns),
+                fact.primary_key,
+                fact.kind,
+            )
+            for fact, scanned, types_of in zip(facts, scans, raw, strict=True)
+        )
+        layout = _layout(options)
+        schema = layout.schema(tables)
+        if schema != self._schema:
+            raise SchemaChangedError(
+                f"{tables[0].name} has other columns than when the DataFrame was loaded",
+                remedy="load the DataFrame again",
+            )
+        self._plan = StreamPlan(options, layout, tuple(scans), tables, schema, lsn)
+        return self._plan
+
+    def _attach(self, *offsets: StreamOffset | None) -> None:
+        """Make sure that offsets and slot belong together."""
+        identity = self._identify()
+        for offset in offsets:
+            if offset is not None and offset.identity != identity:
+                raise _other(offset.identity, identity)
+        self._planned()
+
+    def _watch(self) -> None:
+        """Find out whether the publication still sends what is read: newer servers pass over one that is gone."""
+        now = time.monotonic()
+        if now < self._watched_at + WATCH_SECONDS:
+            return
+        self._watched_at = now
+        try:
+            lost = publication.find_lost(
+                self._open(), self._options.publication, self._publication_oid, [t.oid for t in self._planned().tables]
+            )
+        except TransientError:
+            self._forget_session()
+            return
+        if lost:
+            raise SchemaChangedError(
+                f"publication {catalog.quoted(self._options.publication)} {lost}, so changes are not sent any more",
+                remedy="changes may be missing since: start over with a new checkpoint location and a new slot",
+            )
+
+    def _read_from(self, position: Position) -> SlotReader:
+        if self._reader is None:
+            plan = self._planned()
+            self._check_slot_has(position)
+            decoder = ChangeDecoder(plan.layout, plan.schema, HEADER_BYTES)
+            self._reader = SlotReader(
+                self._connect_stream, self._describe, decoder, plan.schema, position, self._limits
+            )
+        return self._reader
+
+    def _check_slot_has(self, position: Position) -> None:
+        def check() -> None:
+            session = self._open()
+            slot = read_slot(session, self._options.slot)
+            if slot is None:
+                raise missing_error(self._options.slot, begun=True)
+            check_slot(slot, self._identify().database)
+            check_confirmed(slot, position.next_lsn)
+            if slot.active_pid is not None:
+                raise in_use_error(session, slot)
+
+        retrying(check, attempts=IN_USE_ATTEMPTS, first_pause=0.2)
+
+    def _connect_stream(self, start: Lsn) -> ReplicationStream:
+        options = self._options
+        return ReplicationStream(
+            options.connection, _name(options, "changes"), options.slot, options.publication, start
+        )
+
+    # --- the initial snapshot -----------------------------------------------------------------------------------------
+
+    def _lock(self, held: Held, plan: StreamPlan) -> None:
+        held.lock([table.oid for table in plan.tables], timeout="60s")
+        for session, _ in held.holders:
+            snapshot.check_files(session, "starting the snapshot")
+
+    def _snapshot_parts(
+        self, end: StreamOffset, names: tuple[str, ...], first: int, last: int
+    ) -> tuple[list[SnapshotPart], list[Chunk]]:
+        plan = self._planned()
+        if tuple(table.name for table in plan.tables) != names:
+            raise SchemaChangedError(
+                "the stream's tables are not those that its initial snapshot began with",
+                remedy="start over with a new checkpoint location and a new slot",
+            )
+        if self._held is None:
+            self._rewind(plan, end.origin, first)
+        assert self._held is not None
+        parts: list[SnapshotPart] = []
+        olds: list[Chunk] = []
+        session = self._held.holders[0][0]
+        lsn = Lsn(end.origin - 1)
+        for i in range(first, last):
+            snapshot_id = self._held.holders[0][1]
+            table, scanned = plan.tables[i], plan.scans[i]
+            rewound = self._rewound.get(table.oid)
+            planned = replace(scanned, options=replace(scanned.options, snapshot=snapshot_id))
+            with translated(f"planning {table.name}"):
+                pieces, heaps = scan.pieces_in(session, planned)
+            if rewound is not None and rewound.whole:
+                pieces = [Piece(None, tuple(column.attnum for column in scanned.columns), pieces[0].blocks)]
+            source = Source(None, 0.0, heaps)
+            parts += [SnapshotPart(planned, table, source, piece, lsn, rewound) for piece in pieces]
+            if rewound is not None:
+                olds += rewound.old_rows
+        return parts, olds
+
+    def _rewind(self, plan: StreamPlan, origin: Lsn, first: int) -> None:
+        options = self._options
+        self._check_slot_has(Position.before(origin))
+        spec = SnapshotSpec("require", None, options.slot_timeout_seconds)
+        held = snapshot.make_snapshot(
+            options.connection, spec, lambda snapshot_id: _name(options, "snapshot"), holders=1, stream=True
+        )
+        try:
+            self._lock(held, plan)
+            assert held.lsn is not None
+            self._rewound = rewind(
+                self._connect_stream, plan.layout, plan.schema, plan.tables[first:], self._describe, origin, held.lsn
+            )
+        except BaseException:
+            held.close()
+            raise
+        self._held = held
+
+    def _end_snapshot(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+            self._rewound = {}
+
+    # --- relations ----------------------------------------------------------------------------------------------------
+
+    def _describe(self, relation: SentRelation, lsn: Lsn) -> Described | None:
+        """Find the planned columns among those that a relation had at the commit at ``lsn``."""
+        plan = self._planned()
+        name = f"{catalog.quoted(relation.schema)}.{catalog.quoted(relation.name)}"
+        table = next((table for table in plan.tables if table.oid == relation.oid), None)
+        history = lsn < plan.lsn
+        where = f"before the commit at {lsn}"
+        if table is None:
+            if name in (table.name for table in plan.tables):
+                raise SchemaChangedError(
+                    f"{name} was dropped and created again {where}",
+                    remedy="start over with a new checkpoint location and a new slot",
+                )
+            return None
+        if name != table.name and not history:
+            raise SchemaChangedError(f"{table.name} was renamed to {name} {where}", remedy=_LOAD_AGAIN)
+        place = {column.name: i for i, column in enumerate(relation.columns)}
+        planned = [codec.column.name for codec in table.codecs]
+        added = [catalog.quoted(column) for column in place if column not in planned]
+        missing = [catalog.quoted(column) for column in planned if column not in place]
+        for codec, type_and_modifier in zip(table.codecs, table.type_oids, strict=True):
+            if codec.column.name in place:
+                found = relation.columns[place[codec.column.name]]
+                if (found.type_oid, found.typmod) != type_and_modifier and not self._reads_alike(codec, found):
+                    raise SchemaChangedError(
+                        f"{table.name}: the type of column {catalog.quoted(codec.column.name)} was changed "
+                        + (f"after the commit at {lsn}" if history else where),
+                        remedy=_OLD_TYPE if history else _LOAD_AGAIN,
+                    )
+        if history and added and missing and self._options.on_schema_change == "fail":
+            raise SchemaChangedError(
+                f"{table.name}: after the commit at {lsn} column {', '.join(added)} was replaced or renamed to "
+                f"{', '.join(missing)}, whose earlier values the stream would not have",
+                remedy="start over with a new checkpoint location and a new slot; or, with onSchemaChange=ignore, take "
+                "these changes without the new column, which _unchanged then lists",
+            )
+        if missing and not history:
+            raise SchemaChangedError(
+                f"{table.name}: column {', '.join(missing)} was dropped or renamed {where}", remedy=_LOAD_AGAIN
+            )
+        if added and not history and self._options.on_schema_change == "fail":
+            raise SchemaChangedError(
+                f"{table.name}: column {', '.join(added)} was added {where}",
+                remedy=f"{_LOAD_AGAIN}; or onSchemaChange=ignore goes on without it",
+            )
+        return Described(table, relation, tuple(place.get(column) for column in planned))
+
+    def _reads_alike(self, codec: types.Codec, found: RelationColumn) -> bool:
+        """Whether another type's text is read the same way, as a longer varchar's is."""
+        options = self._options
+        other = replace(codec.column, type_oid=found.type_oid, typmod=found.typmod)
+        as_string = options.dbtable is None or codec.column.name in options.as_string
+        return types.plan(other, as_string=as_string, numeric_as=options.numeric_as).text_decoder == codec.text_decoder
+
+
+_LOAD_AGAIN = (
+    "start the query again with the same checkpoint: its DataFrame, loaded anew, has the table's present columns, and "
+    "it goes on exactly here"
+)
+_OLD_TYPE = (
+    "changes from before cannot be read as the new type: read the column as text (asString), or start over with a new "
+    "checkpoint location and a new slot"
+)
+
+
+def _other(of_checkpoint: SlotIdentity, found: SlotIdentity) -> SlotLostError:
+    differences = [
+        f"{what} {theirs!r} instead of {ours!r}"
+        for what, theirs, ours in (
+            ("system identifier", found.system, of_checkpoint.system),
+            ("timeline", found.timeline, of_checkpoint.timeline),
+            ("database", found.database, of_checkpoint.database),
+            ("slot", found.slot, of_checkpoint.slot),
+        )
+        if theirs != ours
+    ]
+    return SlotLostError(
+        f"the checkpoint belongs to another place in another history: the connection leads to {', '.join(differences)}",
+        remedy="connect to the server that the checkpoint was made with, or start over with a new checkpoint location "
+        "and a new slot",
+    )

@@ -1,0 +1,137 @@
+"""The replication protocol on psycopg2's own connection, through the libpq that psycopg2 has loaded.
+
+psycopg2's replication cursor confirms positions by itself: while nothing is to be sent, it reports as flushed whatever
+the server's keepalives name, and there is no way to turn that off. The slot would then move past Spark's checkpoint,
+and a restart could not tell that from a slot that somebody else has emptied. So psycopg2 connects (TLS, SCRAM and all
+that) and starts the stream; its messages are received and answered here, by six functions of libpq.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+import psycopg2
+import psycopg2.extras
+from psycopg2 import sql
+
+from pg_cdc_source.connection import classified, connect, translated
+from pg_cdc_source.conninfo import ConnectionOptions
+from pg_cdc_source.errors import PgCdcError, TransientError, WireError
+from pg_cdc_source.offsets import Lsn
+
+# Looked up in psycopg2's extension module and what it depends on, wherever that libpq lies. PyDLL keeps the
+# interpreter's lock: giving it up and taking it again would cost more than these calls, which do not wait.
+_QUICK = ctypes.PyDLL(psycopg2._psycopg.__file__)
+_WAITING = ctypes.CDLL(psycopg2._psycopg.__file__)
+
+_connection, _result = ctypes.c_void_p, ctypes.c_void_p
+
+
+def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
+    function = getattr(library, name)
+    function.restype, function.argtypes = result, list(arguments)
+    return function
+
+
+_get_copy_data = _function(
+    _QUICK, "PQgetCopyData", ctypes.c_int, _connection, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int
+)
+_free = _function(_QUICK, "PQfreemem", None, ctypes.c_void_p)
+_consume_input = _function(_QUICK, "PQconsumeInput", ctypes.c_int, _connection)
+_error_message = _function(_QUICK, "PQerrorMessage", ctypes.c_char_p, _connection)
+_error_field = _function(_QUICK, "PQresultErrorField", ctypes.c_char_p, _result, ctypes.c_int)
+_clear = _function(_QUICK, "PQclear", None, _result)
+_put_copy_data = _function(_WAITING, "PQputCopyData", ctypes.c_int, _connection, ctypes.c_char_p, ctypes.c_int)
+_flush = _function(_WAITING, "PQflush", ctypes.c_int, _connection)
+_get_result = _function(_WAITING, "PQgetResult", _result, _connection)
+
+# Manual, "Streaming Replication Protocol": XLogData is its tag, three numbers of 8 bytes, and the plugin's message.
+XLOG_DATA, KEEPALIVE = b"wk"
+HEADER_BYTES = 25
+_KEEPALIVE = struct.Struct(">cQQ?")
+_STATUS = struct.Struct(">cQQQq?")
+_EPOCH_SECONDS = 946_684_800
+
+
+class ReplicationStream:
+    """One walsender's stream of one slot, for one thread."""
+
+    def __init__(self, options: ConnectionOptions, name: str, slot: str, publication: str, start: Lsn) -> None:
+        self._what = f"reading slot {slot}"
+        self._session = connect(options, name, replication=True)
+        try:
+            with (
+                translated(self._what),
+                self._session.cursor(cursor_factory=psycopg2.extras.ReplicationCursor) as cursor,
+            ):
+                # The option is a list of identifiers inside a string.
+                quoted = sql.Identifier(publication).as_string(self._session)
+                command = sql.SQL(
+                    "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
+                ).format(sql.Identifier(slot), sql.SQL(str(start)), sql.Literal(quoted))
+                cursor.start_replication_expert(command, decode=False)
+            self._pgconn = self._session.pgconn_ptr
+            self._copied = ctypes.c_void_p()
+            self._reference = ctypes.byref(self._copied)
+        except BaseException:
+            self._session.close()
+            raise
+
+    def fileno(self) -> int:
+        return int(self._session.fileno())
+
+    def close(self) -> None:
+        self._session.close()
+
+    def receive(self) -> bytes | None:
+        """The next message that has arrived, None where none has. Raises what ended the stream."""
+        length = _get_copy_data(self._pgconn, self._reference, 1)
+        if length == 0:
+            if not _consume_input(self._pgconn):
+                raise self._ended()
+            length = _get_copy_data(self._pgconn, self._reference, 1)
+            if length == 0:
+                return None
+        if length < 0:
+            raise self._ended()
+        data = ctypes.string_at(self._copied.value, length)  # type: ignore[arg-type]
+        _free(self._copied)
+        return data
+
+    def confirm(self, flushed: Lsn, *, ask: bool) -> None:
+        """Say that everything before ``flushed`` is safe; ``ask`` for a keepalive in answer."""
+        now = int((time.time() - _EPOCH_SECONDS) * 1e6)
+        # Only what is safe counts for the slot. Received and applied positions are for display.
+        status = _STATUS.pack(b"r", flushed, flushed, flushed, now, ask)
+        if _put_copy_data(self._pgconn, status, len(status)) != 1 or _flush(self._pgconn) != 0:
+            raise self._ended()
+
+    def wait(self, wake: socket.socket, seconds: float) -> None:
+        """Wait until something arrives, here or on ``wake``."""
+        readable, _, _ = select.select([self.fileno(), wake.fileno()], [], [], seconds)
+        if wake.fileno() in readable:
+            wake.recv(4096)
+
+    def _ended(self) -> PgCdcError:
+        result = _get_result(self._pgconn)
+        try:
+            code, primary = (_error_field(result, ord(field)) if result else None for field in "CM")
+        finally:
+            _clear(result)
+        if code is None:
+            text = " ".join((_error_message(self._pgconn) or b"").decode(errors="replace").split())
+            return TransientError(f"{self._what}: {text or 'the server ended the stream'}")
+        return classified(code.decode(), (primary or b"").decode(errors="replace"), self._what)
+
+
+def keepalive_end(data: bytes) -> tuple[Lsn, bool]:
+    """How far the server has read the WAL and sent what there was, and whether it wants an answer now."""
+    if len(data) != _KEEPALIVE.size:
+        raise WireError(f"replication: keepalive: expected {_KEEPALIVE.size} bytes, got {len(data)}")
+    _, end, _, wants_answer = _KEEPALIVE.unpack(data)
+    return Lsn(end), wants_answer

@@ -1,0 +1,625 @@
+"""The publication of a stream: make it, check it, and find out which tables a stream reads through it.
+
+A publication decides which changes exist for a stream, so whatever it would leave out of a table without a sign is
+found here, before anything is read:
+
+- **Partitions.** ``publish_via_partition_root`` decides whether changes come under the root's name or the leaves'. A
+  stream reads tables under the names that they are published by. Partitions that write no WAL for logical decoding
+  (foreign, unlogged) are published by PostgreSQL without a word and never send a change: refused.
+- **Inheritance.** Changes of children come under the children's names, while a SELECT of the parent has their rows: a
+  stream of the parent would disagree with its snapshot, so parents are refused.
+- **Replica identity.** From the moment a publication has a table without one, PostgreSQL refuses UPDATE and DELETE
+  there. This package never does that to somebody's production: such a publication is not created.
+- **Identity of partitions.** WAL has the old values of the leaf's identity, pgoutput labels them by the root's. Where
+  the leaf's has less, columns would look NULL that are not: refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import psycopg2
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source import catalog
+from pg_cdc_source.catalog import Relation, Server
+from pg_cdc_source.connection import translate, translated
+from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSetupError, TransientError
+from pg_cdc_source.names import QualifiedName, TablePattern
+from pg_cdc_source.options import StreamOptions
+
+# From this version on, a publication can send stored generated columns.
+_GENERATED_VERSION = 180000
+
+# An error names so many tables and then counts.
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table under the name that its changes have; ``columns`` None means all, ``row_filter`` is SQL."""
+
+    relation: Relation
+    columns: tuple[str, ...] | None
+    row_filter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What a publication sends. ``generated``: also stored generated columns (PostgreSQL 18)."""
+
+    name: str
+    all_tables: bool
+    via_root: bool
+    inserts: bool
+    updates: bool
+    deletes: bool
+    truncates: bool
+    generated: bool
+    tables: tuple[PublishedTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaIdentity:
+    """Which old values of a row WAL has: ``kind`` is pg_class.relreplident (d, n, f, i), ``columns`` what it means now.
+
+    ``columns`` is empty where the identity is not usable: no primary key, a dropped index, NOTHING, or FULL with virtual
+    generated columns.
+    """
+
+    kind: str
+    columns: tuple[str, ...]
+    primary_key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTable:
+    """A table of a stream. ``unpublished`` are its generated columns, which snapshots have and changes do not."""
+
+    relation: Relation
+    kind: str
+    identity_columns: tuple[str, ...]
+    primary_key: tuple[str, ...]
+    unpublished: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A relation of a tree, the root included. ``persistence`` is pg_class.relpersistence: p, u or t."""
+
+    relation: Relation
+    persistence: str
+    publishable: bool
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_publication(session: Session, name: str) -> Publication | None:
+    """The publication of this name and its tables, sorted by name; None where there is none."""
+    with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
+        # Rows as JSON, because columns differ by version: attnames, rowfilter and prattrs came with 15, pubgencols
+        # with 18.
+        cursor.execute(
+            "SELECT p.oid, p.puballtables, p.pubviaroot, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate,"
+            " coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false) FROM pg_catalog.pg_publication AS p"
+            " WHERE p.pubname = %s",
+            (name,),
+        )
+        row = cursor.fetchone()
+        if row is None:
+            return None
+        oid, all_tables, via_root, inserts, updates, deletes, truncates, generated = row
+        cursor.execute(
+            "SELECT c.oid, n.nspname, c.relname, c.relkind,"
+            " CASE WHEN to_jsonb(r) ->> 'prattrs' IS NOT NULL THEN to_jsonb(t) -> 'attnames' END,"
+            " to_jsonb(t) ->> 'rowfilter'"
+            " FROM pg_catalog.pg_publication_tables AS t"
+            " JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname"
+            " JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename"
+            " LEFT JOIN pg_catalog.pg_publication_rel AS r ON r.prrelid = c.oid AND r.prpubid = %(oid)s"
+            " WHERE t.pubname = %(name)s"
+            # Before 15, the view also has partitions whose root is there, though their changes have the root's name.
+            " AND NOT (%(via_root)s AND c.relispartition AND EXISTS (SELECT FROM pg_catalog.pg_publication_tables AS o"
+            "  JOIN pg_catalog.pg_namespace AS m ON m.nspname = o.schemaname"
+            "  JOIN pg_catalog.pg_class AS a ON a.relnamespace = m.oid AND a.relname = o.tablename"
+            "  JOIN pg_partition_ancestors(c.oid) AS up (oid) ON up.oid = a.oid"
+            "  WHERE o.pubname = %(name)s AND a.oid <> c.oid))"
+            ' ORDER BY n.nspname COLLATE "C", c.relname COLLATE "C"',
+            {"oid": oid, "name": name, "via_root": via_root},
+        )
+        tables = tuple(
+            PublishedTable(Relation(*relation), None if columns is None else tuple(columns), row_filter)
+            for *relation, columns, row_filter in cursor
+        )
+    return Publication(name, all_tables, via_root, inserts, updates, deletes, truncates, generated, tables)
+
+
+def read_identities(session: Session, oids: Sequence[int]) -> dict[int, ReplicaIdentity]:
+    """Replica identity and primary key of tables, by oid; columns in the order of their index."""
+    with translated("reading replica identities"), session.cursor() as cursor:
+        # Which indexes count: RelationGetIndexList (src/backend/utils/cache/relcache.c).
+        cursor.execute(
+            "SELECT c.oid, c.relreplident,"
+            " CASE c.relreplident WHEN 'f' THEN"
+            # A virtual column is never sent, and since there are any (18) PostgreSQL refuses an identity with one.
+            "  (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_catalog.pg_attribute AS a"
+            "   WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+            "   HAVING NOT bool_or(a.attgenerated = 'v'))"
+            " ELSE i.columns END, p.columns"
+            " FROM pg_catalog.pg_class AS c"
+            " LEFT JOIN LATERAL (SELECT x.indrelid, array_agg(a.attname::text ORDER BY k.i) AS columns"
+            "  FROM pg_catalog.pg_index AS x CROSS JOIN unnest(x.indkey::int2[]) WITH ORDINALITY AS k (attnum, i)"
+            "  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = k.attnum"
+            "  WHERE x.indrelid = c.oid AND k.i <= x.indnkeyatts AND x.indisvalid AND x.indisunique AND x.indimmediate"
+            "  AND CASE c.relreplident WHEN 'd' THEN x.indisprimary WHEN 'i' THEN x.indisreplident END"
+            "  GROUP BY x.indexrelid, x.indrelid) AS i ON true"
+            " LEFT JOIN LATERAL (SELECT array_agg(a.attname::text ORDER BY k.i) AS columns"
+            "  FROM pg_catalog.pg_index AS x CROSS JOIN unnest(x.indkey::int2[]) WITH ORDINALITY AS k (attnum, i)"
+            "  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = k.attnum"
+            "  WHERE x.indrelid = c.oid AND k.i <= x.indnkeyatts AND x.indisprimary AND x.indisvalid) AS p ON true"
+            " WHERE c.oid = ANY (%s::oid[])",
+            (list(oids),),
+        )
+        return {
+            oid: ReplicaIdentity(kind, tuple(columns or ()), tuple(primary_key or ()))
+            for oid, kind, columns, primary_key in cursor
+        }
+
+
+def _read_trees(session: Session, relations: Sequence[Relation]) -> dict[int, list[_Node]]:
+    """Each relation with all partitions and children below it, itself first, by its oid."""
+    with translated("reading partitions"), session.cursor() as cursor:
+        cursor.execute(
+            "WITH RECURSIVE tree (root, oid) AS (SELECT oid, oid FROM unnest(%s::oid[]) AS t (oid)"
+            " UNION SELECT tree.root, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid)"
+            " SELECT tree.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence,"
+            " pg_relation_is_publishable(c.oid) FROM tree JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid"
+            " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+            ' ORDER BY tree.root, tree.oid <> tree.root, n.nspname COLLATE "C", c.relname COLLATE "C"',
+            ([relation.oid for relation in relations],),
+        )
+        trees: dict[int, list[_Node]] = {}
+        for root, oid, schema, name, kind, persistence, publishable in cursor:
+            trees.setdefault(root, []).append(_Node(Relation(oid, schema, name, kind), persistence, publishable))
+        return trees
+
+
+def _read_ancestors(session: Session, oids: Sequence[int]) -> dict[int, list[Relation]]:
+    """The partitioned tables above each partition, the nearest first; a table that is none has no entry."""
+    with translated("reading partitions"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT t.oid, c.oid, n.nspname, c.relname, c.relkind FROM unnest(%s::oid[]) AS t (oid)"
+            " CROSS JOIN pg_partition_ancestors(t.oid) WITH ORDINALITY AS a (oid, i)"
+            " JOIN pg_catalog.pg_class AS c ON c.oid = a.oid"
+            " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE a.oid <> t.oid ORDER BY t.oid, a.i",
+            (list(oids),),
+        )
+        above: dict[int, list[Relation]] = {}
+        for oid, *ancestor in cursor:
+            above.setdefault(oid, []).append(Relation(*ancestor))
+        return above
+
+
+# --- making ----------------------------------------------------------------------------------------------------------
+
+
+def ensure_publication(session: Session, options: StreamOptions) -> Publication:
+    """The stream's publication as it stands, created where it is missing and ``publicationMode`` allows it.
+
+    To be called before the slot is created: decoding looks for the publication as of each change's own time. Nothing
+    is created that PostgreSQL or ``stream_tables`` would refuse afterwards.
+    """
+    found = read_publication(session, options.publication)
+    if found is not None:
+        return found
+    server = catalog.read_server(session)
+    relations = _wanted(session, options)
+    create = _create_sql(session, server, options.publication, relations)
+    missing = f"publication {catalog.quoted(options.publication)} does not exist"
+    if options.publication_mode == "require":
+        raise ServerSetupError(
+            f"{missing}, and publicationMode=require only checks it", remedy=f"create it: {create}; or name another"
+        )
+    if server.in_recovery:
+        raise ServerSetupError(
+            f"{missing}, and a standby cannot create it", remedy=f"on the primary, as the tables' owner: {create}"
+        )
+    ancestors = _read_ancestors(session, [relation.oid for relation in relations])
+    oids = {relation.oid for relation in relations}
+    planned = Publication(
+        options.publication,
+        all_tables=False,
+        via_root=True,
+        inserts=True,
+        updates=True,
+        deletes=True,
+        truncates=True,
+        generated=server.version_num >= _GENERATED_VERSION,
+        tables=tuple(
+            PublishedTable(relation, None, None)
+            for relation in relations
+            if not any(ancestor.oid in oids for ancestor in ancestors.get(relation.oid, ()))
+        ),
+    )
+    streamed = stream_tables(session, options, planned)
+    read_stream_tables(session, planned, streamed)
+    _refuse_without_identity(session, server, options, streamed)
+    _create(session, options.publication, create)
+    found = read_publication(session, options.publication)
+    if found is None:
+        raise TransientError(f"publication {catalog.quoted(options.publication)} was dropped as soon as it was created")
+    return found
+
+
+def _wanted(session: Session, options: StreamOptions) -> list[Relation]:
+    """The tables that the options mean where there is no publication yet to choose from, sorted by name."""
+    if options.dbtable is not None:
+        return [_find_table(session, options.dbtable)]
+    found: dict[int, Relation] = {}
+    for pattern in options.tables:
+        if pattern.qualified is not None:
+            matches = [_find_table(session, pattern.qualified)]
+        else:
+            matches = _publishable_tables(session, pattern)
+        found.update((relation.oid, relation) for relation in matches)
+    return _sorted(found.values())
+
+
+def _find_table(session: Session, name: QualifiedName) -> Relation:
+    relation = catalog.find_relation(session, name)
+    for tree in _read_trees(session, [relation]).values():
+        _refuse_unstreamable(tree)
+    return relation
+
+
+def _publishable_tables(session: Session, pattern: TablePattern) -> list[Relation]:
+    """What a publication for ``schema.*`` has to list: every table that can be published, partitions by their root."""
+    with translated(f"looking for {pattern}"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT c.oid, n.nspname, c.relname, c.relkind FROM pg_catalog.pg_class AS c"
+            " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+            " WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND pg_relation_is_publishable(c.oid)"
+            " AND coalesce(n.nspname = %s, true)",
+            (pattern.schema,),
+        )
+        relations = [Relation(*row) for row in cursor]
+    if not relations:
+        raise OptionError(
+            f"tables: {pattern} matches no table that can be published",
+            remedy="check the schema's name; quote it if it is not all lower case",
+        )
+    return relations
+
+
+def _create_sql(
+    session: Session, server: Server, name: str, relations: Sequence[Relation], publish: str | None = None
+) -> str:
+    settings = ["publish_via_partition_root = true"]
+    if publish is not None:
+        settings.insert(0, f"publish = '{publish}'")
+    if server.version_num >= _GENERATED_VERSION:
+        # As snapshots have them; and without, PostgreSQL refuses UPDATE and DELETE where an identity has such a column.
+        settings.append("publish_generated_columns = stored")
+    create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(
+        sql.Identifier(name),
+        sql.SQL(", ").join(relation.identifier for relation in relations),
+        sql.SQL(", ".join(settings)),
+    )
+    return str(create.as_string(session))
+
+
+def _create(session: Session, name: str, create: str) -> None:
+    try:
+        with session.cursor() as cursor:
+            # The slot that comes next is on disk at once, and is worth nothing without its publication.
+            cursor.execute("BEGIN READ WRITE; SET LOCAL synchronous_commit = on")
+            try:
+                cursor.execute(create)
+                cursor.execute("COMMIT")
+            except psycopg2.Error:
+                with contextlib.suppress(psycopg2.Error):
+                    cursor.execute("ROLLBACK")
+                raise
+    except (psycopg2.errors.DuplicateObject, psycopg2.errors.UniqueViolation):
+        return  # somebody else created it meanwhile
+    except psycopg2.errors.InsufficientPrivilege as error:
+        raise AccessError(
+            f"publication {catalog.quoted(name)} cannot be created: {error.diag.message_primary}",
+            remedy=f"let an administrator run: {create}; it is then taken as it is. Or give this role ownership of the "
+            "tables and CREATE on the database",
+        ) from None
+    except psycopg2.Error as error:
+        raise translate(error, f"creating publication {catalog.quoted(name)}") from None
+
+
+def _refuse_without_identity(
+    session: Session, server: Server, options: StreamOptions, relations: Sequence[Relation]
+) -> None:
+    trees = _read_trees(session, relations)
+    stored = [node.relation for tree in trees.values() for node in tree if node.relation.kind == "r"]
+    identities = read_identities(session, [relation.oid for relation in stored])
+    without = [relation for relation in stored if not identities[relation.oid].columns]
+    if not without:
+        return
+    steps = "; ".join(
+        _identity_sql(session, r, "DEFAULT" if identities[r.oid].kind == "f" else "FULL") for r in _few(without)
+    )
+    inserts_only = _create_sql(session, server, options.publication, relations, "insert, truncate")
+    raise ServerSetupError(
+        f"publication {catalog.quoted(options.publication)} is not created, because from then on PostgreSQL would "
+        f"refuse every UPDATE and DELETE on {_listed(without)}: no primary key or other replica identity that it can use",
+        remedy=f"add a primary key; or {steps}; or, for inserts alone, create it yourself: {inserts_only}",
+    )
+
+
+def _identity_sql(session: Session, relation: Relation, identity: str) -> str:
+    return f"ALTER TABLE {relation.identifier.as_string(session)} REPLICA IDENTITY {identity}"
+
+
+# --- what a stream reads ---------------------------------------------------------------------------------------------
+
+
+def stream_tables(session: Session, options: StreamOptions, publication: Publication) -> tuple[Relation, ...]:
+    """The tables that the stream reads, under the names that they are published by, sorted by (schema, name).
+
+    Raises OptionError for what cannot be streamed and patterns that match nothing, ServerSetupError with the SQL to run
+    where the publication lacks what was named.
+    """
+    published = {table.relation.oid: table for table in publication.tables}
+    found: dict[int, Relation] = {}
+    if options.dbtable is not None:
+        relation = _find_table(session, options.dbtable)
+        if relation.oid not in published:
+            raise _not_published(session, publication, relation, whole=True)
+        found[relation.oid] = relation
+    for pattern in options.tables:
+        if pattern.qualified is None:
+            matches = _matches(session, publication, pattern)
+        else:
+            matches = _published_as(session, publication, _find_table(session, pattern.qualified))
+        found.update((relation.oid, relation) for relation in matches)
+    for tree in _read_trees(session, list(found.values())).values():
+        _refuse_unstreamable(tree)
+    for oid in found:
+        _refuse_partial(publication, published[oid])
+    return tuple(_sorted(found.values()))
+
+
+def _matches(session: Session, publication: Publication, pattern: TablePattern) -> list[Relation]:
+    """The published tables of a schema, and partitions that are published by themselves of the tables there."""
+    relations = [table.relation for table in publication.tables]
+    above = _read_ancestors(session, [relation.oid for relation in relations]) if pattern.schema is not None else {}
+    matches = [
+        relation
+        for relation in relations
+        if pattern.schema in (None, relation.schema, *(ancestor.schema for ancestor in above.get(relation.oid, ())))
+    ]
+    if not matches:
+        what = f"its tables are {_listed(relations)}" if relations else "it has no tables"
+        raise OptionError(
+            f"tables: publication {catalog.quoted(publication.name)} has no table that matches {pattern}; {what}",
+            remedy="name what it has, or add to it with ALTER PUBLICATION ... ADD TABLE",
+        )
+    return matches
+
+
+def _published_as(session: Session, publication: Publication, relation: Relation) -> list[Relation]:
+    """The relation itself, or the partitions that it is published by."""
+    published = {table.relation.oid for table in publication.tables}
+    if relation.oid in published:
+        return [relation]
+    parts = [node.relation for node in _read_trees(session, [relation])[relation.oid] if node.relation.oid in published]
+    if not parts or _lacking(session, published, relation):
+        raise _not_published(session, publication, relation, whole=False)
+    return parts
+
+
+def _lacking(session: Session, published: set[int], relation: Relation) -> list[Relation]:
+    """The tables with rows of a relation, itself or leaf partitions, that are published under no name."""
+    stored = [node.relation for node in _read_trees(session, [relation])[relation.oid] if node.relation.kind == "r"]
+    above = _read_ancestors(session, [leaf.oid for leaf in stored])
+    return [
+        leaf
+        for leaf in stored
+        if published.isdisjoint((leaf.oid, *(ancestor.oid for ancestor in above.get(leaf.oid, ()))))
+    ]
+
+
+def _not_published(session: Session, publication: Publication, relation: Relation, *, whole: bool) -> PgCdcError:
+    """The error for a table that is not published under its own name, or with ``whole`` False by all its partitions."""
+    published = {table.relation.oid for table in publication.tables}
+    what = f"publication {catalog.quoted(publication.name)}"
+    alter = f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string(session)}"
+    add = f"{alter} ADD TABLE {relation.identifier.as_string(session)}"
+    for ancestor in _read_ancestors(session, [relation.oid]).get(relation.oid, ()):
+        if ancestor.oid in published:
+            return OptionError(
+                f"{what} sends the changes of {relation} under the name of its root, {ancestor}",
+                remedy=f"stream {ancestor}, or use another publication that has {relation} and not {ancestor}",
+            )
+    if not any(node.relation.oid in published for node in _read_trees(session, [relation])[relation.oid]):
+        return ServerSetupError(
+            f"{what} does not have {relation}",
+            remedy=f"{add}; or name another publication. Changes made before that are not in the stream",
+        )
+    if whole:
+        listed = publication.all_tables or _is_listed(session, publication, relation)
+        steps = [*([] if listed else [add]), f"{alter} SET (publish_via_partition_root = true)"]
+        return ServerSetupError(
+            f"{what} sends the changes of {relation} under the names of its partitions",
+            remedy=f"{'; '.join(steps)}; or stream the partitions with the option tables",
+        )
+    return ServerSetupError(
+        f"{what} has some partitions of {relation}, but not {_listed(_lacking(session, published, relation))}",
+        remedy=f"{add}; or name the partitions wanted in tables",
+    )
+
+
+def _is_listed(session: Session, publication: Publication, relation: Relation) -> bool:
+    """Whether the publication has the table by its own name, and not only partitions of it."""
+    with translated(f"reading publication {catalog.quoted(publication.name)}"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication_rel AS r"
+            " JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid WHERE p.pubname = %s AND r.prrelid = %s)",
+            (publication.name, relation.oid),
+        )
+        return bool(cursor.fetchone()[0])
+
+
+def _refuse_unstreamable(tree: Sequence[_Node]) -> None:
+    """Raise OptionError for a relation whose changes, or some of them, never reach a stream."""
+    root, *below = tree
+    relation = root.relation
+    kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+    persistences = {"t": "a temporary table", "u": "an unlogged table"}
+    if relation.kind in kinds:
+        where = "stream it from its own server" if relation.kind == "f" else "stream the tables that it reads"
+        raise OptionError(f"{relation} is {kinds[relation.kind]}: it has no changes of its own", remedy=where)
+    if root.persistence in persistences:
+        raise OptionError(
+            f"{relation} is {persistences[root.persistence]}: its changes are not in the write-ahead log",
+            remedy="ALTER TABLE ... SET LOGGED" if root.persistence == "u" else "stream an ordinary table",
+        )
+    if not root.publishable:
+        raise OptionError(
+            f"{relation} is a table of PostgreSQL's own, which is never published", remedy="stream a table of yours"
+        )
+    if relation.kind == "r" and below:
+        raise OptionError(
+            f"{relation} has tables that inherit from it ({_listed([node.relation for node in below])}), whose changes "
+            "come under their own names, while their rows are among its own",
+            remedy="stream the inheriting tables, by name, in tables",
+        )
+    for node in below:
+        if node.relation.kind == "f" or node.persistence == "u":
+            what = "a foreign table" if node.relation.kind == "f" else "unlogged"
+            raise OptionError(
+                f"{node.relation}, a partition of {relation}, is {what}: its changes would be missing without a sign",
+                remedy="stream the other partitions, published one by one"
+                + ("" if node.relation.kind == "f" else "; or ALTER TABLE ... SET LOGGED"),
+            )
+
+
+def _refuse_partial(publication: Publication, table: PublishedTable) -> None:
+    for has, what in ((table.columns, "a column list"), (table.row_filter, "a row filter")):
+        if has is not None:
+            raise ServerSetupError(
+                f"publication {catalog.quoted(publication.name)} has {what} for {table.relation}, which streams do not "
+                "support yet",
+                remedy="use a publication that has the whole table (option publication), and select in Spark",
+            )
+
+
+def read_stream_tables(
+    session: Session, publication: Publication, relations: Sequence[Relation]
+) -> tuple[StreamTable, ...]:
+    """The facts of each table that reading its changes depends on.
+
+    Raises ServerSetupError where old values of a partition would be taken for those of its root's identity.
+    """
+    trees = _read_trees(session, relations)
+    identities = read_identities(session, [node.relation.oid for tree in trees.values() for node in tree])
+    generated = _read_generated(session, relations, stored_are_sent=publication.generated)
+    tables = []
+    for relation in relations:
+        if publication.updates or publication.deletes:
+            _refuse_lesser_identities(session, [node.relation for node in trees[relation.oid]], identities)
+        identity, unpublished = identities[relation.oid], generated.get(relation.oid, ())
+        columns = tuple(column for column in identity.columns if column not in unpublished)
+        tables.append(StreamTable(relation, identity.kind, columns, identity.primary_key, unpublished))
+    return tuple(tables)
+
+
+def _refuse_lesser_identities(
+    session: Session, tree: Sequence[Relation], identities: dict[int, ReplicaIdentity]
+) -> None:
+    root, *below = tree
+    of_root = identities[root.oid]
+    lesser = [leaf for leaf in below if leaf.kind == "r" and _is_less(identities[leaf.oid], of_root)]
+    if lesser:
+        of_leaf = identities[lesser[0].oid]
+        raise ServerSetupError(
+            f"partitions have another replica identity than their root {root}, by which PostgreSQL labels old values: "
+            f"{_listed(lesser)}; of {lesser[0]} WAL has {_named(of_leaf)}, and it would be taken for {_named(of_root)}",
+            remedy="; ".join(_identity_sql(session, leaf, "FULL") for leaf in _few(lesser))
+            + "; such a statement on the root does not reach its partitions",
+        )
+
+
+def _is_less(of_leaf: ReplicaIdentity, of_root: ReplicaIdentity) -> bool:
+    # Without a usable identity PostgreSQL refuses UPDATE and DELETE there, and no old values come.
+    if of_leaf.kind == "f" or not of_leaf.columns:
+        return False
+    return of_root.kind == "f" or not set(of_root.columns) <= set(of_leaf.columns)
+
+
+def _named(identity: ReplicaIdentity) -> str:
+    return "the whole row" if identity.kind == "f" else ", ".join(map(catalog.quoted, identity.columns))
+
+
+def _read_generated(
+    session: Session, relations: Sequence[Relation], *, stored_are_sent: bool
+) -> dict[int, tuple[str, ...]]:
+    """Names of generated columns that are not sent, by the table's oid."""
+    with translated("reading generated columns"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT attrelid, array_agg(attname::text ORDER BY attnum) FROM pg_catalog.pg_attribute"
+            " WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped AND attgenerated <> ''"
+            " AND NOT (%s AND attgenerated = 's') GROUP BY attrelid",
+            ([relation.oid for relation in relations], stored_are_sent),
+        )
+        return {oid: tuple(names) for oid, names in cursor}
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def _sorted(relations: Collection[Relation]) -> list[Relation]:
+    return sorted(relations, key=lambda relation: (relation.schema, relation.name))
+
+
+def _few(relations: Sequence[Relation]) -> list[Relation]:
+    return _sorted(relations)[:_MOST_NAMED]
+
+
+def _listed(relations: Sequence[Relation]) -> str:
+    text = ", ".join(map(str, _few(relations)))
+    return text if len(relations) <= _MOST_NAMED else f"{text} and {len(relations) - _MOST_NAMED} more"
+
+
+# --- while a stream runs ---------------------------------------------------------------------------------------------
+
+
+def read_oid(session: Session, name: str) -> int:
+    """What tells a publication from a later one of the same name; 0 where there is none."""
+    with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
+        cursor.execute("SELECT oid::bigint FROM pg_catalog.pg_publication WHERE pubname = %s", (name,))
+        row = cursor.fetchone()
+        return 0 if row is None else int(row[0])
+
+
+def find_lost(session: Session, name: str, oid: int, tables: Sequence[int]) -> str:
+    """What became of a publication that a stream reads through, in words; nothing where all is as it was."""
+    now = read_oid(session, name)
+    if now != oid:
+        return "was dropped" + (" and created again" if now else "")
+    with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT c.oid::regclass::text FROM unnest(%s::oid[]) AS wanted (oid)"
+            " JOIN pg_catalog.pg_class AS c USING (oid) JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+            " WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_publication_tables AS t WHERE t.pubname = %s"
+            " AND t.schemaname = n.nspname AND t.tablename = c.relname) ORDER BY 1 LIMIT 5",
+            (list(tables), name),
+        )
+        gone = ", ".join(table for (table,) in cursor)
+    return f"lacks {gone} now" if gone else ""
+
+
+def read_unpublished(session: Session, name: str, relations: Sequence[Relation]) -> dict[int, tuple[str, ...]]:
+    """Names of generated columns that a publication does not send or would not, by the table's oid."""
+    found = read_publication(session, name)
+    return _read_generated(session, relations, stored_are_sent=found is not None and found.generated)

@@ -1,0 +1,509 @@
+"""Read a slot ahead of Spark: one thread receives and decodes, the buffer between is bounded, batches are cut from it.
+
+::
+
+    walsender ──► thread: receive, collect ──► chunks (Arrow IPC) ──► cut at limits ──► payloads for Spark's partitions
+        ▲                                                                                    │
+        └──────────── confirm: only what Spark has committed ◄──────── release ◄─────────────┘
+
+Decoding commit by commit would cost a hundred NumPy calls for each; so raw messages wait until there are enough of them
+or somebody asks for a batch. What is decoded is kept as compressed Arrow IPC, beyond some tens of megabytes in a file
+that has no name, and handed to Spark as it is.
+
+Invariants:
+
+- Commits arrive in the order of their LSNs, so everything before the commit that is being received is complete.
+- A batch ends between commits, unless one alone is larger than the limits.
+- Chunks stay until Spark has committed them: a batch can be handed out again.
+- After a lost session the slot sends again what was not confirmed; what is here already is left out by position.
+- While the buffer is full nothing is received, and PostgreSQL waits; its timeout is kept away by our own messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pg_cdc_source import pgoutput
+from pg_cdc_source.changes import ChangeDecoder, Described, Run, rows_through
+from pg_cdc_source.errors import DefiniteError, TransientError, WireError
+from pg_cdc_source.libpq import HEADER_BYTES, KEEPALIVE, XLOG_DATA, ReplicationStream, keepalive_end
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.pgoutput import Begin, Commit, Relation
+
+log = logging.getLogger(__name__)
+
+# As many messages are decoded at a time: they stay in cache, and the cost of a NumPy call is shared.
+MESSAGES_PER_CHUNK = 8192
+BYTES_PER_CHUNK = 4 << 20
+# One burst of receiving holds the lock, for about a millisecond.
+MESSAGES_PER_BURST = 1024
+# Well within half of the least wal_sender_timeout that anybody sets (PostgreSQL's default is 60 s).
+CONFIRM_SECONDS = 2.0
+IDLE_ASK_SECONDS = 1.0
+RECONNECT_SECONDS = 60.0
+# The buffer holds this many batches at the limits: the one that Spark works on, and the next.
+BATCHES_AHEAD = 2
+# Compressed chunks in memory; more of them go to the file.
+MEMORY_BYTES = 64 << 20
+
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+_COUNTED = frozenset((*pgoutput.ROWS, pgoutput.TRUNCATE))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one batch may hold."""
+
+    rows: int
+    bytes: int
+
+
+class Spill:
+    """A file without a name that keeps what memory shall not; it is gone with the process."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="pg_cdc_source-spill-")  # noqa: SIM115 - closed with its owner
+        self._end = 0
+
+    def append(self, data: bytes) -> tuple[int, int]:
+        place = self._end, len(data)
+        os.pwrite(self._file.fileno(), data, self._end)
+        self._end += len(data)
+        return place
+
+    def read(self, place: tuple[int, int]) -> bytes:
+        at, length = place
+        return os.pread(self._file.fileno(), length, at)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Decoded rows that follow each other: ``first`` and ``last`` are positions of rows; ``raw_bytes`` uncompressed."""
+
+    rows: int
+    raw_bytes: int
+    first: Position
+    last: Position
+    payload: bytes | None
+    spill: Spill | None = None
+    place: tuple[int, int] = (0, 0)
+
+    def data(self) -> bytes:
+        if self.payload is not None:
+            return self.payload
+        assert self.spill is not None
+        return self.spill.read(self.place)
+
+
+class SlotReader:
+    """Reads one slot from ``start`` on, in a thread, until it is closed.
+
+    ``connect`` opens the stream at an LSN; ``describe`` says what a relation's rows are to become, given the relation
+    and the LSN of the commit whose rows it describes: None where they are not wanted; it raises where they cannot be.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[Lsn], ReplicationStream],
+        describe: Callable[[Relation, Lsn], Described | None],
+        decoder: ChangeDecoder,
+        schema: pa.Schema,
+        start: Position,
+        limits: Limits,
+    ) -> None:
+        self._connect = connect
+        self._describe = describe
+        self._decoder = decoder
+        self._schema = schema
+        self._limits = limits
+        self._changed = threading.Condition()
+        # Whoever wants the lock goes through here first: the thread, which takes it again and again, waits here.
+        self._turn = threading.Lock()
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+        self._closed = False
+        self._error: BaseException | None = None
+        self._confirmed = start.next_lsn
+        self._received = start  # everything through here is in chunks or was not wanted
+        self._complete = start
+        self._wanted: Position | None = None  # read this far whatever the limits say
+        self._asked_at = 0.0
+        self._relations: dict[int, tuple[Relation, Lsn]] = {}
+        self._described: dict[int, Described | None] = {}
+        self._transaction: Begin | None = None
+        self._leave_out = False  # the transaction is here already
+        self._next_seq = 1
+        self._messages: list[bytes] = []
+        self._runs: list[Run] = []
+        self._run_start = 0
+        self._size = 0
+        self._chunks: deque[Chunk] = deque()
+        self._buffered_rows = self._buffered_bytes = self._memory_bytes = 0
+        self._spill: Spill | None = None
+        self._thread = threading.Thread(target=self._run, name="pgcdc-slot", daemon=True)
+        self._thread.start()
+
+    # --- what the source asks for -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._turn:
+            self._changed.acquire()
+        try:
+            yield
+        finally:
+            self._changed.release()
+
+    def close(self) -> None:
+        with self._locked():
+            self._closed = True
+            self._changed.notify_all()
+        self._poke()
+        self._thread.join()
+        self._wake.close()
+        self._waker.close()
+        if self._spill is not None:
+            self._spill.close()
+
+    def release(self, position: Position) -> None:
+        """Forget what is at or before ``position`` and confirm it to the slot: Spark has committed it."""
+        with self._locked():
+            while self._chunks and self._chunks[0].last <= position:
+                self._forget(self._chunks.popleft())
+            self._confirmed = max(self._confirmed, position.next_lsn)
+            self._changed.notify_all()
+        self._poke()
+
+    def cut(self, start: Position, limits: Limits | None, ceiling: Position | None, patience: float) -> Position:
+        """Where a batch from ``start`` ends; ``start`` itself when nothing has come within ``patience`` seconds.
+
+        ``limits`` None: no limit. Nothing beyond ``ceiling`` is taken. Raises what the thread has met, once all that
+        came before it was handed out.
+        """
+        deadline = time.monotonic() + patience
+        with self._locked():
+            while True:
+                if self._messages:
+                    self._close_chunk()
+                end = self._end_of_batch(start, limits, ceiling)
+                if end > start:
+                    return end
+                if self._error is not None:
+                    raise self._error
+                rest = deadline - time.monotonic()
+                if rest <= 0:
+                    return start
+                self._changed.wait(rest)
+
+    def has_rows(self, start: Position, end: Position) -> bool:
+        """Whether there are rows after ``start`` up to ``end``."""
+        with self._locked():
+            return any(chunk.last > start and chunk.first <= end for chunk in self._chunks)
+
+    def read_through(self, end: Position, alive: Callable[[], bool]) -> None:
+        """Read until ``end`` is here, without limits. Raises what keeps that from happening."""
+        with self._locked():
+            self._wanted = end
+            self._changed.notify_all()
+            try:
+                while True:
+                    if self._messages:
+                        self._close_chunk()
+                    if max(self._complete, self._received) >= end:
+                        return
+                    if self._error is not None:
+                        raise self._error
+                    if not alive():
+                        raise TransientError("the driver's JVM is gone")
+                    self._poke()
+                    self._changed.wait(0.5)
+            finally:
+                self._wanted = None
+
+    def batch(self, start: Position, end: Position) -> list[Chunk]:
+        """The chunks with the rows after ``start`` up to ``end``, cut where they reach over."""
+        with self._locked():
+            if self._messages:
+                self._close_chunk()
+            chunks = [chunk for chunk in self._chunks if chunk.last > start and chunk.first <= end]
+        return [self._between(chunk, start, end) for chunk in chunks]
+
+    # --- cutting ----------------------------------------------------------------------------------------------------
+
+    def _end_of_batch(self, start: Position, limits: Limits | None, ceiling: Position | None) -> Position:
+        bound = self._complete if ceiling is None else min(self._complete, ceiling)
+        rows_left, bytes_left = (limits.rows, limits.bytes) if limits is not None else (None, None)
+        last = start
+        for chunk in self._chunks:
+            if chunk.last <= start:
+                continue
+            if ceiling is not None and chunk.first > ceiling:
+                break
+            if rows_left is not None and bytes_left is not None:
+                room = max(0, min(rows_left, bytes_left * chunk.rows // max(chunk.raw_bytes, 1)))
+                if chunk.rows > room:
+                    end = self._cut_within(chunk, start, room, last)
+                    return end if ceiling is None else min(end, ceiling)
+                rows_left -= chunk.rows
+                bytes_left -= chunk.raw_bytes
+            last = chunk.last
+        if self._error is not None and last > bound and (ceiling is None or last <= ceiling):
+            # The rest of this commit will not come to this reader.
+            return last
+        return max(bound, start)
+
+    def _cut_within(self, chunk: Chunk, start: Position, room: int, last: Position) -> Position:
+        """The end of a batch that may take ``room`` more rows, from a chunk that has more."""
+        batch = from_ipc(chunk.data())
+        lsn = batch.column(self._schema.get_field_index("_commit_lsn"))
+        seq = batch.column(self._schema.get_field_index("_seq"))
+        skipped = rows_through(batch, start, self._schema)
+        first_out = skipped + room
+        if first_out >= batch.num_rows:
+            return Position(Lsn(lsn[-1].as_py()), seq[-1].as_py())
+        between_commits = Position.before(lsn[first_out].as_py())
+        if between_commits > start:
+            return between_commits
+        if room:
+            return Position(Lsn(lsn[first_out - 1].as_py()), seq[first_out - 1].as_py())
+        if last > start:
+            return last
+        # A single row larger than the limit.
+        return Position(Lsn(lsn[skipped].as_py()), seq[skipped].as_py())
+
+    def _between(self, chunk: Chunk, start: Position, end: Position) -> Chunk:
+        if start < chunk.first and chunk.last <= end:
+            return chunk
+        batch = from_ipc(chunk.data())
+        first, after = rows_through(batch, start, self._schema), rows_through(batch, end, self._schema)
+        part = batch.slice(first, after - first)
+        return Chunk(part.num_rows, part.nbytes, chunk.first, chunk.last, to_ipc(part))
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        pause = 0.1
+        while not self._closed:
+            try:
+                with contextlib.closing(self._connect(self._received.next_lsn)) as stream:
+                    pause = 0.1
+                    for _ in self._follow(stream):
+                        deadline = time.monotonic() + RECONNECT_SECONDS
+            except TransientError as error:
+                if time.monotonic() > deadline:
+                    self._fail(error)
+                    return
+                log.warning("%s; connecting again", str(error).splitlines()[0])
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, pause)
+                pause = min(2 * pause, 5.0)
+            except BaseException as error:
+                self._fail(error)
+                return
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _follow(self, stream: ReplicationStream) -> Iterator[None]:
+        """Receive until closed; yields after each burst that brought something."""
+        with self._changed:
+            # What the session before has brought is kept; the rest of its transaction comes with the whole again.
+            self._close_chunk()
+            self._transaction = None
+            self._relations.clear()
+            self._described.clear()
+        confirmed, confirm_at = Lsn(0), 0.0
+        while not self._closed:
+            with self._turn:
+                pass
+            now = time.monotonic()
+            ask = now >= self._asked_at + IDLE_ASK_SECONDS
+            if now >= confirm_at or self._confirmed != confirmed or ask:
+                confirmed = self._confirmed
+                stream.confirm(confirmed, ask=ask)
+                confirm_at = now + CONFIRM_SECONDS
+                self._asked_at = now if ask else self._asked_at
+            if self._is_full():
+                with self._changed:
+                    if self._is_full():
+                        self._changed.wait(CONFIRM_SECONDS / 2)
+                continue
+            more, something = self._burst(stream)
+            if something:
+                yield
+            if not more:
+                stream.wait(self._wake, IDLE_ASK_SECONDS)
+
+    def _burst(self, stream: ReplicationStream) -> tuple[bool, bool]:
+        """Receive what is there, bounded: (there is more, there was something)."""
+        with self._changed:
+            something = False
+            for _ in range(MESSAGES_PER_BURST):
+                data = stream.receive()
+                if data is None:
+                    if something:
+                        self._changed.notify_all()
+                    return False, something
+                something = True
+                self._take(data)
+                if self._error is not None:
+                    break
+            self._changed.notify_all()
+            return True, True
+
+    def _is_full(self) -> bool:
+        if self._wanted is not None:
+            return False
+        return (
+            self._buffered_rows + len(self._messages) > BATCHES_AHEAD * self._limits.rows
+            or self._buffered_bytes + self._size > BATCHES_AHEAD * self._limits.bytes
+        )
+
+    def _take(self, data: bytes) -> None:
+        if data[0] == KEEPALIVE:
+            end, wants_answer = keepalive_end(data)
+            if wants_answer:
+                self._asked_at = 0.0
+            if self._transaction is None and end:
+                self._advance(Position.before(end))
+            return
+        if data[0] != XLOG_DATA or len(data) <= HEADER_BYTES:
+            raise WireError(f"replication: expected XLogData or a keepalive, got {data[:1]!r} with {len(data)} bytes")
+        tag = data[HEADER_BYTES]
+        if tag in _COUNTED:
+            if self._transaction is None:
+                raise WireError(f"pgoutput: expected {chr(tag)!r} within a transaction, got one outside")
+            if not self._leave_out:
+                self._messages.append(data)
+                self._size += len(data)
+                if len(self._messages) >= MESSAGES_PER_CHUNK or self._size >= BYTES_PER_CHUNK:
+                    self._close_chunk()
+            return
+        message = pgoutput.read(data, HEADER_BYTES)
+        if isinstance(message, Begin):
+            if self._transaction is not None:
+                raise WireError("pgoutput: expected Commit before the next Begin")
+            self._transaction = message
+            self._leave_out = Position(message.final_lsn) <= self._received
+            self._next_seq = 1
+            self._run_start = len(self._messages)
+        elif isinstance(message, Commit):
+            if self._transaction is None or message.commit_lsn != self._transaction.final_lsn:
+                raise WireError("pgoutput: expected the Commit of the transaction that began, got another")
+            self._end_run()
+            self._transaction = None
+            self._advance(Position(message.commit_lsn))
+        elif isinstance(message, Relation):
+            assert self._transaction is not None
+            known = self._relations.get(message.oid)
+            if known is None or known[0] != message:
+                # Rows before it have the columns that they were sent with.
+                if self._messages and known is not None:
+                    self._close_chunk()
+                self._relations[message.oid] = (message, self._transaction.final_lsn)
+                self._described.pop(message.oid, None)
+
+    def _advance(self, position: Position) -> None:
+        if position > self._complete:
+            self._complete = position
+        if not self._messages and position > self._received:
+            self._received = position
+
+    def _end_run(self) -> None:
+        """Close the present transaction's run of messages, if it has any."""
+        count = len(self._messages) - self._run_start
+        if self._transaction is not None and count:
+            transaction = self._transaction
+            self._runs.append(Run(transaction.final_lsn, transaction.commit_ts, transaction.xid, self._next_seq, count))
+            self._run_start = len(self._messages)
+            # Known after decoding; only a transaction that is cut by a chunk's end needs it.
+            self._next_seq = 0
+
+    def _close_chunk(self) -> None:
+        """Decode what was collected. Called by either thread, under the lock."""
+        self._end_run()
+        messages, runs = self._messages, self._runs
+        self._messages, self._runs, self._size, self._run_start = [], [], 0, 0
+        if not messages:
+            return
+        try:
+            batch, last_seq = self._decoder.decode(messages, runs, self._describe_oid, self._received)
+        except DefiniteError as error:
+            # What came before is handed out first; nothing from here on is taken.
+            self._error = error
+            self._closed = True
+            self._complete = max(self._received, min(self._complete, Position.before(runs[0].commit_lsn)))
+            return
+        inside = self._transaction is not None and runs[-1].commit_lsn == self._transaction.final_lsn
+        if inside:
+            self._next_seq = last_seq + 1
+            self._received = max(self._received, Position(runs[-1].commit_lsn, last_seq))
+        else:
+            self._received = max(self._received, self._complete)
+        if batch.num_rows:
+            self._keep(batch)
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        lsn = batch.column(self._schema.get_field_index("_commit_lsn"))
+        seq = batch.column(self._schema.get_field_index("_seq"))
+        first, last = (Position(Lsn(lsn[i].as_py()), seq[i].as_py()) for i in (0, -1))
+        payload = to_ipc(batch)
+        chunk = Chunk(batch.num_rows, batch.nbytes, first, last, payload)
+        if self._memory_bytes + len(payload) > MEMORY_BYTES:
+            self._spill = self._spill or Spill()
+            chunk.spill, chunk.place, chunk.payload = self._spill, self._spill.append(payload), None
+        else:
+            self._memory_bytes += len(payload)
+        self._buffered_rows += chunk.rows
+        self._buffered_bytes += chunk.raw_bytes
+        self._chunks.append(chunk)
+
+    def _forget(self, chunk: Chunk) -> None:
+        self._buffered_rows -= chunk.rows
+        self._buffered_bytes -= chunk.raw_bytes
+        if chunk.payload is not None:
+            self._memory_bytes -= len(chunk.payload)
+        if not self._chunks and self._spill is not None:
+            self._spill.close()
+            self._spill = None
+
+    def _describe_oid(self, oid: int) -> Described | None:
+        if oid not in self._described:
+            if oid not in self._relations:
+                raise WireError(f"pgoutput: expected a Relation message for oid {oid} before its rows, got none")
+            self._described[oid] = self._describe(*self._relations[oid])
+        return self._described[oid]
+
+    def _poke(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(b"x")
+
+
+def to_ipc(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_LZ4) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def from_ipc(payload: bytes) -> pa.RecordBatch:
+    with pa.ipc.open_stream(payload) as reader:
+        return reader.read_next_batch()

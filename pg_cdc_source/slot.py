@@ -1,0 +1,165 @@
+"""Look at the replication slot of a stream, and find out whether it still has what the stream needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source import catalog
+from pg_cdc_source.connection import translated
+from pg_cdc_source.errors import OptionError, SlotLostError, TransientError
+from pg_cdc_source.offsets import Lsn
+
+_PLUGIN = "pgoutput"
+
+# The end of every remedy after which changes are missing. A snapshot is the one way to a complete copy again.
+_START_OVER = "start over with a new checkpoint location, which reads the tables again (startFrom=snapshot)"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A row of pg_replication_slots.
+
+    ``invalidation`` is the reason why the server gave it up: invalidation_reason (17), a conflict with recovery (16),
+    or a word for wal_status = lost. ``confirmed_flush`` is None while it is being created and for physical slots.
+    """
+
+    name: str
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    active_pid: int | None
+    restart_lsn: Lsn | None
+    confirmed_flush: Lsn | None
+    wal_status: str | None
+    invalidation: str | None
+    temporary: bool
+    two_phase: bool
+
+
+def read_slot(session: Session, name: str) -> Slot | None:
+    """The slot of this name; None where there is none."""
+    with translated(f"reading slot {name}"), session.cursor() as cursor:
+        # As JSON, because columns differ by version: two_phase came with 14, conflicting with 16, its reason with 17.
+        cursor.execute(
+            "SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = %s",
+            (name,),
+        )
+        found = cursor.fetchone()
+    if found is None:
+        return None
+    row: dict[str, Any] = found[0]
+    reason = row.get("invalidation_reason") or ("conflict with recovery" if row.get("conflicting") else None)
+    return Slot(
+        name=row["slot_name"],
+        plugin=row["plugin"],
+        slot_type=row["slot_type"],
+        database=row["database"],
+        active_pid=row["active_pid"],
+        restart_lsn=_lsn(row["restart_lsn"]),
+        confirmed_flush=_lsn(row["confirmed_flush_lsn"]),
+        wal_status=row["wal_status"],
+        invalidation=reason or ("wal_removed" if row["wal_status"] == "lost" else None),
+        temporary=row["temporary"],
+        two_phase=row.get("two_phase", False),
+    )
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)
+
+
+def missing_error(name: str, *, begun: bool) -> SlotLostError | OptionError:
+    """The error for a slot that is not there: lost where the stream had ``begun``, never made where it had not."""
+    if begun:
+        return SlotLostError(
+            f"slot {name} does not exist any more, and with it are gone the changes since the checkpoint",
+            remedy=_START_OVER,
+        )
+    return OptionError(
+        f"slot {name} does not exist, and startFrom=slot starts from one that does",
+        remedy="use startFrom=snapshot or startFrom=now, which create it; or correct the option slot",
+    )
+
+
+def check_slot(slot: Slot, database: str) -> None:
+    """Raise OptionError for a slot that is none of a stream in this database, SlotLostError for one that is given up.
+
+    TransientError says that it is still being created.
+    """
+    drop = f"SELECT pg_drop_replication_slot('{slot.name}')"
+    other = f"choose another name in the option slot; or, if nobody needs it, drop it: {drop}"
+    if slot.slot_type != "logical":
+        raise OptionError(f"slot {slot.name} is a {slot.slot_type} slot, a stream needs a logical one", remedy=other)
+    if slot.plugin != _PLUGIN:
+        raise OptionError(
+            f"slot {slot.name} decodes with the plugin {slot.plugin}, a stream needs {_PLUGIN}", remedy=other
+        )
+    if slot.database != database:
+        raise OptionError(
+            f"slot {slot.name} belongs to the database {catalog.quoted(slot.database or '')}, the connection is to "
+            f"{catalog.quoted(database)}",
+            remedy=f"connect to that database; or {other}",
+        )
+    if slot.temporary:
+        raise OptionError(f"slot {slot.name} is temporary: it ends with the session that made it", remedy=other)
+    if slot.two_phase:
+        raise OptionError(
+            f"slot {slot.name} sends transactions when they are prepared (two_phase), a stream reads them when they "
+            "are committed",
+            remedy=other,
+        )
+    if slot.invalidation is not None:
+        why = slot.invalidation
+        if why == "wal_removed":
+            why += " (max_slot_wal_keep_size was too little for the time that nobody read it)"
+        raise SlotLostError(
+            f"slot {slot.name} was given up by the server: {why}; the changes since the checkpoint are gone",
+            remedy=f"drop it: {drop}; then {_START_OVER}",
+        )
+    if slot.confirmed_flush is None:
+        raise TransientError(
+            f"slot {slot.name} is still being created" + (f" by pid {slot.active_pid}" if slot.active_pid else "")
+        )
+
+
+def check_confirmed(slot: Slot, position_end: Lsn) -> None:
+    """Raise SlotLostError when the slot has moved past where the checkpoint ends.
+
+    PostgreSQL does not: asked for an earlier position, it starts where the slot stands without a word.
+    """
+    if slot.confirmed_flush is not None and slot.confirmed_flush > position_end:
+        raise SlotLostError(
+            f"slot {slot.name} stands at {slot.confirmed_flush}, past the end of the checkpoint at {position_end}: the "
+            "changes between them were read by somebody else, or the checkpoint is an old copy, and they are gone",
+            remedy="make sure that nothing else reads this slot; drop it: "
+            f"SELECT pg_drop_replication_slot('{slot.name}'); then {_START_OVER}",
+        )
+
+
+def in_use_error(session: Session, slot: Slot) -> TransientError:
+    """The error for a slot that another session reads, which it names as far as this role may see it."""
+    with translated(f"looking for who uses slot {slot.name}"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT s.active_pid, a.application_name, coalesce(a.client_addr::text, 'a local socket'),"
+            " extract(epoch FROM clock_timestamp() - a.backend_start)::bigint"
+            " FROM pg_catalog.pg_replication_slots AS s"
+            " LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = s.active_pid WHERE s.slot_name = %s",
+            (slot.name,),
+        )
+        row = cursor.fetchone()
+    pid, name, address, age_seconds = row or (None, None, None, None)
+    if pid is None:
+        pid = slot.active_pid
+        who = "another session" if pid is None else f"pid {pid}"
+        return TransientError(f"slot {slot.name} was in use by {who} a moment ago")
+    # Of other roles' sessions a role without pg_read_all_stats sees the pid and the name.
+    known = f", from {address}, connected for {age_seconds} s" if age_seconds is not None else ""
+    return TransientError(
+        f"slot {slot.name} is in use by pid {pid} (application_name {name!r}{known})",
+        remedy="a slot has one reader at a time: stop that one, or give this stream a slot of its own. The session of "
+        f"a reader that crashed ends after wal_sender_timeout at the latest, and at once by "
+        f"SELECT pg_terminate_backend({pid})",
+    )
