@@ -1,4 +1,4 @@
-"""PostgreSQL in Spark: tables at one consistent point (``pgsnapshot``)."""
+"""PostgreSQL in Spark: tables at one consistent point (``pgsnapshot``), and their changes from there (``pgcdc``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pg_cdc_source.batch import PgSnapshotDataSource as PgSnapshotDataSource
-    from pg_cdc_source.batch import register as register
     from pg_cdc_source.errors import DefiniteError as DefiniteError
     from pg_cdc_source.errors import PgCdcError as PgCdcError
     from pg_cdc_source.errors import SlotLostError as SlotLostError
@@ -17,11 +16,14 @@ if TYPE_CHECKING:
     from pg_cdc_source.offsets import Lsn as Lsn
     from pg_cdc_source.snapshot import OpenSnapshot as OpenSnapshot
     from pg_cdc_source.snapshot import open_snapshot as open_snapshot
+    from pg_cdc_source.stream import PgCdcDataSource as PgCdcDataSource
+    from pg_cdc_source.stream import register as register
 
 # Names are imported when they are used: processes that hold snapshots need neither Spark nor Arrow.
 _HOME = {
     "PgSnapshotDataSource": "batch",
-    "register": "batch",
+    "PgCdcDataSource": "stream",
+    "register": "stream",
     "DefiniteError": "errors",
     "PgCdcError": "errors",
     "SlotLostError": "errors",

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -100,13 +98,3 @@ def execution() -> str:
 
 def _spark_schema(plan: Plan) -> StructType:
     return from_arrow_schema(plan.arrow_schema(), prefer_timestamp_ntz=True)
-
-
-def register(spark: SparkSession) -> None:
-    """Make the format known to a session by name; needed where Spark's look-up of ``pyspark_*`` packages is off."""
-    try:
-        spark.dataSource.register(PgSnapshotDataSource)
-    except AnalysisException as error:
-        # Spark 4.0 refuses a name that its look-up has found already; what it has found is this very class.
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise

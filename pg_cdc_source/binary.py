@@ -239,13 +239,15 @@ def byte_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
     """Copy byte strings out of the buffer.
 
     Seen with the offsets first, end, first, end, …, the buffer is an Arrow array whose even elements are the values
-    and whose odd ones are what lies between them, so that one ``take`` copies them all.
+    and whose odd ones are what lies between them, so that one ``take`` copies them all. Where NULLs lie says nothing.
     """
     n = len(first)
-    offsets = np.empty(2 * n, np.int32)
-    offsets[0::2] = first
+    offsets = np.empty(2 * n + 1, np.int32)
+    offsets[0:-1:2] = first
     np.add(first, length, out=offsets[1::2], casting="unsafe")
-    both = pa.Array.from_buffers(pa.binary(), 2 * n - 1, [None, pa.py_buffer(offsets), values.buffer.arrow])
+    # Arrow looks at the first and the last one, both of which may be a NULL's.
+    offsets[-1] = offsets[:-1].max(initial=0)
+    both = pa.Array.from_buffers(pa.binary(), 2 * n, [None, pa.py_buffer(offsets), values.buffer.arrow])
     even = fixed_array(pa.int32(), np.arange(0, 2 * n, 2, dtype=np.int32), values.valid)
     return pc.call_function("array_take", [both, even], _IN_BOUNDS)
 

@@ -19,6 +19,7 @@ snapshot's session, and the reader of the slot.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -437,10 +438,11 @@ class Capture:
 
         retrying(check, attempts=IN_USE_ATTEMPTS, first_pause=0.2)
 
-    def _connect_stream(self, start: Lsn) -> ReplicationStream:
+    def _connect_stream(self, start: Lsn, *, streaming: bool = True) -> ReplicationStream:
         options = self._options
+        name = _name(options, "changes")
         return ReplicationStream(
-            options.connection, _name(options, "changes"), options.slot, options.publication, start
+            options.connection, name, options.slot, options.publication, start, streaming=streaming
         )
 
     # --- the initial snapshot -----------------------------------------------------------------------------------------
@@ -492,7 +494,13 @@ class Capture:
             self._lock(held, plan)
             assert held.lsn is not None
             self._rewound = rewind(
-                self._connect_stream, plan.layout, plan.schema, plan.tables[first:], self._describe, origin, held.lsn
+                functools.partial(self._connect_stream, streaming=False),
+                plan.layout,
+                plan.schema,
+                plan.tables[first:],
+                self._describe,
+                origin,
+                held.lsn,
             )
         except BaseException:
             held.close()

@@ -169,7 +169,9 @@ class ChangeDecoder:
                 named = [(k, described.table) for k, described in found if described is not None]
                 if named:
                     parts.append(self._truncate(chunk, i, len(message.oids), named))
-        return self._in_order(parts), int(last_seq[-1])
+        batch = self._in_order(parts)
+        # A skip may end within a message: between a delete and its insert, or among the tables of a TRUNCATE.
+        return batch.slice(rows_through(batch, skip, self._schema)), int(last_seq[-1])
 
     def _in_order(self, parts: list[tuple[pa.RecordBatch, Ints]]) -> pa.RecordBatch:
         if not parts:
@@ -210,22 +212,24 @@ class ChangeDecoder:
         return batch, message
 
     def _splits(self, chunk: _Chunk, rows: Rows, described: Described) -> Flags:
-        """Which updates changed the row's key: under a key the server says so, under FULL the primary key tells."""
-        update = rows.kind == UPDATE
-        split = update & rows.has_old & ~rows.old_is_full
-        full = np.flatnonzero(update & rows.old_is_full)
-        if len(full) and described.table.primary_key and rows.old is not None and rows.new is not None:
-            in_old, in_new = _ranks(rows.has_old)[full], _ranks(rows.has_new)[full]
-            for i, column in enumerate(described.relation.columns):
-                if column.name in described.table.primary_key:
-                    old = _texts(chunk.buffer, _gather(rows.old.fields[i], in_old))
-                    new_field = rows.new.fields[i]
-                    new = _texts(chunk.buffer, _gather(new_field, in_new))
-                    toast = rows.new.unchanged[i]
-                    differs = pc.fill_null(pc.not_equal(old, new), False).to_numpy(zero_copy_only=False)
-                    if toast is not None:
-                        differs = differs & ~toast[in_new]
-                    split[full] |= differs
+        """Which updates changed the row's key: that of the replica identity, or under FULL the primary key.
+
+        That an old key was sent does not tell: it also comes where a value of the key is TOASTed (heapam.c:
+        HeapDetermineColumnsInfo), and with every update of a partition that is FULL under a root that is not.
+        """
+        split = np.zeros(len(rows.kind), np.bool_)
+        if rows.old is None or rows.new is None:
+            return split
+        columns = described.relation.columns
+        of_identity = [i for i, column in enumerate(columns) if column.is_key]
+        primary = [i for i, column in enumerate(columns) if column.name in described.table.primary_key]
+        for full, keyed in ((False, of_identity or range(len(columns))), (True, primary)):
+            which = np.flatnonzero((rows.kind == UPDATE) & rows.has_old & (rows.old_is_full == full))
+            in_old, in_new = _ranks(rows.has_old)[which], _ranks(rows.has_new)[which]
+            for i in keyed if len(which) else ():
+                old, new = _octets(_gather(rows.old.fields[i], in_old)), _octets(_gather(rows.new.fields[i], in_new))
+                # What did not travel is NULL here, and has not changed.
+                split[which] |= pc.fill_null(pc.not_equal(old, new), False).to_numpy(zero_copy_only=False)
         return split
 
     def _images(self, rows: Rows, source: Ints, use_old: Flags, index: int | None) -> _Images | None:
@@ -248,11 +252,12 @@ class ChangeDecoder:
             if toast is not None:
                 unchanged[to] = toast[take]
         if rows.old is not None:
-            # Deletes, and values that did not travel but stand in a whole old row.
-            from_old = use_old | (unchanged & rows.old_is_full[source])
-            to = np.flatnonzero(from_old)
-            take = _ranks(rows.has_old)[source[to]]
+            # Deletes, and values that did not travel but stand in the old row; its NULLs may be what was not sent.
             old, old_toast = rows.old.fields[index], rows.old.unchanged[index]
+            in_old = np.where(rows.has_old, _ranks(rows.has_old), 0)[source]
+            sent = rows.has_old[source] if old.valid is None else rows.has_old[source] & old.valid[in_old]
+            to = np.flatnonzero(use_old | (unchanged & sent))
+            take = in_old[to]
             start[to], length[to] = old.start[take], old.length[take]
             valid[to] = True if old.valid is None else old.valid[take]
             unchanged[to] = False if old_toast is None else old_toast[take]
@@ -335,12 +340,15 @@ class ChangeDecoder:
         table = described.table
         columns = [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in table.codecs]
 
-        def texts(image: _Images | None) -> pa.Array:
+        def texts(codec: Codec, image: _Images | None) -> pa.Array:
             if image is None:
                 return pa.nulls(n, pa.string())
-            return _texts(chunk.buffer, Field(chunk.buffer, image.start, image.length, image.valid))
+            try:
+                return as_text(_octets(Field(chunk.buffer, image.start, image.length, image.valid)))
+            except MalformedError as malformed:
+                raise WireError(f"pgoutput: {_column(table, codec)}: {malformed}") from None
 
-        after_texts = [texts(image) for image in images]
+        after_texts = [texts(codec, image) for codec, image in zip(table.codecs, images, strict=True)]
         absent = [
             pa.array(np.ones(n, np.bool_))
             if image is None
@@ -360,7 +368,8 @@ class ChangeDecoder:
                 pa.array(np.ones(n, np.bool_)) if image is None else self._not_sent(described, i, n)
                 for i, image in zip(described.index, olds, strict=True)
             ]
-            objects = json_objects(columns, [texts(image) for image in olds], sent)
+            old_texts = [texts(codec, image) for codec, image in zip(table.codecs, olds, strict=True)]
+            objects = json_objects(columns, old_texts, sent)
             before = pc.if_else(pa.array(has_old), objects, nothing)
         names = pa.array([table.name]).take(pa.array(np.zeros(n, np.int64)))
         return pa.RecordBatch.from_arrays([names, *meta, key, after, before], schema=ENVELOPE_SCHEMA)
@@ -428,8 +437,8 @@ def _gather(field: Field, rows: Ints) -> Field:
     return Field(field.buffer, field.start[rows], field.length[rows], valid)
 
 
-def _texts(buffer: WireBuffer, field: Field) -> pa.Array:
-    return as_text(byte_strings(field, field.start, field.length))
+def _octets(field: Field) -> pa.Array:
+    return byte_strings(field, field.start, field.length)
 
 
 def _no_lists(n: int) -> pa.Array:

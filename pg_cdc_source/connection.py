@@ -143,7 +143,8 @@ def _connect_error(options: ConnectionOptions, given: dict[str, str], error: psy
         return ServerSetupError(
             where, remedy="raise max_wal_senders, or end walsenders that nobody needs (pg_stat_replication)"
         )
-    if "replication" in text and ("permission" in text or "REPLICATION" in text):
+    # Of 16 and later, and of those before.
+    if "to start WAL sender" in text or "to start walsender" in text:
         return ServerSetupError(
             where,
             remedy="ALTER ROLE … REPLICATION (only pgsnapshot can do without, with consistentPoint=off)",

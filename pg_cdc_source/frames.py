@@ -225,8 +225,12 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
     if {"_table", "after"} <= set(df.columns):
         raise OptionError("collapse() takes typed rows of one table, not the envelope", remedy="project() them first")
     batch = _Batch.of(df, [keys] if isinstance(keys, str) else keys)
-    rows = _after_truncate(batch, _with_keys(batch, _with_moved_keys(batch)))
-    return batch.named(_with_values_of_former_key(batch, _last_rows(batch, rows)))
+    rows = _with_moved_keys(batch)
+    found = _Found.of(batch, rows)
+    rows = _last_rows(batch, _after_truncate(batch, _with_keys(batch, rows), found), found)
+    if found.listed and found.inserts_list:
+        rows = _with_values_of_former_key(batch, rows, found)
+    return batch.named(rows.where(F.col(_LAST)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,12 +388,36 @@ def _failing(rows: DataFrame, condition: Column, what: str, batch: _Batch, remed
     return rows.where(F.when(condition, F.raise_error(text).cast("boolean")).otherwise(F.lit(True)))
 
 
-def _after_truncate(batch: _Batch, rows: DataFrame) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What has to be known of a batch before it is known what is to be done with it; mostly nothing is."""
+
+    truncated_at: tuple[int, int] | None  # _commit_lsn and _seq of the last TRUNCATE
+    listed: tuple[int, ...]  # the columns that any row lists in _unchanged
+    inserts_list: bool
+
+    @classmethod
+    def of(cls, batch: _Batch, rows: DataFrame) -> _Found:
+        kind, names = batch["_change_type"], batch["_unchanged"]
+        truncate = F.when(kind == "truncate", F.struct(batch["_commit_lsn"], batch["_seq"]))
+        found = rows.agg(
+            F.max(truncate).alias("truncated"),
+            F.flatten(F.collect_set(names)).alias("names"),
+            F.max((kind == "insert") & (F.size(names) > 0)).alias("inserts"),
+        ).first()
+        assert found is not None
+        truncated_at = None if found["truncated"] is None else tuple(found["truncated"])
+        listed = tuple(i for i in batch.values if batch.fields[i].name in set(found["names"]))
+        return cls(truncated_at, listed, bool(found["inserts"]))
+
+
+def _after_truncate(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
     """Leave out what the last TRUNCATE made void, and those before it."""
-    at = F.struct(batch["_commit_lsn"].alias("lsn"), batch["_seq"].alias("seq"))
-    last = rows.where(batch["_change_type"] == "truncate").agg(F.max(at).alias("truncated"))
-    rows = rows.crossJoin(F.broadcast(last))
-    return rows.where(F.col("truncated").isNull() | (at >= F.col("truncated"))).drop("truncated")
+    if found.truncated_at is None:
+        return rows
+    lsn, seq = found.truncated_at
+    at, number = batch["_commit_lsn"], batch["_seq"]
+    return rows.where((at > lsn) | ((at == lsn) & (number >= seq)))
 
 
 # Of each row that is left: whether it is the last of its key; which row began the row it is of, where that is in the
@@ -402,7 +430,7 @@ def _earlier(index: int) -> Column:
     return F.col(f"e{index}")
 
 
-def _last_rows(batch: _Batch, rows: DataFrame) -> DataFrame:
+def _last_rows(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
     """Bring the last row of each key up to date from its own key's rows; deletes stay too, for keys that changed."""
     kind, lsn, seq, names = (batch[name] for name in ("_change_type", "_commit_lsn", "_seq", "_unchanged"))
     by_key = Window.partitionBy(*batch.key_columns).orderBy(lsn, seq)
@@ -421,7 +449,7 @@ def _last_rows(batch: _Batch, rows: DataFrame) -> DataFrame:
     begun = F.struct(kind.alias("kind"), lsn.alias("lsn"), F.col(_PAIR))
     rows = rows.select(
         "*",
-        *(said(i).alias(f"e{i}") for i in batch.values),
+        *(said(i).alias(f"e{i}") for i in found.listed),
         F.last(F.when(begins, begun), ignorenulls=True).over(until).alias(_BEGUN),
         F.lead(F.lit(True)).over(by_key).isNull().alias(_LAST),
         fingerprint.alias("this"),
@@ -437,21 +465,21 @@ def _last_rows(batch: _Batch, rows: DataFrame) -> DataFrame:
         "name all columns of the primary key",
     )
     update, delete = kind == "update", kind == "delete"
-    carried = {i: update & _lists(names, batch, i) & _earlier(i)["known"] for i in batch.values}
+    carried = {i: update & _lists(names, batch, i) & _earlier(i)["known"] for i in found.listed}
     first_kind = F.col(_BEGUN)["kind"]
     changed = {
-        **{i: F.when(found, _earlier(i)["value"]).otherwise(_column(i)) for i, found in carried.items()},
+        **{i: F.when(there, _earlier(i)["value"]).otherwise(_column(i)) for i, there in carried.items()},
         batch.index("_change_type"): F.when(update & first_kind.isin("snapshot", "insert"), first_kind).otherwise(kind),
         batch.index("_unchanged"): _without(names, batch, carried),
     }
     # A row that came twice ended nothing the second time.
-    ended = F.when(delete & previous.isNotNull() & ~again, F.struct(F.lit(True), *map(_earlier, batch.values)))
+    ended = F.when(delete & previous.isNotNull() & ~again, F.struct(F.lit(True), *map(_earlier, found.listed)))
     rows = rows.where(F.col(_LAST) | delete)
     return rows.select(*batch.columns(changed), _LAST, _BEGUN, ended.alias(_ENDED), _PAIR)
 
 
-def _with_values_of_former_key(batch: _Batch, rows: DataFrame) -> DataFrame:
-    """Give inserts that lack values those of the row that the delete before them ended; leave only the last rows."""
+def _with_values_of_former_key(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
+    """Give inserts that lack values those of the row that the delete before them ended."""
     kind, lsn, names = (batch[name] for name in ("_change_type", "_commit_lsn", "_unchanged"))
     begun = F.col(_BEGUN)
     takes = F.col(_LAST) & (kind == "insert") & (F.size(names) > 0)
@@ -469,12 +497,12 @@ def _with_values_of_former_key(batch: _Batch, rows: DataFrame) -> DataFrame:
 
     # A column may be listed because the stream has never had it, and then the delete before is of any row; but what
     # came by the stream is none of these.
-    carried = {i: takes & _lists(names, batch, i) & given(i)["known"] & given(i)["streamed"] for i in batch.values}
+    carried = {i: takes & _lists(names, batch, i) & given(i)["known"] & given(i)["streamed"] for i in found.listed}
     changed = {
-        **{i: F.when(found, given(i)["value"]).otherwise(_column(i)) for i, found in carried.items()},
+        **{i: F.when(there, given(i)["value"]).otherwise(_column(i)) for i, there in carried.items()},
         batch.index("_unchanged"): _without(names, batch, carried),
     }
-    return rows.where(F.col(_LAST)).select(*batch.columns(changed))
+    return rows.select(*batch.columns(changed), _LAST)
 
 
 def _lists(names: Column, batch: _Batch, index: int) -> Column:
@@ -483,6 +511,8 @@ def _lists(names: Column, batch: _Batch, index: int) -> Column:
 
 def _without(names: Column, batch: _Batch, found: Mapping[int, Column]) -> Column:
     """The names that are still to be listed."""
+    if not found:
+        return names
     there = F.array_compact(F.array(*(F.when(is_found, batch.fields[i].name) for i, is_found in found.items())))
     return F.when(F.size(names) > 0, F.array_except(names, there.cast("array<string>"))).otherwise(names)
 

@@ -61,7 +61,10 @@ _EPOCH_SECONDS = 946_684_800
 class ReplicationStream:
     """One walsender's stream of one slot, for one thread."""
 
-    def __init__(self, options: ConnectionOptions, name: str, slot: str, publication: str, start: Lsn) -> None:
+    def __init__(
+        self, options: ConnectionOptions, name: str, slot: str, publication: str, start: Lsn, *, streaming: bool
+    ) -> None:
+        """Start at ``start``. With ``streaming``, large transactions come before they commit, from PostgreSQL 14 on."""
         self._what = f"reading slot {slot}"
         self._session = connect(options, name, replication=True)
         try:
@@ -71,9 +74,10 @@ class ReplicationStream:
             ):
                 # The option is a list of identifiers inside a string.
                 quoted = sql.Identifier(publication).as_string(self._session)
+                protocol = "'2', streaming 'on'" if streaming and self._session.server_version >= 140000 else "'1'"
                 command = sql.SQL(
-                    "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
-                ).format(sql.Identifier(slot), sql.SQL(str(start)), sql.Literal(quoted))
+                    "START_REPLICATION SLOT {} LOGICAL {} (proto_version {}, publication_names {})"
+                ).format(sql.Identifier(slot), sql.SQL(str(start)), sql.SQL(protocol), sql.Literal(quoted))
                 cursor.start_replication_expert(command, decode=False)
             self._pgconn = self._session.pgconn_ptr
             self._copied = ctypes.c_void_p()

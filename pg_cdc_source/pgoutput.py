@@ -176,6 +176,10 @@ class _Octets:
         (octets,) = self.take(f">{length}s")
         return bytes(octets)
 
+    def expect_flags(self, flags: int, most: int) -> None:
+        if flags > most:
+            raise self.fail(f"expected flags of at most {most}, got {flags}")
+
     def finish(self) -> None:
         if self.at != len(self._data):
             raise self.fail(f"expected {self.at} bytes, got {len(self._data)}")
@@ -188,6 +192,7 @@ def _begin(octets: _Octets) -> Begin:
 
 def _commit(octets: _Octets) -> Commit:
     flags, commit_lsn, end_lsn, commit_ts = octets.take(">BQQq")
+    octets.expect_flags(flags, 0)
     return Commit(flags, Lsn(commit_lsn), Lsn(end_lsn), commit_ts + _EPOCH_MICROSECONDS)
 
 
@@ -204,8 +209,7 @@ def _relation(octets: _Octets) -> Relation:
     columns = []
     for _ in range(count):
         (flags,) = octets.take(">B")
-        if flags > 1:
-            raise octets.fail(f"expected a column's flags 0 or 1, got {flags}")
+        octets.expect_flags(flags, 1)
         column_name = octets.text()
         type_oid, typmod = octets.take(">Ii")
         columns.append(RelationColumn(bool(flags), column_name, type_oid, typmod))
@@ -221,13 +225,13 @@ def _type(octets: _Octets) -> Type:
 
 def _truncate(octets: _Octets) -> Truncate:
     count, flags = octets.take(">IB")
-    if flags > 3:
-        raise octets.fail(f"expected flags 0 to 3, got {flags}")
+    octets.expect_flags(flags, 3)
     return Truncate(bool(flags & 1), bool(flags & 2), octets.take(f">{count}I"))
 
 
 def _message(octets: _Octets) -> Message:
     transactional, lsn = octets.take(">BQ")
+    octets.expect_flags(transactional, 1)
     prefix = octets.text()
     (length,) = octets.take(">I")
     return Message(bool(transactional), Lsn(lsn), prefix, octets.rest(length))
@@ -235,7 +239,8 @@ def _message(octets: _Octets) -> Message:
 
 def _stream_start(octets: _Octets) -> StreamStart:
     xid, first = octets.take(">IB")
-    return StreamStart(xid, first == 1)
+    octets.expect_flags(first, 1)
+    return StreamStart(xid, bool(first))
 
 
 def _stream_stop(octets: _Octets) -> StreamStop:
@@ -244,6 +249,7 @@ def _stream_stop(octets: _Octets) -> StreamStop:
 
 def _stream_commit(octets: _Octets) -> StreamCommit:
     xid, flags, commit_lsn, end_lsn, commit_ts = octets.take(">IBQQq")
+    octets.expect_flags(flags, 0)
     return StreamCommit(xid, flags, Lsn(commit_lsn), Lsn(end_lsn), commit_ts + _EPOCH_MICROSECONDS)
 
 
@@ -264,7 +270,8 @@ _READERS: dict[int, Callable[[_Octets], Any]] = {
     STREAM_COMMIT: _stream_commit,
     STREAM_ABORT: _stream_abort,
 }
-_WITH_XID_IN_STREAM = frozenset((RELATION, TYPE, TRUNCATE, MESSAGE))
+# Of these, messages in a streamed transaction name the subtransaction behind their tag.
+IN_STREAM = frozenset((*ROWS, TRUNCATE, RELATION, TYPE, MESSAGE))
 
 
 def read(data: bytes, at: int = 0, *, in_stream: bool = False) -> Any:
@@ -274,9 +281,9 @@ def read(data: bytes, at: int = 0, *, in_stream: bool = False) -> Any:
     """
     tag = data[at] if at < len(data) else None
     if tag not in _READERS:
-        raise WireError(f"pgoutput: expected a message's tag, got {'nothing' if tag is None else bytes([tag])!r}")
+        raise WireError(f"pgoutput: expected a message's tag, got {'nothing' if tag is None else repr(bytes([tag]))}")
     octets = _Octets(tag, data, at + 1)
-    if in_stream and tag in _WITH_XID_IN_STREAM:
+    if in_stream and tag in IN_STREAM:
         octets.take(">I")
     message = _READERS[tag](octets)
     octets.finish()
@@ -321,6 +328,7 @@ def walk(buffer: WireBuffer, starts: Ints, ends: Ints, columns: int, *, in_strea
     has_old = image != _NEW
     old_is_full = image == _OLD
     insert, delete = kind == INSERT, kind == DELETE
+    _expect(kind, insert | delete | (kind == UPDATE), "Insert, Update or Delete")
     _expect(kind, np.where(has_old, ~insert & (old_is_full | (image == _KEY)), ~delete), "the tag of a row's image")
     old = None
     if has_old.any():

@@ -66,8 +66,8 @@ class Publication:
 class ReplicaIdentity:
     """Which old values of a row WAL has: ``kind`` is pg_class.relreplident (d, n, f, i), ``columns`` what it means now.
 
-    ``columns`` is empty where the identity is not usable: no primary key, a dropped index, NOTHING, or FULL with virtual
-    generated columns.
+    ``columns`` is empty where the identity is not usable: no primary key, a dropped index, NOTHING, or FULL with
+    virtual generated columns.
     """
 
     kind: str
@@ -131,11 +131,14 @@ def read_publication(session: Session, name: str) -> Publication | None:
             ' ORDER BY n.nspname COLLATE "C", c.relname COLLATE "C"',
             {"oid": oid, "name": name, "via_root": via_root},
         )
-        tables = tuple(
-            PublishedTable(Relation(*relation), None if columns is None else tuple(columns), row_filter)
+        # By oid, because before 14 the view repeats a partition that is listed beside its root.
+        tables = {
+            relation[0]: PublishedTable(Relation(*relation), None if columns is None else tuple(columns), row_filter)
             for *relation, columns, row_filter in cursor
-        )
-    return Publication(name, all_tables, via_root, inserts, updates, deletes, truncates, generated, tables)
+        }
+    return Publication(
+        name, all_tables, via_root, inserts, updates, deletes, truncates, generated, tuple(tables.values())
+    )
 
 
 def read_identities(session: Session, oids: Sequence[int]) -> dict[int, ReplicaIdentity]:
@@ -351,7 +354,7 @@ def _refuse_without_identity(
     inserts_only = _create_sql(session, server, options.publication, relations, "insert, truncate")
     raise ServerSetupError(
         f"publication {catalog.quoted(options.publication)} is not created, because from then on PostgreSQL would "
-        f"refuse every UPDATE and DELETE on {_listed(without)}: no primary key or other replica identity that it can use",
+        f"refuse every UPDATE and DELETE on {_listed(without)}: no primary key or other usable replica identity",
         remedy=f"add a primary key; or {steps}; or, for inserts alone, create it yourself: {inserts_only}",
     )
 

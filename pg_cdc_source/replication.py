@@ -14,18 +14,18 @@ Invariants:
 
 - Commits arrive in the order of their LSNs, so everything before the commit that is being received is complete.
 - A batch ends between commits, unless one alone is larger than the limits.
-- Chunks stay until Spark has committed them: a batch can be handed out again.
+- Chunks stay until Spark is done with their batch: it can be handed out again. The slot moves when Spark commits.
 - After a lost session the slot sends again what was not confirmed; what is here already is left out by position.
 - While the buffer is full nothing is received, and PostgreSQL waits; its timeout is kept away by our own messages.
+- A transaction that comes before it has committed (protocol 2) waits in a file, and is taken when its commit comes: at
+  the place, and with the numbers, that it would have had otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
-import tempfile
 import threading
 import time
 from collections import deque
@@ -39,7 +39,8 @@ from pg_cdc_source.changes import ChangeDecoder, Described, Run, rows_through
 from pg_cdc_source.errors import DefiniteError, TransientError, WireError
 from pg_cdc_source.libpq import HEADER_BYTES, KEEPALIVE, XLOG_DATA, ReplicationStream, keepalive_end
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.pgoutput import Begin, Commit, Relation
+from pg_cdc_source.pgoutput import Begin, Commit, Relation, StreamAbort, StreamCommit, StreamStart, StreamStop
+from pg_cdc_source.spill import Spill, StreamedTransaction
 
 log = logging.getLogger(__name__)
 
@@ -67,27 +68,6 @@ class Limits:
 
     rows: int
     bytes: int
-
-
-class Spill:
-    """A file without a name that keeps what memory shall not; it is gone with the process."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="pg_cdc_source-spill-")  # noqa: SIM115 - closed with its owner
-        self._end = 0
-
-    def append(self, data: bytes) -> tuple[int, int]:
-        place = self._end, len(data)
-        os.pwrite(self._file.fileno(), data, self._end)
-        self._end += len(data)
-        return place
-
-    def read(self, place: tuple[int, int]) -> bytes:
-        at, length = place
-        return os.pread(self._file.fileno(), length, at)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 @dataclass(slots=True)
@@ -146,6 +126,9 @@ class SlotReader:
         self._relations: dict[int, tuple[Relation, Lsn]] = {}
         self._described: dict[int, Described | None] = {}
         self._transaction: Begin | None = None
+        self._streamed: dict[int, StreamedTransaction] = {}
+        self._in_stream: StreamedTransaction | None = None
+        self._replay: Iterator[None] | None = None  # of a streamed transaction that has committed
         self._leave_out = False  # the transaction is here already
         self._next_seq = 1
         self._messages: list[bytes] = []
@@ -183,8 +166,7 @@ class SlotReader:
     def release(self, position: Position) -> None:
         """Forget what is at or before ``position`` and confirm it to the slot: Spark has committed it."""
         with self._locked():
-            while self._chunks and self._chunks[0].last <= position:
-                self._forget(self._chunks.popleft())
+            self._drop(position)
             self._confirmed = max(self._confirmed, position.next_lsn)
             self._changed.notify_all()
         self._poke()
@@ -193,10 +175,12 @@ class SlotReader:
         """Where a batch from ``start`` ends; ``start`` itself when nothing has come within ``patience`` seconds.
 
         ``limits`` None: no limit. Nothing beyond ``ceiling`` is taken. Raises what the thread has met, once all that
-        came before it was handed out.
+        came before it was handed out. Spark asks for the next batch when it is done with the one that ends at
+        ``start``, so chunks up to there make room; confirmed they are only when Spark says so.
         """
         deadline = time.monotonic() + patience
         with self._locked():
+            self._drop(start)
             while True:
                 if self._messages:
                     self._close_chunk()
@@ -255,15 +239,18 @@ class SlotReader:
             if ceiling is not None and chunk.first > ceiling:
                 break
             if rows_left is not None and bytes_left is not None:
+                rows = chunk.rows
+                if chunk.first <= start:
+                    rows -= rows_through(from_ipc(chunk.data()), start, self._schema)
                 room = max(0, min(rows_left, bytes_left * chunk.rows // max(chunk.raw_bytes, 1)))
-                if chunk.rows > room:
+                if rows > room:
                     end = self._cut_within(chunk, start, room, last)
                     return end if ceiling is None else min(end, ceiling)
-                rows_left -= chunk.rows
-                bytes_left -= chunk.raw_bytes
+                rows_left -= rows
+                bytes_left -= chunk.raw_bytes * rows // chunk.rows
             last = chunk.last
-        if self._error is not None and last > bound and (ceiling is None or last <= ceiling):
-            # The rest of this commit will not come to this reader.
+        if last > bound and (ceiling is None or last <= ceiling) and (self._error is not None or self._is_full()):
+            # The rest of this commit does not come, or not before there is room for it.
             return last
         return max(bound, start)
 
@@ -327,7 +314,10 @@ class SlotReader:
         with self._changed:
             # What the session before has brought is kept; the rest of its transaction comes with the whole again.
             self._close_chunk()
-            self._transaction = None
+            self._transaction = self._in_stream = self._replay = None
+            for streamed in self._streamed.values():
+                streamed.close()
+            self._streamed.clear()
             self._relations.clear()
             self._described.clear()
         confirmed, confirm_at = Lsn(0), 0.0
@@ -357,6 +347,12 @@ class SlotReader:
         with self._changed:
             something = False
             for _ in range(MESSAGES_PER_BURST):
+                if self._replay is not None:
+                    if next(self._replay, self) is self:
+                        self._replay = None
+                    if self._error is not None:
+                        break
+                    continue
                 data = stream.receive()
                 if data is None:
                     if something:
@@ -388,6 +384,12 @@ class SlotReader:
         if data[0] != XLOG_DATA or len(data) <= HEADER_BYTES:
             raise WireError(f"replication: expected XLogData or a keepalive, got {data[:1]!r} with {len(data)} bytes")
         tag = data[HEADER_BYTES]
+        if self._in_stream is not None and tag != pgoutput.STREAM_STOP:
+            self._in_stream.append(data)
+            return
+        self._take_message(tag, data)
+
+    def _take_message(self, tag: int, data: bytes) -> None:
         if tag in _COUNTED:
             if self._transaction is None:
                 raise WireError(f"pgoutput: expected {chr(tag)!r} within a transaction, got one outside")
@@ -399,18 +401,23 @@ class SlotReader:
             return
         message = pgoutput.read(data, HEADER_BYTES)
         if isinstance(message, Begin):
-            if self._transaction is not None:
-                raise WireError("pgoutput: expected Commit before the next Begin")
-            self._transaction = message
-            self._leave_out = Position(message.final_lsn) <= self._received
-            self._next_seq = 1
-            self._run_start = len(self._messages)
+            self._begin(message)
         elif isinstance(message, Commit):
-            if self._transaction is None or message.commit_lsn != self._transaction.final_lsn:
-                raise WireError("pgoutput: expected the Commit of the transaction that began, got another")
-            self._end_run()
-            self._transaction = None
-            self._advance(Position(message.commit_lsn))
+            self._commit(message.commit_lsn)
+        elif isinstance(message, StreamStart):
+            self._in_stream = self._streamed.setdefault(message.xid, StreamedTransaction(HEADER_BYTES))
+        elif isinstance(message, StreamStop):
+            self._in_stream = None
+        elif isinstance(message, StreamAbort):
+            streamed = self._known(message.xid)
+            if message.subxid != message.xid:
+                streamed.roll_back(message.subxid)
+            else:
+                self._streamed.pop(message.xid).close()
+        elif isinstance(message, StreamCommit):
+            streamed = self._known(message.xid)
+            del self._streamed[message.xid]
+            self._replay = self._replayed(streamed, message)
         elif isinstance(message, Relation):
             assert self._transaction is not None
             known = self._relations.get(message.oid)
@@ -420,6 +427,35 @@ class SlotReader:
                     self._close_chunk()
                 self._relations[message.oid] = (message, self._transaction.final_lsn)
                 self._described.pop(message.oid, None)
+
+    def _begin(self, begin: Begin) -> None:
+        if self._transaction is not None:
+            raise WireError("pgoutput: expected Commit before the next Begin")
+        self._transaction = begin
+        self._leave_out = Position(begin.final_lsn) <= self._received
+        self._next_seq = 1
+        self._run_start = len(self._messages)
+
+    def _commit(self, commit_lsn: Lsn) -> None:
+        if self._transaction is None or commit_lsn != self._transaction.final_lsn:
+            raise WireError("pgoutput: expected the Commit of the transaction that began, got another")
+        self._end_run()
+        self._transaction = None
+        self._advance(Position(commit_lsn))
+
+    def _known(self, xid: int) -> StreamedTransaction:
+        if xid not in self._streamed:
+            raise WireError(f"pgoutput: expected the end of a transaction that was streamed, got that of xid {xid}")
+        return self._streamed[xid]
+
+    def _replayed(self, streamed: StreamedTransaction, commit: StreamCommit) -> Iterator[None]:
+        """Take a streamed transaction as if it came only now, a message a step."""
+        with contextlib.closing(streamed):
+            self._begin(Begin(commit.commit_lsn, commit.commit_ts, commit.xid))
+            for data in streamed.messages():
+                self._take_message(data[HEADER_BYTES], data)
+                yield
+            self._commit(commit.commit_lsn)
 
     def _advance(self, position: Position) -> None:
         if position > self._complete:
@@ -476,11 +512,15 @@ class SlotReader:
         self._buffered_bytes += chunk.raw_bytes
         self._chunks.append(chunk)
 
-    def _forget(self, chunk: Chunk) -> None:
-        self._buffered_rows -= chunk.rows
-        self._buffered_bytes -= chunk.raw_bytes
-        if chunk.payload is not None:
-            self._memory_bytes -= len(chunk.payload)
+    def _drop(self, position: Position) -> None:
+        """Forget the chunks up to ``position``."""
+        while self._chunks and self._chunks[0].last <= position:
+            chunk = self._chunks.popleft()
+            self._buffered_rows -= chunk.rows
+            self._buffered_bytes -= chunk.raw_bytes
+            if chunk.payload is not None:
+                self._memory_bytes -= len(chunk.payload)
+            self._changed.notify_all()
         if not self._chunks and self._spill is not None:
             self._spill.close()
             self._spill = None

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from pg_cdc_source.batch import execution, short_errors
+from pg_cdc_source.batch import PgSnapshotDataSource, execution, short_errors
 from pg_cdc_source.capture import Batch, Capture, SnapshotPart, plan_typed, typed_schema
 from pg_cdc_source.changes import ENVELOPE_SCHEMA, Layout, snapshot_rows
 from pg_cdc_source.errors import OptionError
@@ -203,3 +205,14 @@ def _joined(payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
             waiting = []
     if waiting:
         yield pa.concat_batches(waiting)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats known to a session by name; needed where Spark's look-up of ``pyspark_*`` packages is off."""
+    for source in (PgSnapshotDataSource, PgCdcDataSource):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            # Spark 4.0 refuses a name that its look-up has found already; what it has found is this very class.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise

@@ -37,6 +37,7 @@ from pg_cdc_source.binary import (
     refusals,
     without,
 )
+from pg_cdc_source.numeric import TextAsDouble
 
 Octet = npt.NDArray[np.uint8]
 
@@ -203,6 +204,9 @@ class PrintedMoment(Decoder):
         return Decoded(moments, refusals((_flags(infinite), "infinity"), (_flags(outside), "a year outside 1 to 9999")))
 
 
+_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
+
+
 @dataclass(frozen=True, slots=True)
 class PrintedDecimal(Decoder):
     """``numeric_out``, into a DECIMAL that holds the value exactly or not at all."""
@@ -217,7 +221,7 @@ class PrintedDecimal(Decoder):
         if not fits.false_count:
             return Decoded(self._exactly(text))
         nan, infinite = _matches(text, "NaN"), _matches(text, "-?Infinity")
-        number = _matches(text, r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
+        number = _matches(text, _NUMBER)
         _expect(text, _any(number, nan, infinite), "a numeric")
         large = _matches(text, rf"-?[1-9][0-9]{{{whole}}}.*")
         fine = pc.and_not(_matches(text, rf"[^.]*\.[0-9]{{{scale}}}0*[1-9].*"), large)
@@ -237,6 +241,18 @@ class PrintedDecimal(Decoder):
     def _exactly(self, text: pa.Array) -> pa.Array:
         _expect(text, pc.invert(_matches(text, r"-[0.]+")), "a numeric")
         return _cast(text, self.arrow, "a numeric")
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedDouble(Decoder):
+    """``numeric_out``, as the nearest double, as :class:`~pg_cdc_source.numeric.TextAsDouble` gives it."""
+
+    arrow = pa.float64()
+
+    def read(self, values: Field) -> Decoded:
+        text = _texts(values)
+        _expect(text, _matches(text, f"{_NUMBER}|NaN|-?Infinity"), "a numeric")
+        return TextAsDouble().read(values)
 
 
 # What a byte may do besides being part of an element. White space is what array_isspace takes for it.

@@ -15,6 +15,7 @@ from pg_cdc_source.text import (
     PrintedArray,
     PrintedBoolean,
     PrintedDecimal,
+    PrintedDouble,
     PrintedFloat,
     PrintedInteger,
     PrintedMoment,
@@ -145,8 +146,9 @@ def _numeric(typmod: int, numeric_as: NumericAs) -> tuple[Decoder, Decoder, str 
         arrow = pa.decimal128(numeric_as.precision, numeric_as.scale)
     if arrow is not None:
         return Decimal(arrow), PrintedDecimal(arrow), None
-    printed = TextAsDouble() if numeric_as.kind == "double" else _TEXT
-    return printed, printed, "text"
+    if numeric_as.kind == "double":
+        return TextAsDouble(), PrintedDouble(), "text"
+    return _TEXT, _TEXT, "text"
 
 
 def _declared_decimal(typmod: int) -> pa.Decimal128Type | None:

@@ -24,7 +24,7 @@ LAYERS: list[tuple[set[str], set[str]]] = [
     (
         {
             *("processes", "connection", "catalog", "snapshot", "board", "keeper", "scan", "reader"),
-            *("publication", "slot", "libpq", "replication", "rewind", "capture"),
+            *("publication", "slot", "libpq", "spill", "replication", "rewind", "capture"),
         },
         {"numpy", "pyarrow", "psycopg2"},
     ),

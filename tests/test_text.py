@@ -253,6 +253,10 @@ def test_numeric_as_double_takes_the_nearest_and_refuses_overflow() -> None:
     how = codec("numeric", numeric_as=NumericAs("double"))
     assert decode(how, "0.1", None, "Infinity", "0." + "0" * 400 + "1") == [0.1, None, math.inf, 0.0]
     assert refused(read(how, "1" + "0" * 400)) == [(0, "too large for a double")]
+    assert math.isnan(decode(how, "NaN")[0])
+    for text in [*NO_NUMBERS, "-NaN", "infinity", "00.1", ".5", "1.", "1.2.3", "1e2"]:
+        with pytest.raises(MalformedError, match="expected"):
+            how.decode_text(field(["0.1", text]))
     elements = codec("numeric", array=True, numeric_as=NumericAs("double"))
     assert decode(elements, "{0.1,NULL}") == [[0.1, None]]
 
@@ -395,8 +399,9 @@ def test_arrays_of_other_dimensions_or_bounds_are_refused_as_from_binary(text: s
 
 
 BAD_ARRAYS: list[str | bytes] = [
-    *("", "{", "}", "1,2", "{1,2", "1}", "NULL", "{1,}", "{,}", "{,1}", "{1,,2}", "{1}2", "{1}}", "}{", "{}}", "{}{}"),
-    *("{1 }", "{ 1}", "{1, 2}", "{\t1}", "{1\n}", " {1}", "{1} ", "{ }", "{1}{2}", "{1},{2}", "{1{2}", "{1,{2}}"),
+    *("", "{", "}", "{1", '{"', "{\\", "1,2", "{1,2", "1}", "NULL", "{1,}", "{,}", "{,1}", "{1,,2}", "{1}2", "{1}}"),
+    *("}{", "{}}", "{}{}", "{1}{2}", "{1},{2}", "{1{2}", "{1,{2}}"),
+    *("{1 }", "{ 1}", "{1, 2}", "{\t1}", "{1\n}", "{\r1}", "{\v1}", "{1\f}", " {1}", "{1} ", "{ }"),
     *('{"1}', '{1"}', '{"1"2}', '{1"2"}', '{"1""2"}', '{"}', '{"""}', '{"1", "2"}', '"{1}"', '{"1"}"', '{1}","{1}'),
     *("{\\1}", "{1\\}", '{"\\1"}', '{"\\n"}', '{"\\', '{"1\\"}', '{"1\\\\\\"}', "{\\\\}", '{\\"1\\"}', '{"\\\n"}'),
     *("{null}", "{Null}", "{1,nULL}", "{{1}", "{{1,2}", "{{"),

@@ -1,0 +1,16 @@
+"""Keep every change of a schema's tables, as an append-only log in Parquet: python append_log.py URL SCHEMA TARGET
+
+Needs pg-cdc-source[spark]. Spark's file sink takes each batch once, whatever is replayed.
+"""
+
+import sys
+
+from pyspark.sql import SparkSession
+
+url, schema, target = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+options = {"url": url, "tables": f"{schema}.*", "slot": "append_log", "beforeImage": "true"}
+changes = spark.readStream.format("pgcdc").options(**options).load()
+log = changes.writeStream.format("parquet").partitionBy("_table").option("path", f"{target}/log")
+# Writes all there is and ends; the next run goes on from there. Without the trigger it goes on for ever.
+log.option("checkpointLocation", f"{target}/checkpoint").trigger(availableNow=True).start().awaitTermination()
