@@ -16,12 +16,13 @@ KEPT = """CASE WHEN array_contains(s._unchanged, '{0}') THEN t."{0}" ELSE s."{0}
 
 def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:
     """Bring the Delta table to where the batch ends. The commit that does it says so: a replay finds it done."""
-    query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-    names = [name for name in batch.columns if name not in CHANGE_COLUMNS]
-    table = DeltaTable.create(path, batch.select(names).limit(0).toArrow().schema, mode="ignore")
-    if (done := table.transaction_version(query)) is not None and done >= batch_id:
+    query = str(batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+    done = DeltaTable(path).transaction_version(query) if DeltaTable.is_deltatable(path) else None
+    if done is not None and done >= batch_id:
         return
     rows = collapse(batch, keys).toArrow()
+    names = [name for name in rows.column_names if name not in CHANGE_COLUMNS]
+    table = DeltaTable.create(path, rows.select(names).schema, mode="ignore")
     if "truncate" in rows["_change_type"].to_pylist():
         table.delete()
     same_key = " AND ".join(f't."{key}" = s."{key}"' for key in keys)

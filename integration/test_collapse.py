@@ -127,7 +127,11 @@ class History:
 
     def fresh(self) -> Values:
         text = self.chance.choice((None, "", f"text {self.chance.random()}"))
-        return {NUMBER: self.chance.randrange(99), TEXT: text, OCTETS: self.chance.choice((None, self.chance.randbytes(3)))}
+        return {
+            NUMBER: self.chance.randrange(99),
+            TEXT: text,
+            OCTETS: self.chance.choice((None, self.chance.randbytes(3))),
+        }
 
     def begin(self, case: int) -> None:
         """Rows of before the batch: in the sink, or in the snapshot that is in the batch as well."""
@@ -292,3 +296,182 @@ def test_a_sink_comes_to_where_every_change_has_brought_the_table(
         assert {name: sink[key][name] for name in known} == known, key
     # Such values are what the documentation warns of; they must be few, or this test shows nothing.
     assert lost < len(history.alive)
+
+
+# --- rules, one by one -----------------------------------------------------------------------------------------------
+
+FIRST, SECOND = (1, "a"), (1, "b")
+FULL = {NUMBER: 1, TEXT: "long", OCTETS: b"octets"}
+
+
+def rows_of(spark: SparkSession, *rows: Row, before: bool = False) -> dict[Any, Row]:
+    """The collapsed rows by their key, None for the truncate."""
+    return {row[ID]: row for row in collected(collapse(frame(spark, rows, before=before), [CASE, ID]))}
+
+
+def test_a_value_is_not_carried_over_a_delete_or_from_an_unrelated_one(spark: SparkSession) -> None:
+    third = (1, "c")
+    result = rows_of(
+        spark,
+        change("insert", 1, 1, FIRST, FULL),
+        change("delete", 2, 1, FIRST),
+        change("update", 3, 1, FIRST, FULL, [TEXT]),
+        # The delete that this insert belongs to would be number 4 of the same commit.
+        change("insert", 4, 1, third, FULL),
+        change("delete", 5, 3, third),
+        change("insert", 5, 5, SECOND, FULL, [TEXT]),
+        change("delete", 6, 4, (2, "d")),
+    )
+    assert {key: (row["_change_type"], row[TEXT], row["_unchanged"]) for key, row in result.items()} == {
+        "a": ("update", None, [TEXT]),
+        "b": ("insert", None, [TEXT]),
+        "c": ("delete", None, []),
+        "d": ("delete", None, []),
+    }
+
+
+def test_values_follow_a_changed_key_and_later_updates_keep_them(spark: SparkSession) -> None:
+    result = rows_of(
+        spark,
+        change("insert", 1, 1, FIRST, FULL),
+        change("delete", 2, 7, FIRST),
+        change("insert", 2, 8, SECOND, {NUMBER: 2}, [TEXT, OCTETS]),
+        change("update", 3, 1, SECOND, {NUMBER: 3, OCTETS: None}, [TEXT]),
+    )
+    assert result["a"]["_change_type"] == "delete"
+    assert (result["b"]["_change_type"], result["b"]["_unchanged"]) == ("insert", [])
+    assert plain(result["b"]) == {NUMBER: 3, TEXT: "long", OCTETS: None}
+    assert (result["b"]["_commit_lsn"], result["b"]["_seq"]) == (3, 1)
+
+
+def test_an_update_after_a_truncate_takes_nothing_from_before_it(spark: SparkSession) -> None:
+    result = rows_of(
+        spark,
+        change("snapshot", 0, 0, FIRST, FULL),
+        change("insert", 1, 1, SECOND, FULL),
+        change("truncate", 1, 2),
+        change("truncate", 1, 3),
+        change("update", 1, 4, SECOND, FULL, [TEXT]),
+    )
+    assert result.keys() == {None, "b"}
+    assert (result[None]["_change_type"], result[None]["_seq"]) == ("truncate", 3)
+    assert (result["b"]["_change_type"], result["b"][TEXT], result["b"]["_unchanged"]) == ("update", None, [TEXT])
+
+
+def test_a_key_that_only_the_old_image_shows_becomes_a_delete(spark: SparkSession) -> None:
+    old = {NUMBER: 1, TEXT: "old", OCTETS: b"old"}
+    row = change("update", 9, 4, SECOND, FULL, before=(FIRST, old))
+    result = rows_of(spark, row, before=True)
+    gone, moved = result["a"], result["b"]
+    assert (gone["_change_type"], gone["_commit_lsn"], gone["_seq"]) == ("delete", 9, 4)
+    assert (plain(gone), gone["_unchanged"], gone["_before"].asDict()[ID]) == (old, [], "a")
+    assert (moved["_change_type"], plain(moved), moved["_before"]) == ("insert", FULL, None)
+
+
+def test_the_same_rows_twice_are_the_rows_once(spark: SparkSession) -> None:
+    rows = [
+        change("snapshot", 0, 0, FIRST, FULL),
+        change("update", 1, 1, FIRST, {NUMBER: 2}, [TEXT, OCTETS]),
+        change("delete", 2, 1, FIRST),
+        change("insert", 2, 2, SECOND, {NUMBER: 3, TEXT: "t"}, [OCTETS]),
+        change("truncate", -1, 1),
+    ]
+    assert sorted(map(repr, rows_of(spark, *rows, *rows).values())) == sorted(map(repr, rows_of(spark, *rows).values()))
+
+
+def test_an_empty_batch_has_no_rows(spark: SparkSession) -> None:
+    assert rows_of(spark) == {}
+    assert rows_of(spark, before=True) == {}
+
+
+def test_names_nullability_types_and_metadata_stay(spark: SparkSession) -> None:
+    df = frame(spark, [change("insert", 1, 1, FIRST, FULL)]).select(
+        F.col(f"`{CASE}`").alias(CASE, metadata={"comment": "a key"}),
+        F.col("`i``d`"),
+        F.create_map(F.lit("m"), F.lit(1)).alias("A.map"),
+        F.lit(7).alias("never null"),
+        F.col(f"`{TEXT}`").alias(TEXT, metadata={"comment": "a value"}),
+        "_change_type",
+        "_commit_lsn",
+        "_seq",
+        F.array(F.lit("x")).alias("_unchanged"),
+    )
+    result = collapse(df, [CASE.upper(), ID.upper()])
+    assert result.schema == df.schema
+    assert [field.metadata for field in result.schema] == [field.metadata for field in df.schema]
+    assert [tuple(row) for row in result.collect()] == [tuple(row) for row in df.collect()]
+
+
+def test_one_key_may_be_given_as_it_is(spark: SparkSession) -> None:
+    df = frame(spark, [change("insert", 1, 1, FIRST, FULL), change("insert", 2, 1, SECOND, FULL)])
+    assert [row["_commit_lsn"] for row in collapse(df, CASE).collect()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ([], "has no key"),
+        ([CASE, "cAse.NO"], "a key twice"),
+        (["numbr"], "did you mean number?"),
+        (["_seq"], "no such column"),
+    ],
+)
+def test_keys_that_are_none_are_refused(keys: list[str], expected: str, spark: SparkSession) -> None:
+    with pytest.raises(OptionError) as caught:
+        collapse(frame(spark, []), keys)
+    assert expected in str(caught.value)
+    assert "Remedy: " in str(caught.value)
+
+
+def test_what_is_no_batch_of_typed_rows_is_refused(spark: SparkSession) -> None:
+    df = frame(spark, [])
+    with pytest.raises(OptionError, match="no column _seq, _unchanged"):
+        collapse(df.drop("_seq", "_unchanged"), [CASE])
+    with pytest.raises(OptionError, match="project"):
+        collapse(df.withColumns({"_table": F.lit("t"), "after": F.lit("{}")}), [CASE])
+    with pytest.raises(OptionError, match="foreachBatch"):
+        collapse(spark.readStream.format("rate").load(), ["value"])
+    with pytest.raises(OptionError, match="_before does not have"):
+        collapse(frame(spark, [], before=True).withColumn("derived", F.lit(1)), ["derived"])
+
+
+@pytest.mark.parametrize("kind", ["insert", "delete", "snapshot"])
+def test_a_null_key_fails_the_action(kind: str, spark: SparkSession) -> None:
+    rows = [change(kind, 77, 5, (1, None), FULL), change("insert", 1, 1, FIRST, FULL)]  # type: ignore[arg-type]
+    with pytest.raises(PySparkException) as caught:
+        collapse(frame(spark, rows), [CASE, ID]).collect()
+    assert '("Case.no", "i`d") is NULL in the row with _commit_lsn 77, _seq 5' in str(caught.value)
+
+
+def test_an_old_key_that_is_null_fails_the_action(spark: SparkSession) -> None:
+    row = change("update", 9, 4, SECOND, FULL, before=((1, None), FULL))  # type: ignore[arg-type]
+    with pytest.raises(PySparkException, match="is NULL in the row with _commit_lsn 9, _seq 4"):
+        collapse(frame(spark, [row], before=True), [CASE, ID]).collect()
+
+
+def test_rows_that_the_keys_do_not_tell_apart_fail_the_action(spark: SparkSession) -> None:
+    rows = [change("snapshot", 3, 0, FIRST, FULL), change("snapshot", 3, 0, SECOND, FULL)]
+    assert len(collapse(frame(spark, rows), [CASE, ID]).collect()) == 2
+    with pytest.raises(PySparkException, match="two rows have the same key"):
+        collapse(frame(spark, rows), [CASE]).collect()
+
+
+def test_it_is_called_in_foreach_batch(spark: SparkSession) -> None:
+    seen: list[list[tuple[int, str]]] = []
+
+    def sink(batch: DataFrame, _: int) -> None:
+        rows = collapse(batch, "key").select("key", "_change_type").orderBy("key")
+        seen.append([tuple(row) for row in rows.collect()])
+
+    stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 12).load()
+    changes = stream.select(
+        (F.col("value") % 3).alias("key"),
+        F.when(F.col("value") % 12 == 11, "delete").otherwise("update").alias("_change_type"),
+        F.lit(1).cast("long").alias("_commit_lsn"),
+        F.col("value").alias("_seq"),
+        F.array().cast("array<string>").alias("_unchanged"),
+    )
+    query = changes.writeStream.foreachBatch(sink).trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    assert seen
+    assert all(batch == [(0, "update"), (1, "update"), (2, "delete")] for batch in seen)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import pickle
+import random
+import subprocess
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import history
+import pyarrow.parquet as pq
 import pytest
 import workload
 from history import Change, Contents, Transaction
@@ -21,7 +28,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from watch import wait_until
 
-from pg_cdc_source.stream import HAS_LIMITS
+from pg_cdc_source.stream import HAS_LIMITS, PgCdcDataSource
+
+if HAS_LIMITS:
+    from pyspark.sql.streaming.datasource import ReadMaxRows
 
 Row = dict[str, Any]
 
@@ -236,3 +246,216 @@ def test_an_envelope_from_a_slot_has_every_change_once_and_in_order(
     assert sink.changes == sink.rows
     assert len(set(sink.repeated)) >= 2
     assert check_batches(sink, most_rows) > 2
+
+
+def test_a_typed_stream_from_now_has_every_change_since_its_start(
+    db: str, pg: Session, spark: SparkSession, tmp_path: Path
+) -> None:
+    workload.create_tables(pg)
+    history.begin(pg, "oracle")
+    options = {
+        **{"slot": "typed", "startFrom": "now", "dbtable": "items", "beforeImage": "true"},
+        **{"maxBytesPerBatch": "64kB", "numericAs": "string"},
+    }
+    stream = Stream(spark, db, tmp_path, options)
+    sink = Collected()
+    with pg.cursor() as cursor:
+        cursor.execute("INSERT INTO items (note) VALUES ('too early')")
+    with workload.writers(db, seed=2, transactions=100, big=5_000):
+        stream.follow(sink, lambda: len(sink.filled) > 2)
+        stream.follow(sink, lambda: len(sink.filled) > 5)
+    workload.mark(pg)
+    stream.follow(sink, lambda: has_end(sink))
+    drop(pg, "typed")
+    # Only one table is read; a transaction that changed others says nothing here.
+    told = history.end(pg, "oracle", [workload.ITEMS], {})
+    first = next(i for i, transaction in enumerate(told) if transaction.xid == sink.rows[0]["_xid"])
+    assert first > 0
+    compare(told[first:], sink.rows, from_typed, as_typed)
+    assert len(sink.filled) > 5
+
+
+def test_snapshot_and_changes_meet_without_a_gap_or_an_overlap(
+    db: str, pg: Session, spark: SparkSession, tmp_path: Path
+) -> None:
+    workload.create_tables(pg)
+    history.begin(pg, "oracle")
+    options = {"slot": "whole", "tables": tables_option(), "partitionBytes": "64kB", "maxRowsPerBatch": "5000"}
+    stream = Stream(spark, db, tmp_path, options)
+    sink = Collected()
+    # Without DDL, which waits for the snapshot's locks or, when it comes first, makes the snapshot fail.
+    with workload.writers(db, seed=3, transactions=150, big=5_000, ddl=False):
+        stream.follow(sink, lambda: len(sink.filled) > 3)
+    workload.mark(pg)
+    stream.follow(sink, lambda: has_end(sink))
+    drop(pg, "whole")
+    told = history.end(pg, "oracle", workload.TABLES, workload.LEAVES)
+    snapshot = [row for row in sink.rows if row["_change_type"] == "snapshot"]
+    assert len(snapshot) > 0
+    assert len({(row["_commit_lsn"], row["_seq"]) for row in snapshot}) == 1
+    assert sink.rows[: len(snapshot)] == snapshot
+    meeting = next(i for i, transaction in enumerate(told) if transaction.xid == sink.changes[0]["_xid"])
+    assert meeting > 0
+    compare(told[meeting:], sink.changes, from_envelope)
+    contents = Contents(workload.TABLES)
+    for transaction in told[:meeting]:
+        for change in transaction.changes:
+            contents.apply(change)
+    rows = map(from_envelope, snapshot)
+    assert Counter(contents.row(row.table, row.after or {}) for row in rows) == contents.rows()
+    assert snapshot[0]["_commit_lsn"] >= told[meeting - 1].end_lsn - 1
+
+
+# --- triggers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trigger", ["availableNow", "once"])
+def test_a_run_that_ends_by_itself_takes_what_was_there_at_its_start(
+    trigger: str, db: str, pg: Session, spark: SparkSession, tmp_path: Path
+) -> None:
+    with pg.cursor() as cursor:
+        cursor.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 500)")
+        cursor.execute("CREATE TABLE u (id int PRIMARY KEY); INSERT INTO u SELECT generate_series(1, 500)")
+    stream = Stream(spark, db, tmp_path, {"slot": "runs", "tables": "t,u", "maxRowsPerBatch": "300"})
+    sink = Collected()
+
+    def run(late: int) -> list[int]:
+        """The ids that a run brings, during whose every batch a row with the id ``late`` or the next is committed."""
+        before, ids = len(sink.rows), itertools.count(late)
+
+        def write(batch: DataFrame, batch_id: int) -> None:
+            with pg.cursor() as cursor:
+                cursor.execute("INSERT INTO t VALUES (%s)", (next(ids),))
+            sink(batch, batch_id)
+
+        with stream.running(write, **{trigger: True}) as query:
+            assert query.awaitTermination(60)
+        return [json.loads(row["key"])["id"] for row in sink.rows[before:]]
+
+    assert sorted(run(late=10_000)) == sorted([*range(1, 501), *range(1, 501)])
+    late = [10_000 + i for i in range(len(sink.batches))]
+    with pg.cursor() as cursor:
+        for i in range(1, 11):
+            cursor.execute(f"INSERT INTO u SELECT generate_series({i}000, {i}099)")
+    batches = len(sink.batches)
+    assert run(late=20_000) == [*late, *(id for i in range(1, 11) for id in range(i * 1000, i * 1000 + 100))]
+    late = [20_000 + i for i in range(len(sink.batches) - batches)]
+    sizes = [len(batch) for batch in sink.filled]
+    if trigger == "availableNow" and HAS_LIMITS:
+        assert sizes == [500, 500, 202, 300, 300, 200]
+    else:
+        # Before Spark 4.2 every run is one batch.
+        assert sizes == [1000, 1000 + len(sink.filled) - 1]
+    assert run(late=30_000) == late
+    assert {row["_change_type"] for row in sink.changes} == {"insert"}
+    drop(pg, "runs")
+
+
+def test_a_trigger_by_time_is_obeyed_and_a_quiet_stream_makes_no_batches(
+    db: str, pg: Session, spark: SparkSession, tmp_path: Path
+) -> None:
+    with pg.cursor() as cursor:
+        cursor.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    stream = Stream(spark, db, tmp_path, {"slot": "timed", "dbtable": "t", "startFrom": "now"})
+    sink = Collected()
+    with stream.running(sink, processingTime="500 milliseconds") as query, pg.cursor() as cursor:
+        wait_until(lambda: sink.batches or query.recentProgress)
+        for i in range(3):
+            cursor.execute("INSERT INTO t VALUES (%s)", (i,))
+            wait_until(lambda i=i: len(sink.changes) == i + 1 or query.exception())  # type: ignore[misc]
+        # One for each row, and the stream's first offset.
+        assert len(sink.batches) <= 5
+    drop(pg, "timed")
+    assert [row["id"] for row in sink.changes] == [0, 1, 2]
+
+
+# --- replay ----------------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """The source as Spark asks it, here by the test itself; what it hands to tasks goes through pickle as there."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        source = PgCdcDataSource(options)
+        self._reader: Any = source.streamReader(source.schema())
+
+    def next_offset(self, start: Row) -> Row:
+        offset: Row = self._reader.latestOffset(start, ReadMaxRows(0)) if HAS_LIMITS else self._reader.latestOffset()
+        return offset
+
+    def rows(self, start: Row, end: Row) -> list[Row]:
+        partitions = [pickle.loads(pickle.dumps(part)) for part in self._reader.partitions(start, end)]  # noqa: S301
+        return [row for part in partitions for batch in self._reader.read(part) for row in batch.to_pylist()]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+
+@contextmanager
+def asked(options: dict[str, str]) -> Iterator[Asked]:
+    source = Asked(options)
+    try:
+        yield source
+    finally:
+        source.stop()
+
+
+def test_what_lies_between_two_offsets_is_the_same_however_often_and_by_whom_it_is_asked(db: str, pg: Session) -> None:
+    workload.create_tables(pg)
+    with pg.cursor() as cursor:
+        cursor.execute(f"CREATE PUBLICATION again FOR TABLE {tables_option()} WITH (publish_via_partition_root)")
+        cursor.execute("SELECT pg_create_logical_replication_slot('again', 'pgoutput')")
+    options = {"url": db, "slot": "again", "startFrom": "slot", "tables": tables_option(), "maxRowsPerBatch": "700"}
+    with workload.writers(db, seed=4, transactions=40, big=8_000):
+        pass
+    workload.mark(pg)
+    chance = random.Random(4)
+    with asked(options) as source:
+        offsets = [source.initialOffset()]
+        rows: list[Row] = []
+        until = [0]  # how many rows lie before each offset
+        while not rows or '"the end"' not in (rows[-1]["after"] or ""):
+            end = source.next_offset(offsets[-1])
+            if end != offsets[-1]:
+                rows += source.rows(offsets[-1], end)
+                offsets.append(end)
+                until.append(len(rows))
+        assert len(offsets) > 10
+        assert any("seq" in offset for offset in offsets), "no transaction was cut"
+
+        def check(source: Asked, start: int, end: int) -> None:
+            assert source.rows(offsets[start], offsets[end]) == rows[until[start] : until[end]], (start, end)
+
+        for _ in range(10):
+            check(source, *sorted(chance.sample(range(len(offsets)), 2)))
+        # What is committed is not asked for any more; the rest stays, and so it does when a commit comes twice.
+        middle = len(offsets) // 2
+        for i in (2, middle - 1, middle, middle):
+            source.commit(offsets[i])
+            check(source, i, len(offsets) - 1)
+    for first in (middle, middle + 1):
+        # As after a crash: nothing but the offsets is known.
+        with asked(options) as source:
+            check(source, first, first + 1)
+            check(source, first, len(offsets) - 1)
+            check(source, len(offsets) - 2, len(offsets) - 1)
+    drop(pg, "again")
+
+
+# --- Spark Connect ---------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_runs_under_spark_connect(db: str, pg: Session, tmp_path: Path) -> None:
+    pytest.importorskip("grpc", reason="needs pyspark[connect]")
+    with pg.cursor() as cursor:
+        cursor.execute("CREATE TABLE t (id int PRIMARY KEY, x text); INSERT INTO t SELECT i, i FROM generate_series(1, 9) i")
+    client = [sys.executable, str(Path(__file__).with_name("connect_client.py")), db, str(tmp_path)]
+    for _ in range(2):
+        # A JVM of its own: Connect and classic Spark do not go together in one process.
+        subprocess.run(client, check=True, timeout=120)
+        with pg.cursor() as cursor:
+            cursor.execute("UPDATE t SET x = 'changed' WHERE id = 1; DELETE FROM t WHERE id = 2")
+    found = pq.read_table(tmp_path / "rows").to_pylist()
+    assert Counter(row["_change_type"] for row in found) == {"snapshot": 9, "update": 1, "delete": 1}
+    assert [(row["id"], row["x"]) for row in found if row["_change_type"] == "update"] == [(1, "changed")]
+    drop(pg, "connect")

@@ -279,14 +279,14 @@ def _write_big(cursor: Cursor, chance: random.Random, rows: int) -> None:
     cursor.execute("COMMIT")
     cursor.execute("DELETE FROM items WHERE note = 'first' AND id % 7 = 0")
     # What another server's replication has brought is announced by a message more.
-    cursor.execute("SELECT pg_replication_origin_create(current_database())")
-    cursor.execute("SELECT pg_replication_origin_session_setup(current_database())")
+    cursor.execute("SELECT pg_replication_origin_create('of_' || current_database())")
+    cursor.execute("SELECT pg_replication_origin_session_setup('of_' || current_database())")
     try:
         for _ in range(10):
             _transaction(cursor, chance)
     finally:
         cursor.execute("SELECT pg_replication_origin_session_reset()")
-        cursor.execute("SELECT pg_replication_origin_drop(current_database())")
+        cursor.execute("SELECT pg_replication_origin_drop('of_' || current_database())")
 
 
 def _alter(cursor: Cursor, chance: random.Random) -> None:
@@ -294,7 +294,7 @@ def _alter(cursor: Cursor, chance: random.Random) -> None:
     for i in range(12):
         for statement in _DDL:
             try:
-                cursor.execute(statement.format(i=i, before=i - 1))
+                cursor.execute(statement.format(i=i, before=max(0, i - 1)))
             except _CONFLICTS:
                 cursor.execute("ROLLBACK")
 
@@ -317,5 +317,5 @@ _DDL = (
     "VACUUM FULL journal",
     "CLUSTER items USING items_pkey",
     "ANALYZE",
-    "ALTER TABLE unread DROP COLUMN IF EXISTS added_{i}; DROP TABLE IF EXISTS extra_{before}",
+    "ALTER TABLE unread DROP COLUMN IF EXISTS added_{i}; DROP TABLE IF EXISTS extra_{before} CASCADE",
 )

@@ -155,6 +155,7 @@ class Capture:
         self._held: Held | None = None
         self._rewound: dict[int, Rewound] = {}
         self._reader: SlotReader | None = None
+        self._created: Lsn | None = None  # where the slot began, if this process has made it
         self._given: StreamOffset | None = None  # the newest offset that this process has given out
         self._target: Position | None = None
         self._moved_at = time.monotonic()
@@ -195,23 +196,18 @@ class Capture:
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         """The rows after ``start`` (None: the initial offset) up to ``end``."""
         self._attach(start, end)
+        if start is not None and self._created not in (None, start.origin):
+            # Only the batch's start tells that there was a stream before (see newest_without_start).
+            self._end_snapshot()
+            snapshot.drop_slot(self._open(), self._options.slot)
+            raise missing_error(self._options.slot, begun=True)
         self._given = end
         parts: list[SnapshotPart] = []
-        first, last = (0, end.done) if start is None else (start.done, end.done)
-        names = end.tables
-        if start is not None and start.tables and start.tables != end.tables:
-            if start.done < len(start.tables):
-                raise DefiniteError(
-                    "the checkpoint's offsets name other tables of the initial snapshot than before",
-                    remedy="start over with a new checkpoint location and a new slot",
-                )
-            first, last = 0, 0
         chunks: list[Chunk] = []
+        first, last = self._pending(start, end)
+        if first < last:
+            parts, chunks = self._snapshot_parts(end, first, last)
         position = Position.before(end.origin) if start is None else start.position
-        pending = names[first:last]
-        if pending:
-            parts, olds = self._snapshot_parts(end, names, first, last)
-            chunks += olds
         if end.position > position:
             reader = self._read_from(position)
             reader.read_through(end.position, self._driver.runs)
@@ -238,6 +234,21 @@ class Capture:
             self._session.close()
             self._session = None
 
+    @staticmethod
+    def _pending(start: StreamOffset | None, end: StreamOffset) -> tuple[int, int]:
+        """Which of ``end``'s tables a batch reads, [first, last): those that were not done at its start."""
+        if start is None:
+            return 0, end.done
+        if start.done == len(start.tables):
+            # Its snapshot is over. A Spark that gives no start gets an end that names the tables all the same.
+            return end.done, end.done
+        if start.tables != end.tables:
+            raise DefiniteError(
+                "the checkpoint's offsets name other tables of the initial snapshot than before",
+                remedy="start over with a new checkpoint location and a new slot",
+            )
+        return start.done, end.done
+
     # --- offsets ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> StreamOffset:
@@ -254,7 +265,7 @@ class Capture:
             options.connection, spec, lambda snapshot_id: _name(options, "snapshot"), holders=1, stream=True
         )
         assert held.lsn is not None
-        origin = Lsn(held.lsn + 1)
+        self._created = origin = Lsn(held.lsn + 1)
         tables: tuple[str, ...] = ()
         if options.start_from == "snapshot":
             try:
@@ -403,9 +414,8 @@ class Capture:
             return
         self._watched_at = now
         try:
-            lost = publication.find_lost(
-                self._open(), self._options.publication, self._publication_oid, [t.oid for t in self._planned().tables]
-            )
+            tables = {table.oid: table.name for table in self._planned().tables}
+            lost = publication.find_lost(self._open(), self._options.publication, self._publication_oid, tables)
         except TransientError:
             self._forget_session()
             return
@@ -452,11 +462,9 @@ class Capture:
         for session, _ in held.holders:
             snapshot.check_files(session, "starting the snapshot")
 
-    def _snapshot_parts(
-        self, end: StreamOffset, names: tuple[str, ...], first: int, last: int
-    ) -> tuple[list[SnapshotPart], list[Chunk]]:
+    def _snapshot_parts(self, end: StreamOffset, first: int, last: int) -> tuple[list[SnapshotPart], list[Chunk]]:
         plan = self._planned()
-        if tuple(table.name for table in plan.tables) != names:
+        if tuple(table.name for table in plan.tables) != end.tables:
             raise SchemaChangedError(
                 "the stream's tables are not those that its initial snapshot began with",
                 remedy="start over with a new checkpoint location and a new slot",
@@ -501,6 +509,7 @@ class Capture:
                 self._describe,
                 origin,
                 held.lsn,
+                self._driver.runs,
             )
         except BaseException:
             held.close()

@@ -21,16 +21,18 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def main() -> None:
-    """Read PostgreSQL into Spark in parallel, at exactly one point in time."""
+    """Read PostgreSQL into Spark: tables at exactly one point in time, and their changes from there."""
 
 
 @app.command()
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     orders: Annotated[int, typer.Option(min=1_000, help="How many orders the shop starts with.")] = 120_000,
+    seconds: Annotated[int, typer.Option(min=1, help="How long the shop is followed while it takes orders.")] = 20,
 ) -> None:
-    """Copy a shop that keeps writing into Parquet, and prove that the copy is one point in time.
+    """Copy a shop that keeps writing, follow it as a stream, and prove that both copies are right.
 
+    One Spark action copies the shop into Parquet at one point in time; then a stream keeps Delta tables equal to it.
     Starts a PostgreSQL server of its own and Spark, and leaves neither behind. Exits with 1 when anything differs.
     """
     from pg_cdc_source.demo import print_json, print_table, run
@@ -40,7 +42,7 @@ def demo(
     # Like Ctrl-C, so that the server and all files go.
     signal.signal(signal.SIGTERM, _exit)
     try:
-        result = run(orders)
+        result = run(orders, seconds)
     except PgCdcError as error:
         typer.echo(f"pg-cdc: {error}", err=True)
         raise typer.Exit(1) from None

@@ -17,7 +17,7 @@ found here, before anything is read:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg2
@@ -605,21 +605,22 @@ def read_oid(session: Session, name: str) -> int:
         return 0 if row is None else int(row[0])
 
 
-def find_lost(session: Session, name: str, oid: int, tables: Sequence[int]) -> str:
-    """What became of a publication that a stream reads through, in words; nothing where all is as it was."""
+def find_lost(session: Session, name: str, oid: int, tables: Mapping[int, str]) -> str:
+    """What became of a publication that a stream reads ``tables`` through (names by oid), in words; nothing if nothing."""
     now = read_oid(session, name)
     if now != oid:
         return "was dropped" + (" and created again" if now else "")
     with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
         cursor.execute(
-            "SELECT c.oid::regclass::text FROM unnest(%s::oid[]) AS wanted (oid)"
-            " JOIN pg_catalog.pg_class AS c USING (oid) JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
-            " WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_publication_tables AS t WHERE t.pubname = %s"
-            " AND t.schemaname = n.nspname AND t.tablename = c.relname) ORDER BY 1 LIMIT 5",
+            "SELECT wanted.oid, c.oid IS NULL FROM unnest(%s::oid[]) AS wanted (oid)"
+            " LEFT JOIN (pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)"
+            " ON c.oid = wanted.oid LEFT JOIN (SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables"
+            " WHERE pubname = %s) AS t ON t.schemaname = n.nspname AND t.tablename = c.relname"
+            " WHERE t.tablename IS NULL ORDER BY 1 LIMIT 5",
             (list(tables), name),
         )
-        gone = ", ".join(table for (table,) in cursor)
-    return f"lacks {gone} now" if gone else ""
+        gone = [f"{tables[table]}{', which was dropped' if dropped else ''}" for table, dropped in cursor]
+    return f"has lost {'; '.join(gone)}" if gone else ""
 
 
 def read_unpublished(session: Session, name: str, relations: Sequence[Relation]) -> dict[int, tuple[str, ...]]:

@@ -50,7 +50,7 @@ BYTES_PER_CHUNK = 4 << 20
 # One burst of receiving holds the lock, for about a millisecond.
 MESSAGES_PER_BURST = 1024
 # Well within half of the least wal_sender_timeout that anybody sets (PostgreSQL's default is 60 s).
-CONFIRM_SECONDS = 2.0
+CONFIRM_SECONDS = 1.0
 IDLE_ASK_SECONDS = 1.0
 RECONNECT_SECONDS = 60.0
 # The buffer holds this many batches at the limits: the one that Spark works on, and the next.
@@ -182,7 +182,8 @@ class SlotReader:
         with self._locked():
             self._drop(start)
             while True:
-                if self._messages:
+                # Within a commit that goes on, chunks are left to fill.
+                if self._messages and (self._complete > start or self._is_full()):
                     self._close_chunk()
                 end = self._end_of_batch(start, limits, ceiling)
                 if end > start:

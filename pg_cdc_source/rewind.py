@@ -7,11 +7,12 @@ REPLICA IDENTITY FULL each of them says what the row was before. So the rows of 
     rows at t1  =  rows at t2, without those whose key was changed in (t1, t2]        filtered in every range
                 +  for each such key, the first image before a change, if it had one  one more partition
 
-A table with FULL but without a primary key has no key to tell rows by; there, whole rows are counted: one task reads
-the table, takes away as many copies of a row as were added, and adds those that were removed.
+A table without a primary key has no key to tell rows by; there, whole rows are counted: one task reads the table, takes
+away as many copies of a row as were added, and adds those that were removed.
 
-With less than FULL, or where the table was truncated, there are no old images. Then the rows of t2 are taken as they
-are. The stream repeats the changes since t1 on top of them, so an upsert by key still ends where the source is.
+A table that only grew needs no old images, so whatever its identity, it is turned back all the same. Where it was
+truncated, or rows were changed under less than FULL, old images are missing. Then the rows of t2 are taken as they are.
+The stream repeats the changes since t1 on top of them, so an upsert by key still ends where the source is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import pyarrow.compute as pc
 
 from pg_cdc_source import pgoutput
 from pg_cdc_source.changes import BEFORE, ChangeDecoder, Described, Layout, Run, StreamedTable, snapshot_rows
-from pg_cdc_source.errors import WireError
+from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.libpq import HEADER_BYTES, KEEPALIVE, XLOG_DATA, ReplicationStream, keepalive_end
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.pgoutput import Begin, Commit, Relation
@@ -67,7 +68,7 @@ class Rewound:
             )
             kept = rows.join(changed, keys.schema.names, join_type="left anti", use_threads=False)
             if kept.num_rows:
-                yield batch.take(kept.column(_ROW_COLUMN).sort())
+                yield batch.take(pa.array(np.sort(kept.column(_ROW_COLUMN).to_numpy())))
 
 
 # A name that no column of PostgreSQL can have: it is longer than 63 bytes.
@@ -92,10 +93,21 @@ def _as_texts(batch: pa.RecordBatch) -> list[str]:
 
 @dataclass(slots=True)
 class _Images:
-    """Rows of one table before and after its changes, in order."""
+    """Changes of one table with the rows before and after them, in order; none where ``missing`` says what is."""
 
     batches: list[pa.RecordBatch]
-    exact: bool
+    missing: str | None = None
+
+    def add(self, batch: pa.RecordBatch, identity: str) -> None:
+        kinds = pc.unique(batch.column("_change_type")).to_pylist()
+        if "truncate" in kinds:
+            self.missing = "it was truncated in between"
+        elif identity != "f" and ("update" in kinds or "delete" in kinds):
+            self.missing = "changes in between did not say what rows were before: its replica identity was not FULL"
+        if self.missing is None:
+            self.batches.append(batch)
+        else:
+            self.batches.clear()
 
 
 def rewind(
@@ -106,24 +118,27 @@ def rewind(
     describe: Callable[[Relation, Lsn], Described | None],
     origin: Lsn,
     snapshot_lsn: Lsn,
+    alive: Callable[[], bool],
 ) -> dict[int, Rewound]:
     """Find out how to turn tables back from a snapshot that contains ``snapshot_lsn`` to the slot's ``origin``.
 
     Reads the slot and confirms nothing. Tables that are missing in the result are taken as they are, and so logged.
     """
-    full = {table.oid: table for table in tables if table.identity == "f"}
-    found = _read(connect, full, describe, layout, origin, snapshot_lsn) if full else {}
+    found = _read(connect, tables, describe, layout, origin, snapshot_lsn, alive)
     rewound = {}
     for table in tables:
-        images = found.get(table.oid)
-        if images is None or not images.exact:
+        images = found[table.oid]
+        if images.missing is not None:
             log.warning(
                 "the initial snapshot of %s was interrupted and is read again as of %s instead of %s: %s; rows may "
-                "come in the state of a later change, and an upsert by key ends right",
+                "come in the state of a later change, %s",
                 table.name,
                 snapshot_lsn,
                 Lsn(origin - 1),
-                "it was truncated in between" if images else "its replica identity is not FULL",
+                images.missing,
+                "and an upsert by key ends right"
+                if table.primary_key or table.identity in "di"
+                else "some of them twice",
             )
             continue
         log.info("the initial snapshot of %s was interrupted and is turned back to %s exactly", table.name, origin)
@@ -133,16 +148,17 @@ def rewind(
 
 def _read(
     connect: Callable[[Lsn], ReplicationStream],
-    tables: dict[int, StreamedTable],
+    tables: Sequence[StreamedTable],
     describe: Callable[[Relation, Lsn], Described | None],
     layout: Layout,
     origin: Lsn,
     snapshot_lsn: Lsn,
+    alive: Callable[[], bool],
 ) -> dict[int, _Images]:
     """The changes of ``tables`` from ``origin`` up to and including ``snapshot_lsn``."""
     with_images = Layout(envelope=False, before_image=True, unrepresentable=layout.unrepresentable, on_truncate="emit")
-    decoders = {oid: ChangeDecoder(with_images, with_images.schema([t]), HEADER_BYTES) for oid, t in tables.items()}
-    images = {oid: _Images([], exact=True) for oid in tables}
+    decoders = {t.oid: ChangeDecoder(with_images, with_images.schema([t]), HEADER_BYTES) for t in tables}
+    images = {table.oid: _Images([]) for table in tables}
     relations: dict[int, tuple[Relation, Lsn]] = {}
     messages: list[bytes] = []
     transaction: Begin | None = None
@@ -155,22 +171,19 @@ def _read(
         assert transaction is not None
         run = Run(transaction.final_lsn, transaction.commit_ts, transaction.xid, 1, len(messages))
         for oid, decoder in decoders.items():
+            if images[oid].missing is not None:
+                continue
 
             def described(other: int, oid: int = oid) -> Described | None:
-                found = describe(*relations[other]) if other == oid else None
-                if found is not None and found.relation.identity != "f":
-                    images[oid].exact = False
-                return found
+                return describe(*relations[other]) if other == oid else None
 
             batch, _ = decoder.decode(messages, [run], described, Position(Lsn(0)))
             if batch.num_rows:
-                images[oid].batches.append(batch)
-                if pc.any(pc.equal(batch.column("_change_type"), "truncate")).as_py():
-                    images[oid].exact = False
+                images[oid].add(batch, relations[oid][0].identity)
         messages, size = [], 0
 
     with closing(connect(origin)) as stream:
-        for data in _messages(stream, origin, snapshot_lsn):
+        for data in _messages(stream, origin, snapshot_lsn, alive):
             if data[HEADER_BYTES] in pgoutput.ROWS or data[HEADER_BYTES] == pgoutput.TRUNCATE:
                 messages.append(data)
                 size += len(data)
@@ -191,13 +204,15 @@ def _read(
     return images
 
 
-def _messages(stream: ReplicationStream, origin: Lsn, through: Lsn) -> Iterator[bytes]:
+def _messages(stream: ReplicationStream, origin: Lsn, through: Lsn, alive: Callable[[], bool]) -> Iterator[bytes]:
     """The plugin's messages until everything up to ``through`` has come."""
     wake, waker = socket.socketpair()
     with closing(wake), closing(waker):
         ask_at = 0.0
         while True:
             if time.monotonic() >= ask_at:
+                if not alive():
+                    raise TransientError("the driver's JVM is gone")
                 stream.confirm(origin, ask=True)
                 ask_at = time.monotonic() + 1.0
             data = stream.receive()
@@ -216,16 +231,10 @@ def _turn_back(table: StreamedTable, images: _Images, layout: Layout, schema: pa
     columns = [codec.column.name for codec in table.codecs]
     plain = pa.schema([pa.field(codec.column.name, codec.arrow_type) for codec in table.codecs])
     befores, afters = _before_and_after(images, columns, plain)
-    if table.primary_key:
-        keys = list(table.primary_key)
-        events = pa.concat_tables(
-            [
-                befores.select([*keys, _ROW_COLUMN]).append_column(
-                    "old", pa.array(np.ones(befores.num_rows, np.bool_))
-                ),
-                afters.select([*keys, _ROW_COLUMN]).append_column("old", pa.array(np.zeros(afters.num_rows, np.bool_))),
-            ]
-        )
+    keys = list(table.primary_key)
+    # Arrow joins by no list, and a key that is not sent tells nothing.
+    if keys and all(key in columns and not pa.types.is_nested(plain.field(key).type) for key in keys):
+        events = pa.concat_tables([rows.select([*keys, _ROW_COLUMN]) for rows in (befores, afters)])
         firsts = events.group_by(keys, use_threads=False).aggregate([(_ROW_COLUMN, "min")])
         first_rows = firsts.column(f"{_ROW_COLUMN}_min")
         olds = befores.filter(pc.is_in(befores.column(_ROW_COLUMN), first_rows.combine_chunks())).select(columns)
@@ -239,7 +248,7 @@ def _turn_back(table: StreamedTable, images: _Images, layout: Layout, schema: pa
             missing[text] -= 1
             chosen.append(i)
     texts = pa.RecordBatch.from_arrays([pa.array(list(surplus.elements()), pa.string())], names=[_ROW])
-    return Rewound(to_ipc(texts), True, _chunks(befores.select(columns).take(chosen), table, layout, schema, lsn))
+    return Rewound(to_ipc(texts), True, _chunks(befores.select(columns).take(pa.array(chosen, pa.int64())), table, layout, schema, lsn))
 
 
 def _before_and_after(images: _Images, columns: list[str], plain: pa.Schema) -> tuple[pa.Table, pa.Table]:

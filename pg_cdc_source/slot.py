@@ -22,8 +22,8 @@ _START_OVER = "start over with a new checkpoint location, which reads the tables
 class Slot:
     """A row of pg_replication_slots.
 
-    ``invalidation`` is the reason why the server gave it up: invalidation_reason (17), a conflict with recovery (16),
-    or a word for wal_status = lost. ``confirmed_flush`` is None while it is being created and for physical slots.
+    ``invalidation`` is why the server gave it up, in the words of invalidation_reason (17), found out on older ones.
+    ``confirmed_flush`` is None while it is being created and for physical slots.
     """
 
     name: str
@@ -51,7 +51,11 @@ def read_slot(session: Session, name: str) -> Slot | None:
     if found is None:
         return None
     row: dict[str, Any] = found[0]
-    reason = row.get("invalidation_reason") or ("conflict with recovery" if row.get("conflicting") else None)
+    reason = row.get("invalidation_reason")
+    if reason is None and (row["wal_status"] == "lost" or row.get("conflicting")):
+        # 16 gives up slots for conflicts as well and says no more, but only for removed WAL it takes the position away.
+        conflict = row.get("conflicting") and row["restart_lsn"] is not None
+        reason = "conflict with recovery" if conflict else "wal_removed"
     return Slot(
         name=row["slot_name"],
         plugin=row["plugin"],
@@ -61,7 +65,7 @@ def read_slot(session: Session, name: str) -> Slot | None:
         restart_lsn=_lsn(row["restart_lsn"]),
         confirmed_flush=_lsn(row["confirmed_flush_lsn"]),
         wal_status=row["wal_status"],
-        invalidation=reason or ("wal_removed" if row["wal_status"] == "lost" else None),
+        invalidation=reason,
         temporary=row["temporary"],
         two_phase=row.get("two_phase", False),
     )

@@ -29,8 +29,8 @@ LAYERS: list[tuple[set[str], set[str]]] = [
         {"numpy", "pyarrow", "psycopg2"},
     ),
     (
-        {"__init__", "batch", "stream", "frames", "cli", "demo", "embedded", "local_spark"},
-        {"numpy", "pyarrow", "psycopg2", "pyspark", "rich", "typer"},
+        {"__init__", "batch", "stream", "frames", "cli", "demo", "demo_stream", "shop", "embedded", "local_spark"},
+        {"numpy", "pyarrow", "psycopg2", "pyspark", "deltalake", "rich", "typer"},
     ),
 ]
 LAYER_OF = {module: index for index, (modules, _) in enumerate(LAYERS) for module in modules}
