@@ -1,7 +1,6 @@
 """Keep a Delta table equal to a PostgreSQL table: python stream_to_delta.py URL TABLE KEY[,KEY...] TARGET CHECKPOINT
 
-Needs pg-cdc-source[spark] and deltalake. Batches pass through this process, the snapshot of the table as one of them.
-"""
+Needs the package deltalake. All rows of a batch pass through this process; the table's snapshot is one batch."""
 
 import sys
 
@@ -10,24 +9,22 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pg_cdc_source import collapse
 
-CHANGE_COLUMNS = {"_change_type", "_commit_lsn", "_seq", "_commit_ts", "_xid", "_unchanged", "_before"}
 KEPT = """CASE WHEN array_contains(s._unchanged, '{0}') THEN t."{0}" ELSE s."{0}" END"""
 
 
 def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:
     """Bring the Delta table to where the batch ends. The commit that does it says so: a replay finds it done."""
     query = str(batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
-    done = DeltaTable(path).transaction_version(query) if DeltaTable.is_deltatable(path) else None
-    if done is not None and done >= batch_id:
+    if DeltaTable.is_deltatable(path) and batch_id <= (DeltaTable(path).transaction_version(query) or -1):
         return
     rows = collapse(batch, keys).toArrow()
-    names = [name for name in rows.column_names if name not in CHANGE_COLUMNS]
+    names = rows.column_names[: rows.column_names.index("_change_type")]
     table = DeltaTable.create(path, rows.select(names).schema, mode="ignore")
     if "truncate" in rows["_change_type"].to_pylist():
         table.delete()
     same_key = " AND ".join(f't."{key}" = s."{key}"' for key in keys)
-    properties = CommitProperties(app_transactions=[Transaction(query, batch_id)])
-    merge = table.merge(rows, same_key, source_alias="s", target_alias="t", commit_properties=properties)
+    mark = CommitProperties(app_transactions=[Transaction(query, batch_id)])
+    merge = table.merge(rows, same_key, "s", "t", commit_properties=mark)
     merge = merge.when_matched_delete("s._change_type = 'delete'")
     merge = merge.when_matched_update({f'"{name}"': KEPT.format(name) for name in names})
     new = {f'"{name}"': f's."{name}"' for name in names}

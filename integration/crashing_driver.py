@@ -1,8 +1,8 @@
 """A Spark driver that streams tables into files, one for each batch, and dies by SIGKILL at a named point.
 
-It starts Spark, reads one line of JSON (``Errand``) from its standard input, and runs the query until it dies, or until
-the batch with the marker is committed; then it ends with status 0. The sink is idempotent by batch id: a batch that
-comes again takes the place of its file. What was there before is kept beside it, for the test to compare.
+It starts Spark and reads lines of JSON (``Errand``) from its standard input. For each it runs the query until it dies, or
+until the batch with the marker is committed; then it makes the file ``done``. The sink is idempotent by batch id: a batch
+that comes again takes the place of its file. What was there before is kept beside it, for the test to compare.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Driver:
             time.sleep(0.005)
         if (error := query.exception()) is not None:
             raise error
+        (self._directory / "done").touch()
 
     def _is_committed(self, batch: int) -> bool:
         return (self._directory / "checkpoint" / "commits" / str(batch)).exists()
@@ -132,11 +133,14 @@ class Driver:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+# Many short lives on few cores: no time to compile for speed.
+_CONF = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.log.level": "ERROR"}
+
+
 def main(scratch: Path) -> None:
-    spark = start_session("local[2]", {"spark.log.level": "ERROR"}, scratch)
+    spark = start_session("local[2]", _CONF, scratch)
     register(spark)
-    line = sys.stdin.readline()
-    if line:
+    for line in sys.stdin:
         Driver(spark, Errand(**json.loads(line))).run()
     stop_session(spark)
     end_jvm()

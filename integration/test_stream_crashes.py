@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import connect
-from crashing_driver import Errand
+from crashing_driver import Errand, Point
 from psycopg2.extensions import connection as Session
 from replica import Replica, rows_of
 from watch import session_names, wait_until
@@ -41,8 +41,9 @@ def source(pg: Session) -> Iterator[None]:
             " CREATE TABLE journal (day int, what text);"
             " ALTER TABLE ledger REPLICA IDENTITY FULL; ALTER TABLE journal REPLICA IDENTITY FULL;"
             " ALTER TABLE ledger ALTER note SET STORAGE EXTERNAL;"
-            f" INSERT INTO ledger SELECT i, 'o' || i, i, repeat('n', i % 50 * 60) FROM generate_series(1, {ACCOUNTS}) i;"
-            f" INSERT INTO journal SELECT i % 7, 'opened' FROM generate_series(1, {ACCOUNTS}) i"
+            " INSERT INTO ledger"
+            f" SELECT i, 'o' || i, i, repeat('n', i % 50 * 60) FROM generate_series(1, {ACCOUNTS}) AS i;"
+            f" INSERT INTO journal SELECT i % 7, 'opened' FROM generate_series(1, {ACCOUNTS}) AS i"
         )
     yield
     drop_slot(pg)
@@ -99,12 +100,12 @@ def writing(db: str) -> Iterator[None]:
 
 
 class Driver:
-    """A process of ``crashing_driver.py``, whose Spark starts at once and waits for its errand."""
+    """A process of ``crashing_driver.py``, whose Spark starts at once and waits for an errand."""
 
     def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
+        self._scratch = scratch
         scratch.mkdir()
-        self._log = scratch.parent / f"{scratch.name}.log"
+        self._log = scratch.with_suffix(".log")
         program = Path(__file__).with_name("crashing_driver.py")
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -114,52 +115,73 @@ class Driver:
     def start(self, errand: Errand) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(errand)).encode() + b"\n")
-        self._process.stdin.close()
+        self._process.stdin.flush()
 
-    def wait(self, seconds: float = 180) -> int:
-        """The status the driver ends with; where it neither dies nor ends in order, its log is shown."""
-        status = self._process.wait(seconds)
-        if status not in (0, -signal.SIGKILL):
-            print(self._log.read_text(errors="replace"))
-        return status
+    def wait(self, look: Callable[[], bool], seconds: float = 180) -> None:
+        """Wait until something is to be seen while the driver runs; where it ends before, its log is shown."""
+        wait_until(lambda: look() or self._process.poll() is not None, seconds)
+        if not look():
+            pytest.fail(self._log.read_text(errors="replace")[-5000:])
 
-    def kill(self) -> None:
+    def killed(self) -> bool:
+        return self._process.poll() == -signal.SIGKILL
+
+    def close(self) -> None:
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.kill()
         self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def processes(self) -> list[psutil.Process]:
-        """What still runs of this driver: all that it has started has its directory for temporary files."""
+        """What it has started and still runs: the JVM and its workers have its directory for temporary files."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("TMPDIR") == str(self.scratch):
+                if process.environ().get("TMPDIR") == str(self._scratch):
                     found.append(process)
         return found
 
 
-@contextmanager
-def drivers(directory: Path, count: int) -> Iterator[list[Driver]]:
-    started: list[Driver] = []
-    try:
-        for i in range(count):
-            started.append(Driver(directory / f"driver{i}"))
-        yield started
-    finally:
-        for driver in started:
-            driver.kill()
+class Drivers:
+    """Drivers that wait: one that has done its errand in order is there for the next."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._started: list[Driver] = []
+        self._idle: list[Driver] = []
+
+    def take(self) -> Driver:
+        if not self._idle:
+            self._idle.append(Driver(self._directory / f"driver{len(self._started)}"))
+            self._started += self._idle
+        return self._idle.pop()
+
+    def give_back(self, driver: Driver) -> None:
+        self._idle.append(driver)
+
+    def close(self) -> None:
+        for driver in self._started:
+            driver.close()
 
 
-def expect_nothing_left(pg: Session, driver: Driver) -> None:
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    opened = Drivers(tmp_path_factory.mktemp("drivers"))
+    yield opened
+    opened.close()
+
+
+def expect_nothing_left(pg: Session, driver: Driver | None = None) -> None:
     """Within 10 s: no session, no process, and a slot that the next reader can have."""
 
     def left() -> list[str]:
         with pg.cursor() as cursor:
             cursor.execute("SELECT slot_name FROM pg_replication_slots WHERE active AND slot_name = %s", (SLOT,))
             active = [f"slot {slot}" for (slot,) in cursor]
-        processes = [f"process {process.pid}" for process in driver.processes()]
+        processes = [f"process {process.pid}" for process in driver.processes()] if driver else []
         return [*active, *session_names(pg, "pgcdc:%"), *session_names(pg, "pgsnapshot:%"), *processes]
 
     wait_until(lambda: not left(), 10)
@@ -179,7 +201,9 @@ def read_batches(directory: Path) -> list[list[dict[str, Any]]]:
 
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("point", ["snapshot", "sink", "transaction", "committed", "random"])
-def test_a_killed_driver_goes_on_where_spark_had_come(db: str, pg: Session, tmp_path: Path, point: Any) -> None:
+def test_a_killed_driver_goes_on_where_spark_had_come(
+    db: str, pg: Session, drivers: Drivers, tmp_path: Path, point: Point
+) -> None:
     options = {
         "url": db,
         "tables": "public.ledger,public.journal",
@@ -187,28 +211,26 @@ def test_a_killed_driver_goes_on_where_spark_had_come(db: str, pg: Session, tmp_
         "maxRowsPerBatch": str(ROWS_PER_BATCH),
         "partitionBytes": "128kB",
     }
-    errand = Errand(options, str(tmp_path), MARKER)
+    batch = {"sink": 3, "committed": 2}.get(point, 0)
     seconds = random.uniform(0, 6)
-    first = Errand(
-        options, str(tmp_path), MARKER, point, batch={"sink": 3, "committed": 2}.get(point, 0), seconds=seconds
-    )
-    with drivers(tmp_path, 2) as (dying, last):
-        with writing(db):
-            dying.start(first)
-            if point == "transaction":
-                wait_until(lambda: (tmp_path / "checkpoint" / "commits" / "2").exists(), 180)
-                with pg.cursor() as cursor:
-                    cursor.execute(f"INSERT INTO journal SELECT i % 7, 'big' FROM generate_series(1, {BIG}) AS i")
-            assert dying.wait() == -signal.SIGKILL
-            expect_nothing_left(pg, dying)
-            last.start(errand)
-            wait_until(lambda: session_names(pg, "pgcdc:%:changes"), 180)
-        with pg.cursor() as cursor:
-            cursor.execute("INSERT INTO journal VALUES (0, %s)", (MARKER,))
-        assert last.wait() == 0
-        expect_nothing_left(pg, last)
+    dying, last = drivers.take(), drivers.take()
+    with writing(db):
+        dying.start(Errand(options, str(tmp_path), MARKER, point, batch, seconds))
+        if point == "transaction":
+            dying.wait((tmp_path / "checkpoint" / "commits" / "2").exists)
+            with pg.cursor() as cursor:
+                cursor.execute(f"INSERT INTO journal SELECT i % 7, 'big' FROM generate_series(1, {BIG}) AS i")
+        dying.wait(dying.killed)
+        expect_nothing_left(pg, dying)
+        last.start(Errand(options, str(tmp_path), MARKER))
+        last.wait(lambda: bool(session_names(pg, "pgcdc:%:changes")))
+    with pg.cursor() as cursor:
+        cursor.execute("INSERT INTO journal VALUES (0, %s)", (MARKER,))
+    last.wait((tmp_path / "done").exists)
+    expect_nothing_left(pg)
+    drivers.give_back(last)
     replica = Replica()
-    for batch in read_batches(tmp_path):
-        replica.apply(batch)
+    for rows in read_batches(tmp_path):
+        replica.apply(rows)
     for table in TABLES:
         assert replica.rows(table) == rows_of(pg, table), f"killed after {seconds} s"

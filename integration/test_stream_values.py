@@ -198,7 +198,8 @@ def test_snapshot_and_stream_give_identical_values(
         wait("insert", ROWS)
     snapshot, inserts = rows.of("snapshot"), rows.of("insert")
     assert pc.subtract(inserts["id"], AGAIN).to_pylist() == snapshot["id"].to_pylist() == list(range(1, ROWS + 1))
-    assert_same_values(snapshot, load(spark, db, dbtable="t", where=f"id < {AGAIN}", **options).toArrow(), names)
+    read = load(spark, db, dbtable="t", where=f"id < {AGAIN}", **options).toArrow().sort_by("id")
+    assert_same_values(snapshot, read, names)
     assert_same_values(inserts, snapshot, names)
     # Not all NULL, which would be identical as well.
     assert all(snapshot[name].null_count < 0.9 * ROWS for name in names)
@@ -276,7 +277,6 @@ def test_old_values_are_those_that_rows_had(db: str, pg: Session, spark: SparkSe
 
 def test_an_update_with_a_toasted_key_is_an_update(db: str, pg: Session, spark: SparkSession, tmp_path: Path) -> None:
     """PostgreSQL sends the old key with it, as it does when the key changes, and leaves it out of the new row."""
-    long = "(SELECT string_agg(md5(({}.{})::text), '') FROM generate_series(1, 70) AS i)"
     rows = Rows()
     with pg.cursor() as cursor:
         cursor.execute("CREATE TABLE t (id int, k text, version int, big text, PRIMARY KEY (id, k))")
@@ -293,7 +293,6 @@ def test_an_update_with_a_toasted_key_is_an_update(db: str, pg: Session, spark: 
             cursor.execute("UPDATE t SET id = 10 WHERE id = 1")
             cursor.execute("UPDATE t SET k = 'short' WHERE id = 2")
             wait("delete", 2)
-    assert long
     big = "x" * 5000
     found = [
         (row["_change_type"], row["id"], row["k"], row["version"], row["big"], row["_unchanged"])

@@ -297,8 +297,13 @@ class Capture:
         if self._target is not None and start.position >= self._target:
             return start
         end = reader.cut(start.position, self._limits, self._target, PATIENCE_SECONDS)
-        if end == start.position:
-            return start
+        while end == start.position:
+            # To give the start again would say that there is no more, so on the way to a target it waits.
+            if self._target is None:
+                return start
+            if not self._driver.runs():
+                raise TransientError("the driver's JVM is gone")
+            end = reader.cut(start.position, self._limits, self._target, PATIENCE_SECONDS)
         quiet = not reader.has_rows(start.position, end)
         if quiet and self._target is None and time.monotonic() < self._moved_at + IDLE_SECONDS:
             return start

@@ -161,11 +161,11 @@ def _print_stream(console: Console, result: StreamResult) -> None:
         table.add_row(f"shop.{t.table}", f"{t.rows:,}", f"{t.changes:,}", _verdict(t.equals_source))
     console.print(table)
     console.print(
-        f"A stream took {result.snapshot_rows:,} rows of a snapshot of its own in {result.snapshot_seconds:.1f} s, then\n"
-        f"{result.changes:,} changes, {result.changes_per_second:,.0f} a second, in {result.batches} batches; "
-        f"meanwhile the shop took {result.orders_placed_meanwhile:,} orders.\n"
-        f"The Delta tables were {result.median_seconds_behind:.1f} s behind (median; at most "
-        f"{result.most_seconds_behind:.1f} s), and complete {result.drain_seconds:.1f} s after the last order."
+        f"A stream took {result.snapshot_rows:,} rows of its own snapshot in {result.snapshot_seconds:.1f} s,\n"
+        f"then {result.changes:,} changes ({result.changes_per_second:,.0f} a second) in {result.batches} batches;\n"
+        f"meanwhile the shop took {result.orders_placed_meanwhile:,} orders. The Delta tables were\n"
+        f"{result.median_seconds_behind:.1f} s behind (median; at most {result.most_seconds_behind:.1f} s)"
+        f" and complete {result.drain_seconds:.1f} s after the last order."
     )
     _print_broken_rules(console, result.broken_rules)
     if result.consistent:

@@ -86,6 +86,11 @@ class _Progress:
     newest_commit: datetime | None = None
     batches: int = 0
 
+    def has_followed(self, seconds: float) -> bool:
+        """Whether changes have been applied, and the snapshot for ``seconds``."""
+        done_at = self.snapshot_done_at
+        return done_at is not None and self.newest_commit is not None and time.monotonic() > done_at + seconds
+
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
@@ -163,7 +168,10 @@ def _version(table: DeltaTable) -> int:
 
 
 def follow(spark: SparkSession, url: str, home: Path, opened: Opened, seconds: float, console: Console) -> StreamResult:
-    """Stream the shop into Delta tables in ``home`` for ``seconds`` and until it is drained; leaves no slot behind."""
+    """Stream the shop into Delta tables in ``home`` until it is drained; leaves no slot behind.
+
+    The shop takes orders until ``seconds`` after the snapshot was applied.
+    """
     copy = _DeltaCopy(home / "delta", url)
     progress = copy.progress
     with contextlib.closing(psycopg2.connect(url)) as session:
@@ -173,7 +181,7 @@ def follow(spark: SparkSession, url: str, home: Path, opened: Opened, seconds: f
             start = time.monotonic()
             with orders_coming_in(url) as orders:
                 query = _start(spark, url, home / "checkpoint", copy)
-                while progress.snapshot_done_at is None or time.monotonic() < start + seconds:
+                while not progress.has_followed(seconds):
                     samples.append(_look(session, query, progress))
                     show(samples, orders)
             closed = time.monotonic()

@@ -606,7 +606,7 @@ def read_oid(session: Session, name: str) -> int:
 
 
 def find_lost(session: Session, name: str, oid: int, tables: Mapping[int, str]) -> str:
-    """What became of a publication that a stream reads ``tables`` through (names by oid), in words; nothing if nothing."""
+    """In words what became of a publication through which a stream reads ``tables`` (names by oid); empty if nothing."""
     now = read_oid(session, name)
     if now != oid:
         return "was dropped" + (" and created again" if now else "")

@@ -410,14 +410,17 @@ class SlotReader:
         elif isinstance(message, StreamStop):
             self._in_stream = None
         elif isinstance(message, StreamAbort):
-            streamed = self._known(message.xid)
-            if message.subxid != message.xid:
-                streamed.roll_back(message.subxid)
-            else:
+            # PostgreSQL 18 also says it of subtransactions of which it has sent nothing, because it knew already that
+            # the transaction was rolled back (reorderbuffer.c: ReorderBufferCheckAndTruncateAbortedTXN).
+            rolled_back = self._streamed.get(message.xid)
+            if rolled_back is not None and message.subxid != message.xid:
+                rolled_back.roll_back(message.subxid)
+            elif rolled_back is not None:
                 self._streamed.pop(message.xid).close()
         elif isinstance(message, StreamCommit):
-            streamed = self._known(message.xid)
-            del self._streamed[message.xid]
+            if message.xid not in self._streamed:
+                raise WireError(f"pgoutput: Stream Commit: expected a transaction that was streamed, got {message.xid}")
+            streamed = self._streamed.pop(message.xid)
             self._replay = self._replayed(streamed, message)
         elif isinstance(message, Relation):
             assert self._transaction is not None
@@ -443,11 +446,6 @@ class SlotReader:
         self._end_run()
         self._transaction = None
         self._advance(Position(commit_lsn))
-
-    def _known(self, xid: int) -> StreamedTransaction:
-        if xid not in self._streamed:
-            raise WireError(f"pgoutput: expected the end of a transaction that was streamed, got that of xid {xid}")
-        return self._streamed[xid]
 
     def _replayed(self, streamed: StreamedTransaction, commit: StreamCommit) -> Iterator[None]:
         """Take a streamed transaction as if it came only now, a message a step."""

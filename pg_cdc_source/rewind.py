@@ -248,7 +248,11 @@ def _turn_back(table: StreamedTable, images: _Images, layout: Layout, schema: pa
             missing[text] -= 1
             chosen.append(i)
     texts = pa.RecordBatch.from_arrays([pa.array(list(surplus.elements()), pa.string())], names=[_ROW])
-    return Rewound(to_ipc(texts), True, _chunks(befores.select(columns).take(pa.array(chosen, pa.int64())), table, layout, schema, lsn))
+    return Rewound(
+        to_ipc(texts),
+        True,
+        _chunks(befores.select(columns).take(pa.array(chosen, pa.int64())), table, layout, schema, lsn),
+    )
 
 
 def _before_and_after(images: _Images, columns: list[str], plain: pa.Schema) -> tuple[pa.Table, pa.Table]:
