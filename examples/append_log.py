@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 url, schema, target = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
-options = {"url": url, "tables": f"{schema}.*", "slot": "append_log", "beforeImage": "true"}
+options = {"url": url, "tables": f"{schema}.*", "slot": "append_log"}
 changes = spark.readStream.format("pgcdc").options(**options).load()
 log = changes.writeStream.format("parquet").partitionBy("_table").option("path", f"{target}/log")
 # Writes all there is and ends; the next run goes on from there. Without the trigger it goes on for ever.

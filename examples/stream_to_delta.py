@@ -15,17 +15,17 @@ KEPT = """CASE WHEN array_contains(s._unchanged, '{0}') THEN t."{0}" ELSE s."{0}
 def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:
     """Bring the Delta table to where the batch ends. The commit that does it says so: a replay finds it done."""
     query = str(batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
-    if DeltaTable.is_deltatable(path) and batch_id <= (DeltaTable(path).transaction_version(query) or -1):
+    done = DeltaTable(path).transaction_version(query) if DeltaTable.is_deltatable(path) else None
+    if done is not None and done >= batch_id:
         return
     rows = collapse(batch, keys).toArrow()
     names = rows.column_names[: rows.column_names.index("_change_type")]
     table = DeltaTable.create(path, rows.select(names).schema, mode="ignore")
     if "truncate" in rows["_change_type"].to_pylist():
         table.delete()
-    same_key = " AND ".join(f't."{key}" = s."{key}"' for key in keys)
+    on = " AND ".join(f't."{key}" = s."{key}"' for key in keys)
     mark = CommitProperties(app_transactions=[Transaction(query, batch_id)])
-    merge = table.merge(rows, same_key, "s", "t", commit_properties=mark)
-    merge = merge.when_matched_delete("s._change_type = 'delete'")
+    merge = table.merge(rows, on, "s", "t", commit_properties=mark).when_matched_delete("s._change_type = 'delete'")
     merge = merge.when_matched_update({f'"{name}"': KEPT.format(name) for name in names})
     new = {f'"{name}"': f's."{name}"' for name in names}
     merge.when_not_matched_insert(new, "s._change_type NOT IN ('delete', 'truncate')").execute()

@@ -130,13 +130,15 @@ def _changes(line: str, tables: Mapping[str, Table], leaves: Mapping[str, str]) 
     if table is None:
         return []
     if rest.startswith(" old-key:"):
+        old: Row | None
         old_text, found, new_text = rest.removeprefix(" old-key:").partition(" new-tuple:")
         assert found, line
         old, new = _tuple(old_text), _tuple(new_text)
     elif kind == "DELETE":
+        assert rest != " (no-tuple-data)", line
         old, new = _tuple(rest), {}
     else:
-        old, new = {}, _tuple(rest)
+        old, new = None, _tuple(rest)
     return list(_meaning(table, kind, old, new))
 
 
@@ -163,11 +165,11 @@ def _value(type_name: str, text: str) -> Any:
     return int(text) if type_name in _INTEGERS else text
 
 
-def _meaning(table: Table, kind: str, old: Row, new: Row) -> Iterator[Change]:
+def _meaning(table: Table, kind: str, old: Row | None, new: Row) -> Iterator[Change]:
     full = table.identity == "f"
     before: Row | None = None
-    if old:
-        # Of old rows, NULLs are not printed; a key has none.
+    if old is not None:
+        # Of old rows, NULLs are not printed, and of one that is all NULL nothing; a key has none.
         before = {name: old.get(name) for name in (table.columns if full else table.identity_columns)}
         assert before.items() >= old.items(), (table.name, old)
     after = {name: value for name, value in new.items() if value is not _UNCHANGED}
@@ -178,7 +180,7 @@ def _meaning(table: Table, kind: str, old: Row, new: Row) -> Iterator[Change]:
     if kind == "INSERT":
         yield Change(table.name, "insert", table.key_of(after), after, None, ())
     elif kind == "DELETE":
-        assert before is not None, "a delete without the row's identity"
+        assert before is not None
         yield Change(table.name, "delete", table.key_of(before), None, before, ())
     elif before is not None and table.key and table.key_of(before) != table.key_of(after):
         yield Change(table.name, "delete", table.key_of(before), None, before, ())

@@ -290,8 +290,8 @@ def test_a_sink_comes_to_where_every_change_has_brought_the_table(
     apply(sink, rows)
     assert sink.keys() == history.alive.keys()
     lost = 0
-    for key, row in history.alive.items():
-        known = {name: value for name, value in row.values.items() if row.seen[name] != "lost"}
+    for key, alive in history.alive.items():
+        known = {name: value for name, value in alive.values.items() if alive.seen[name] != "lost"}
         lost += len(VALUES) - len(known)
         assert {name: sink[key][name] for name in known} == known, key
     # Such values are what the documentation warns of; they must be few, or this test shows nothing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from watch import wait_until
 from pg_cdc_source import project
 from pg_cdc_source.changes import BEFORE, CHANGE_FIELDS
 
-ROWS = 300
+ROWS = 120
 # What is added to the id of a row that is inserted again.
 AGAIN = 1_000_000
 META = [field.name for field in CHANGE_FIELDS]
@@ -201,8 +201,8 @@ def test_snapshot_and_stream_give_identical_values(
     read = load(spark, db, dbtable="t", where=f"id < {AGAIN}", **options).toArrow().sort_by("id")
     assert_same_values(snapshot, read, names)
     assert_same_values(inserts, snapshot, names)
-    # Not all NULL, which would be identical as well.
-    assert all(snapshot[name].null_count < 0.9 * ROWS for name in names)
+    # All NULL would be identical as well. So it is with int4[][] only, which Spark does not have.
+    assert sum(snapshot[name].null_count > 0.95 * ROWS for name in names) == (case == "as they are")
     assert inserts["_unchanged"].to_pylist() == [[]] * ROWS
 
 
@@ -341,7 +341,7 @@ def _has_slot(cursor: Any) -> bool:
     return bool(cursor.rowcount)
 
 
-# --- encodings, names, no columns -----------------------------------------------------------------------------------
+# --- encodings -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP"])
@@ -370,18 +370,3 @@ def test_names_and_values_of_other_encodings_arrive(
         finally:
             admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
     assert rows.of("snapshot")[word].to_pylist() == rows.of("insert")[word].to_pylist() == [word]
-
-
-@pytest.mark.parametrize("envelope", [False, True], ids=["typed", "envelope"])
-def test_a_table_without_columns_has_rows(
-    envelope: bool, db: str, pg: Session, spark: SparkSession, tmp_path: Path
-) -> None:
-    rows = Rows()
-    what: Mapping[str, str] = {"tables": "public.t"} if envelope else {"dbtable": "t"}
-    with pg.cursor() as cursor:
-        cursor.execute("CREATE TABLE t (); ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t DEFAULT VALUES")
-        cursor.execute("CREATE PUBLICATION mine FOR TABLE t WITH (publish = 'insert')")
-        with streaming(spark, pg, tmp_path, rows, url=db, publication="mine", **what) as wait:
-            wait("snapshot", 1)
-            cursor.execute("INSERT INTO t DEFAULT VALUES")
-            wait("insert", 1)

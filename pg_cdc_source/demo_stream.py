@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from pg_cdc_source.changes import CHANGE_FIELDS
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.frames import collapse, project
 from pg_cdc_source.shop import TABLES, Opened, Orders, broken_rules, contents_of_copy, orders_coming_in, read_sources
@@ -141,7 +140,7 @@ class _DeltaCopy:
         if DeltaTable.is_deltatable(path) and _version(DeltaTable(path)) >= batch_id:
             return
         states = collapse(rows, TABLES[table]).toArrow()
-        names = [name for name in states.column_names if name not in _CHANGE_NAMES]
+        names = states.column_names[: states.column_names.index("_change_type")]
         target = DeltaTable.create(path, states.select(names).schema, mode="ignore")
         (
             target.merge(
@@ -158,7 +157,6 @@ class _DeltaCopy:
         )
 
 
-_CHANGE_NAMES = frozenset(change.name for change in CHANGE_FIELDS)
 _KEPT = "CASE WHEN array_contains(s._unchanged, '{0}') THEN t.{0} ELSE s.{0} END"
 
 

@@ -192,6 +192,6 @@ def _other_columns(names: set[str]) -> SchemaChangedError:
     shown = ", ".join(sorted(map(quote_where_needed, names)))
     return SchemaChangedError(
         f"the table has no column {shown}, which rows of the stream have",
-        remedy="for a column that was added since, start again, so that the table is looked at anew; rows from before a "
-        "column was dropped or renamed are to be read with Spark's from_json()",
+        remedy="for a column that was added since, start again, so that the table is looked at anew; rows from before "
+        "a column was dropped or renamed are to be read with Spark's from_json()",
     )

@@ -118,7 +118,7 @@ class StreamOffset:
             return None
         try:
             snapshot = offset.get("snapshot") or {"tables": "", "done": 0}
-            return cls(
+            found = cls(
                 SlotIdentity(
                     str(offset["system"]), int(offset["timeline"]), str(offset["database"]), str(offset["slot"])
                 ),
@@ -127,6 +127,9 @@ class StreamOffset:
                 int(snapshot["done"]),
                 Position(Lsn.parse(offset["lsn"]), int(offset.get("seq", ALL))),
             )
+            if not (0 <= found.done <= len(found.tables) and 0 <= found.position.seq <= ALL):
+                raise ValueError("a number is out of its range")
+            return found
         except (KeyError, ValueError, TypeError) as error:
             raise DefiniteError(
                 f"the checkpoint's offset is not one of this format ({type(error).__name__}: {error})",

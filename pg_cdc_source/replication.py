@@ -53,6 +53,10 @@ MESSAGES_PER_BURST = 1024
 CONFIRM_SECONDS = 1.0
 IDLE_ASK_SECONDS = 1.0
 RECONNECT_SECONDS = 60.0
+# A server asks once within half of wal_sender_timeout. One that shuts down asks again with every answer, until all is
+# confirmed, which Spark may never get to: it has to wait for us as long as we stay (walsender.c, WalSndDone).
+SHUTDOWN_QUESTIONS = 20
+SHUTDOWN_PAUSE_SECONDS = 0.1
 # The buffer holds this many batches at the limits: the one that Spark works on, and the next.
 BATCHES_AHEAD = 2
 # Compressed chunks in memory; more of them go to the file.
@@ -123,6 +127,7 @@ class SlotReader:
         self._complete = start
         self._wanted: Position | None = None  # read this far whatever the limits say
         self._asked_at = 0.0
+        self._questions, self._questioned_at = 0, 0.0
         self._relations: dict[int, tuple[Relation, Lsn]] = {}
         self._described: dict[int, Described | None] = {}
         self._transaction: Begin | None = None
@@ -234,18 +239,20 @@ class SlotReader:
         bound = self._complete if ceiling is None else min(self._complete, ceiling)
         rows_left, bytes_left = (limits.rows, limits.bytes) if limits is not None else (None, None)
         last = start
+        opening: Chunk | None = None
         for chunk in self._chunks:
             if chunk.last <= start:
                 continue
             if ceiling is not None and chunk.first > ceiling:
                 break
+            opening = opening or chunk
             if rows_left is not None and bytes_left is not None:
                 rows = chunk.rows
                 if chunk.first <= start:
                     rows -= rows_through(from_ipc(chunk.data()), start, self._schema)
                 room = max(0, min(rows_left, bytes_left * chunk.rows // max(chunk.raw_bytes, 1)))
                 if rows > room:
-                    end = self._cut_within(chunk, start, room, last)
+                    end = self._cut_within(opening, chunk, start, room, last)
                     return end if ceiling is None else min(end, ceiling)
                 rows_left -= rows
                 bytes_left -= chunk.raw_bytes * rows // chunk.rows
@@ -255,8 +262,8 @@ class SlotReader:
             return last
         return max(bound, start)
 
-    def _cut_within(self, chunk: Chunk, start: Position, room: int, last: Position) -> Position:
-        """The end of a batch that may take ``room`` more rows, from a chunk that has more."""
+    def _cut_within(self, opening: Chunk, chunk: Chunk, start: Position, room: int, last: Position) -> Position:
+        """The end of a batch, whose rows begin in ``opening``, that may take ``room`` more, from a chunk with more."""
         batch = from_ipc(chunk.data())
         lsn = batch.column(self._schema.get_field_index("_commit_lsn"))
         seq = batch.column(self._schema.get_field_index("_seq"))
@@ -265,7 +272,8 @@ class SlotReader:
         if first_out >= batch.num_rows:
             return Position(Lsn(lsn[-1].as_py()), seq[-1].as_py())
         between_commits = Position.before(lsn[first_out].as_py())
-        if between_commits > start:
+        # Where the commit is the first that has rows, a batch that ends before it would be empty.
+        if between_commits > start and self._first_after(opening, start) < between_commits:
             return between_commits
         if room:
             return Position(Lsn(lsn[first_out - 1].as_py()), seq[first_out - 1].as_py())
@@ -273,6 +281,15 @@ class SlotReader:
             return last
         # A single row larger than the limit.
         return Position(Lsn(lsn[skipped].as_py()), seq[skipped].as_py())
+
+    def _first_after(self, chunk: Chunk, start: Position) -> Position:
+        """The first row after ``start``, which is in ``chunk``."""
+        if chunk.first > start:
+            return chunk.first
+        batch = from_ipc(chunk.data())
+        row = rows_through(batch, start, self._schema)
+        lsn, seq = (batch.column(self._schema.get_field_index(name))[row].as_py() for name in ("_commit_lsn", "_seq"))
+        return Position(Lsn(lsn), seq)
 
     def _between(self, chunk: Chunk, start: Position, end: Position) -> Chunk:
         if start < chunk.first and chunk.last <= end:
@@ -340,7 +357,7 @@ class SlotReader:
             more, something = self._burst(stream)
             if something:
                 yield
-            if not more:
+            if not more and self._asked_at:  # else the server waits for an answer
                 stream.wait(self._wake, IDLE_ASK_SECONDS)
 
     def _burst(self, stream: ReplicationStream) -> tuple[bool, bool]:
@@ -379,6 +396,7 @@ class SlotReader:
             end, wants_answer = keepalive_end(data)
             if wants_answer:
                 self._asked_at = 0.0
+                self._count_question()
             if self._transaction is None and end:
                 self._advance(Position.before(end))
             return
@@ -455,6 +473,14 @@ class SlotReader:
                 self._take_message(data[HEADER_BYTES], data)
                 yield
             self._commit(commit.commit_lsn)
+
+    def _count_question(self) -> None:
+        now = time.monotonic()
+        self._questions = self._questions + 1 if now < self._questioned_at + SHUTDOWN_PAUSE_SECONDS else 0
+        self._questioned_at = now
+        if self._questions >= SHUTDOWN_QUESTIONS:
+            self._questions = 0
+            raise TransientError("reading the slot: the server is shutting down")
 
     def _advance(self, position: Position) -> None:
         if position > self._complete:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -73,6 +73,12 @@ class PgCdcDataSource(DataSource):
 
     def schema(self) -> StructType:
         return from_arrow_schema(self._arrow_schema(), prefer_timestamp_ntz=True)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        raise OptionError(
+            "pgcdc is a stream, and spark.read asked for a batch",
+            remedy="use spark.readStream; for a table as it is now: spark.read.format('pgsnapshot')",
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         own = self.schema()

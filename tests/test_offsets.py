@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.offsets import ALL, INITIAL, Lsn, Position, SlotIdentity, StreamOffset, split_names
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,114 @@ def test_an_lsn_orders_and_counts_as_its_number() -> None:
     assert Lsn.parse("1/0") - Lsn.parse("0/FFFFFFFF") == 1
     assert Lsn.parse("9/0") < Lsn.parse("10/0")
     assert json.dumps(Lsn(5)) == "5"
+
+
+# --- positions ------------------------------------------------------------------------------------------------------
+
+
+def test_positions_order_as_the_stream_does() -> None:
+    ordered = [
+        Position.before(100),
+        Position(Lsn(100), 0),
+        Position(Lsn(100), 1),
+        Position(Lsn(100), 2),
+        Position(Lsn(100)),
+        Position(Lsn(101), 1),
+    ]
+    assert sorted(ordered) == ordered
+    assert Position.before(101) == Position(Lsn(100))
+
+
+def test_what_may_be_confirmed_is_before_the_least_commit_that_may_have_more() -> None:
+    assert Position(Lsn(100)).next_lsn == 101
+    assert Position(Lsn(100), 7).next_lsn == 100
+    assert Position.before(100).next_lsn == 100
+    assert isinstance(Position(Lsn(100)).next_lsn, Lsn)
+
+
+def test_a_position_prints_its_change_where_it_stands_within_a_commit() -> None:
+    assert str(Position(Lsn(0x100000002))) == "1/2"
+    assert str(Position(Lsn(0x100000002), 3)) == "1/2, change 3"
+
+
+# --- offsets --------------------------------------------------------------------------------------------------------
+
+IDENTITY = SlotIdentity("7342342342342342342", 1, "shop", "orders")
+# Names as SQL quotes them.
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=6).map(
+    lambda name: '"' + name.replace('"', '""') + '"'
+)
+TABLES = st.lists(st.tuples(st.just("public") | NAMES, st.just("t") | NAMES).map(".".join), max_size=4).map(tuple)
+LSNS = st.integers(0, (1 << 64) - 1).map(Lsn)
+
+
+@given(st.text(min_size=1), LSNS, TABLES, st.integers(0, 4), LSNS, st.just(ALL) | st.integers(0, 1 << 40))
+def test_an_offset_comes_back_from_sparks_log_as_it_was(
+    slot: str, origin: Lsn, tables: tuple[str, ...], done: int, lsn: Lsn, seq: int
+) -> None:
+    identity = SlotIdentity(IDENTITY.system, 4294967295, "größe", slot)
+    offset = StreamOffset(identity, origin, tables, min(done, len(tables)), Position(lsn, seq))
+    text = json.dumps(offset.to_json())
+    again = StreamOffset.from_json(json.loads(text))
+    assert again == offset
+    # Spark compares texts, its own and those of a process before.
+    assert json.dumps(again.to_json()) == text
+    assert pickle.loads(pickle.dumps(offset)) == offset  # noqa: S301 - our own bytes
+
+
+def test_an_offset_is_written_so() -> None:
+    """A checkpoint is read by later releases: these texts must not change without a new version."""
+    during = StreamOffset(IDENTITY, Lsn(0x16B374D848), ("public.a", '"A,b"."c""d"'), 1, Position.before(0x16B374D848))
+    assert json.dumps(during.to_json()) == (
+        '{"version": 1, "system": "7342342342342342342", "timeline": 1, "database": "shop", "slot": "orders", '
+        '"origin": "16/B374D848", "snapshot": {"tables": "public.a,\\"A,b\\".\\"c\\"\\"d\\"", "done": 1}, '
+        '"lsn": "16/B374D847"}'
+    )
+    later = StreamOffset(IDENTITY, Lsn(1), (), 0, Position(Lsn(0x200000000), 42))
+    assert json.dumps(later.to_json()) == (
+        '{"version": 1, "system": "7342342342342342342", "timeline": 1, "database": "shop", "slot": "orders", '
+        '"origin": "0/1", "lsn": "2/0", "seq": 42}'
+    )
+
+
+def test_the_initial_offset_is_none() -> None:
+    assert StreamOffset.from_json(json.loads(json.dumps(INITIAL))) is None
+
+
+GOOD = StreamOffset(IDENTITY, Lsn(5), ("public.a", "public.b"), 1, Position(Lsn(7), 3)).to_json()
+
+
+@pytest.mark.parametrize("version", [None, 0, 2, "1", [1]])
+def test_another_releases_offset_is_refused(version: object) -> None:
+    with pytest.raises(DefiniteError, match=r"has version .*, this release reads 1") as caught:
+        StreamOffset.from_json({**GOOD, "version": version})
+    assert "Remedy" in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", [name for name in GOOD if name not in ("version", "snapshot", "seq")])
+def test_an_offset_that_lacks_something_is_refused(missing: str) -> None:
+    with pytest.raises(DefiniteError, match="not one of this format") as caught:
+        StreamOffset.from_json({name: value for name, value in GOOD.items() if name != missing})
+    assert "Remedy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({name: value} for name in ("origin", "lsn") for value in ("", "5", "x/y", "initial", 5, None, [])),
+        *({"timeline": value} for value in ("x", None, [], {})),
+        *({"seq": value} for value in ("x", None, [], -1, 1 << 63)),
+        *({"snapshot": value} for value in ("x", 1, ["a"], {"tables": "a"}, {"done": 1})),
+        *({"snapshot": {"tables": value, "done": 0}} for value in (None, 5, ["a"])),
+        *({"snapshot": {"tables": "a,b", "done": value}} for value in ("x", None, -1, 3)),
+    ],
+    ids=repr,
+)
+def test_an_offset_with_something_else_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(DefiniteError, match="not one of this format"):
+        StreamOffset.from_json({**GOOD, **changed})
+
+
+def test_names_are_cut_at_commas_outside_of_quotes() -> None:
+    assert split_names("") == []
+    assert split_names('a.b,"x,y".c,"q""u,o""te".d') == ["a.b", '"x,y".c', '"q""u,o""te".d']
