@@ -1,9 +1,8 @@
-"""Keep a Delta table equal to a PostgreSQL table: python stream_to_delta.py URL TABLE KEY[,KEY...] TARGET CHECKPOINT
-
-Needs the package deltalake. All rows of a batch pass through this process; the table's snapshot is one batch."""
+"""Keep a Delta table equal to a PostgreSQL table: python stream_to_delta.py URL TABLE KEY[,KEY...] TARGET CHECKPOINT"""
 
 import sys
 
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
 from pyspark.sql import DataFrame, SparkSession
 
@@ -21,14 +20,15 @@ def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:
     rows = collapse(batch, keys).toArrow()
     names = rows.column_names[: rows.column_names.index("_change_type")]
     table = DeltaTable.create(path, rows.select(names).schema, mode="ignore")
-    if "truncate" in rows["_change_type"].to_pylist():
+    truncates = pc.equal(rows["_change_type"], "truncate")
+    if pc.any(truncates).as_py():
         table.delete()
-    on = " AND ".join(f't."{key}" = s."{key}"' for key in keys)
-    mark = CommitProperties(app_transactions=[Transaction(query, batch_id)])
-    merge = table.merge(rows, on, "s", "t", commit_properties=mark).when_matched_delete("s._change_type = 'delete'")
-    merge = merge.when_matched_update({f'"{name}"': KEPT.format(name) for name in names})
-    new = {f'"{name}"': f's."{name}"' for name in names}
-    merge.when_not_matched_insert(new, "s._change_type NOT IN ('delete', 'truncate')").execute()
+    rows = rows.filter(pc.invert(truncates))  # builds it anew, too: deltalake cannot read Spark 4.0's empty lists
+    on, mark = " AND ".join(f't."{key}" = s."{key}"' for key in keys), Transaction(query, batch_id)
+    merge = table.merge(rows, on, "s", "t", commit_properties=CommitProperties(app_transactions=[mark]))
+    merge = merge.when_matched_update({f'"{n}"': KEPT.format(n) for n in names}, "s._change_type <> 'delete'")
+    merge = merge.when_not_matched_insert({f'"{n}"': f's."{n}"' for n in names}, "s._change_type <> 'delete'")
+    merge.when_matched_delete().execute()
 
 
 if __name__ == "__main__":

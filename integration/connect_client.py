@@ -1,21 +1,21 @@
-"""A client of Spark Connect: append what a stream of the table ``t`` has to Parquet files, once, and end.
+"""A client of Spark Connect: append what a stream of the table ``t`` has to Parquet files, in two runs, and end.
 
 Arguments: conninfo, directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
+import psycopg2
 from pyspark.sql import SparkSession
 
 from pg_cdc_source import register
 
 
-def run(url: str, directory: Path) -> None:
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    register(spark)
+def run(spark: SparkSession, url: str, directory: Path) -> None:
     stream = spark.readStream.format("pgcdc").option("url", url).option("dbtable", "t").option("slot", "connect").load()
     (
         stream.writeStream.format("parquet")
@@ -24,8 +24,17 @@ def run(url: str, directory: Path) -> None:
         .start(str(directory / "rows"))
         .awaitTermination()
     )
+
+
+def main(url: str, directory: Path) -> None:
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    register(spark)
+    run(spark, url, directory)
+    with contextlib.closing(psycopg2.connect(url)) as session, session, session.cursor() as cursor:
+        cursor.execute("UPDATE t SET x = 'changed' WHERE id = 1; DELETE FROM t WHERE id = 2")
+    run(spark, url, directory)
     spark.stop()
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,8 +1,8 @@
 """A Spark driver that streams tables into files, one for each batch, and dies by SIGKILL at a named point.
 
-It starts Spark and reads lines of JSON (``Errand``) from its standard input. For each it runs the query until it dies, or
-until the batch with the marker is committed; then it makes the file ``done``. The sink is idempotent by batch id: a batch
-that comes again takes the place of its file. What was there before is kept beside it, for the test to compare.
+It starts Spark and reads lines of JSON (``Errand``) from its standard input. For each it runs the query until it dies,
+or until the batch with the marker is committed; then it makes the file ``done``. The sink is idempotent by batch id: a
+batch that comes again takes the place of its file. What was there before is kept beside it, for the test to compare.
 """
 
 from __future__ import annotations

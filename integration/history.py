@@ -123,9 +123,7 @@ def _changes(line: str, tables: Mapping[str, Table], leaves: Mapping[str, str]) 
     names, kind, rest = match.groups()
     if kind == "TRUNCATE":
         # Of a partitioned table, its root is listed as well.
-        return [
-            Change(name, "truncate", None, None, None, ()) for name in _TABLE.findall(names) if name in tables
-        ]
+        return [Change(name, "truncate", None, None, None, ()) for name in _TABLE.findall(names) if name in tables]
     table = tables.get(leaves.get(names, names))
     if table is None:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,14 +15,17 @@ import pytest
 from psycopg2.extensions import connection as Session
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from replica import Replica, rows_of
 from watch import session_names, wait_until
 
 from pg_cdc_source import stream
 from pg_cdc_source.capture import Capture, plan_typed, typed_schema
 from pg_cdc_source.changes import ENVELOPE_SCHEMA
+from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import StreamOffset
 from pg_cdc_source.options import parse_stream_options
+from pg_cdc_source.processes import Process
 
 SLOT = "rewound"
 Rows = list[dict[str, Any]]
@@ -64,14 +68,14 @@ class Source:
 
     def changes_until(self, end: StreamOffset, marker: str) -> Iterator[Rows]:
         """The batches after ``end`` up to the one that has the marker."""
-        while True:
-            start, end = end, wait_until(lambda end=end: end if (found := self.next(end)) == end else found)
-            if start == end:
-                continue
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            start, end = end, self.next(end)
             rows = self.rows(start, end)
             yield rows
             if any(marker in str(row) for row in rows):
                 return
+        pytest.fail("the marker did not come within 30 s")
 
 
 @contextlib.contextmanager
@@ -88,7 +92,7 @@ def counted(rows: Rows) -> Counter[str]:
     return Counter(repr(sorted(row.items())) for row in rows)
 
 
-# --- exactly -----------------------------------------------------------------------------------------------------------
+# --- exactly ----------------------------------------------------------------------------------------------------------
 
 TYPES = (
     "s varchar(20), n numeric, d numeric(12, 2), f float8, r real, b bytea, z timestamptz, t timestamp, y date,"
@@ -96,10 +100,12 @@ TYPES = (
 )
 VALUES = (
     "'s' || i, (i * 1.5e10)::numeric / 7, i / 3.0, CASE i % 5 WHEN 0 THEN 'NaN' WHEN 1 THEN '-0' ELSE i / 7.0 END,"
-    " i / 3.0::real, decode(lpad(to_hex(i), 8, '0'), 'hex'), timestamptz '2024-03-01 00:00:00.123456+02' + i * '1 h'::interval,"
-    " timestamp '1999-12-31' + i * '1 d'::interval, CASE WHEN i % 3 > 0 THEN date '1970-01-01' + i END, ARRAY[i, NULL, -i],"
-    " CASE WHEN i % 4 > 0 THEN ARRAY['', 'x,\"' || i] END, lpad(i::text, 32, '0')::uuid, jsonb_build_object('k', i, 'l', 1.50),"
-    " i * '1 day 3 hours'::interval, i % 2 = 0, 'happy'::mood, repeat(md5(i::text), i % 200)"
+    " i / 3.0::real, decode(lpad(to_hex(i), 8, '0'), 'hex'),"
+    " timestamptz '2024-03-01 00:00:00.123456+02' + i * '1 h'::interval,"
+    " timestamp '1999-12-31' + i * '1 d'::interval, CASE WHEN i % 3 > 0 THEN date '1970-01-01' + i END,"
+    " ARRAY[i, NULL, -i], CASE WHEN i % 4 > 0 THEN ARRAY['', 'x,\"' || i] END, lpad(i::text, 32, '0')::uuid,"
+    " jsonb_build_object('k', i, 'l', 1.50), i * '1 day 3 hours'::interval, i % 2 = 0, 'happy'::mood,"
+    " repeat(md5(i::text), i % 200)"
 )
 
 
@@ -121,8 +127,10 @@ CHANGES = (
     f"INSERT INTO t SELECT i, {{more}}{VALUES} FROM generate_series(2001, 2300) AS i",
     # Back to what it was, and again; and the key of a deleted row for a new one.
     "UPDATE t SET s = 'passing' WHERE id % 10 = 5; UPDATE t SET s = 's' || id WHERE id % 10 = 5",
-    "BEGIN; DELETE FROM t WHERE id = 2005; UPDATE t SET id = 2005 WHERE id = 6; UPDATE t SET n = NULL WHERE id = 2005; COMMIT",
-    f"INSERT INTO t SELECT i, {{more}}{VALUES} FROM generate_series(3, 103, 10) AS i; UPDATE t SET m = 'sad' WHERE id = 13",
+    "BEGIN; DELETE FROM t WHERE id = 2005; UPDATE t SET id = 2005 WHERE id = 6;"
+    " UPDATE t SET n = NULL WHERE id = 2005; COMMIT",
+    f"INSERT INTO t SELECT i, {{more}}{VALUES} FROM generate_series(3, 103, 10) AS i;"
+    " UPDATE t SET m = 'sad' WHERE id = 13",
     "BEGIN; SAVEPOINT s; UPDATE t SET s = 'rolled back'; ROLLBACK TO s; DELETE FROM t WHERE id % 10 = 7; COMMIT",
     "BEGIN; DELETE FROM t; ROLLBACK",
 )
@@ -243,7 +251,17 @@ def test_a_table_that_only_grew_is_turned_back_without_any_old_images(
     assert "WARNING" not in caplog.text
 
 
-# --- as near as can be -------------------------------------------------------------------------------------------------
+def test_turning_back_ends_with_its_driver(db: str, pg: Session) -> None:
+    create_typed(pg, "id int PRIMARY KEY", "i")
+    with source(db, dbtable="t") as first:
+        end = first.next(None)
+    with source(db, dbtable="t") as orphan:
+        orphan.capture._driver = Process(pid=(1 << 31) - 1, started="")
+        with pytest.raises(TransientError, match="the driver's JVM is gone"):
+            orphan.rows(None, end)
+
+
+# --- as near as can be ------------------------------------------------------------------------------------------------
 
 
 def upserted(rows: Rows) -> dict[str, str]:
@@ -267,8 +285,8 @@ def upserted(rows: Rows) -> dict[str, str]:
         ("FULL", "TRUNCATE t; INSERT INTO t SELECT i, 'u' FROM generate_series(50, 72) AS i", "truncated"),
         (
             "FULL",
-            "UPDATE t SET v = 'w' WHERE id = 1; ALTER TABLE t REPLICA IDENTITY DEFAULT; UPDATE t SET v = 'x' WHERE id < 9;"
-            " ALTER TABLE t REPLICA IDENTITY FULL",
+            "UPDATE t SET v = 'w' WHERE id = 1; ALTER TABLE t REPLICA IDENTITY DEFAULT;"
+            " UPDATE t SET v = 'x' WHERE id < 9; ALTER TABLE t REPLICA IDENTITY FULL",
             "did not say what rows were before",
         ),
     ],
@@ -298,7 +316,7 @@ def test_what_cannot_be_turned_back_converges_and_is_logged(
     assert why in warning
 
 
-# --- in Spark ----------------------------------------------------------------------------------------------------------
+# --- in Spark ---------------------------------------------------------------------------------------------------------
 
 
 class Sink:
@@ -317,26 +335,26 @@ class Sink:
         self.done |= bool(self._until) and any(self._until in str(row) for row in self.batches[batch])
 
 
-Start = Callable[[Sink], Any]
+Start = Callable[[Sink, str], StreamingQuery]
 
 
 @pytest.fixture
-def start(db: str, spark: SparkSession, tmp_path: Path) -> Callable[[Sink, str], Any]:
-    def begin(sink: Sink, tables: str) -> Any:
+def start(db: str, spark: SparkSession, tmp_path: Path) -> Start:
+    def begin(sink: Sink, tables: str) -> StreamingQuery:
         df = spark.readStream.format("pgcdc").options(url=db, slot=SLOT, tables=tables, partitionBytes="64kB").load()
         return df.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
 
     return begin
 
 
-def fail(start: Callable[[Sink, str], Any], pg: Session, sink: Sink, tables: str) -> None:
+def fail(start: Start, pg: Session, sink: Sink, tables: str) -> None:
     query = start(sink, tables)
     with pytest.raises(StreamingQueryException, match="the sink fails here"):
         query.awaitTermination(60)
     wait_until(lambda: not session_names(pg, f"pgcdc:{SLOT}:%"))
 
 
-def finish(start: Callable[[Sink, str], Any], sink: Sink, tables: str) -> None:
+def finish(start: Start, sink: Sink, tables: str) -> None:
     query = start(sink, tables)
     try:
         wait_until(lambda: sink.done or query.exception(), 60)
@@ -347,7 +365,7 @@ def finish(start: Callable[[Sink, str], Any], sink: Sink, tables: str) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_failed_snapshot_batch_comes_again_as_it_was_and_a_committed_one_does_not(
-    pg: Session, start: Callable[[Sink, str], Any], failing: int
+    pg: Session, start: Start, failing: int
 ) -> None:
     names = ("public.one", "public.two")
     for name in names:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,11 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg2
+import pyarrow as pa
 import pytest
 from conftest import connect
 from crashing_driver import Errand, Point
 from psycopg2.extensions import connection as Session
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from replica import Replica, rows_of
+from servers import second_server
 from watch import session_names, wait_until
 
 SLOT = "crashes"
@@ -32,8 +41,7 @@ BIG = 9000
 ROWS_PER_BATCH = 2000
 
 
-@pytest.fixture
-def source(pg: Session) -> Iterator[None]:
+def create_tables(pg: Session) -> None:
     """``ledger`` has a key, and values that are TOASTed; ``journal`` has none, and rows that are alike."""
     with pg.cursor() as cursor:
         cursor.execute(
@@ -45,6 +53,11 @@ def source(pg: Session) -> Iterator[None]:
             f" SELECT i, 'o' || i, i, repeat('n', i % 50 * 60) FROM generate_series(1, {ACCOUNTS}) AS i;"
             f" INSERT INTO journal SELECT i % 7, 'opened' FROM generate_series(1, {ACCOUNTS}) AS i"
         )
+
+
+@pytest.fixture
+def source(pg: Session) -> Iterator[None]:
+    create_tables(pg)
     yield
     drop_slot(pg)
 
@@ -52,9 +65,10 @@ def source(pg: Session) -> Iterator[None]:
 def drop_slot(pg: Session) -> None:
     def drop() -> bool:
         with pg.cursor() as cursor:
-            cursor.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
-            cursor.execute("SELECT FROM pg_replication_slots WHERE database = current_database()")
-            return cursor.rowcount == 0
+            ours = "pg_replication_slots WHERE database = current_database()"
+            cursor.execute(f"SELECT pg_drop_replication_slot(slot_name) FROM {ours} AND NOT active")
+            cursor.execute(f"SELECT FROM {ours}")
+            return bool(cursor.rowcount == 0)
 
     wait_until(drop, 10)
 
@@ -77,7 +91,7 @@ def writing(db: str) -> Iterator[None]:
                     )[0]
                     new += 1
                     statement = {
-                        "amount": f"UPDATE ledger SET amount = amount + 1.01 WHERE id BETWEEN {account} AND {account + 3}",
+                        "amount": f"UPDATE ledger SET amount = amount + 1 WHERE id BETWEEN {account} AND {account + 3}",
                         "note": f"UPDATE ledger SET note = repeat('m', {chance.randint(0, 5000)}) WHERE id = {account}",
                         "key": f"UPDATE ledger SET id = {new} WHERE id = {account}",
                         "delete": f"DELETE FROM ledger WHERE id = {account}",
@@ -234,3 +248,272 @@ def test_a_killed_driver_goes_on_where_spark_had_come(
         replica.apply(rows)
     for table in TABLES:
         assert replica.rows(table) == rows_of(pg, table), f"killed after {seconds} s"
+
+
+# --- processes, sessions and servers ----------------------------------------------------------------------------------
+
+
+class Sink:
+    """Keeps the rows of each batch, and knows whether it has seen the marker."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[dict[str, Any]]] = {}
+        self.done = False
+
+    def __call__(self, df: DataFrame, batch: int) -> None:
+        self.batches[batch] = [row.asDict(recursive=True) for row in df.collect()]
+        self.done |= any(MARKER in str(row["after"]) for row in self.batches[batch])
+
+    def expect_equal(self, pg: Session) -> None:
+        replica = Replica()
+        for _, rows in sorted(self.batches.items()):
+            replica.apply(rows)
+        for table in TABLES:
+            assert replica.rows(table) == rows_of(pg, table)
+
+
+@contextmanager
+def streaming(spark: SparkSession, url: str, checkpoint: Path, sink: Any, **options: str) -> Iterator[StreamingQuery]:
+    df = spark.readStream.format("pgcdc").options(url=url, slot=SLOT, tables=",".join(TABLES), **options).load()
+    query = df.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).start()
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def wait_while_active(query: StreamingQuery, look: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until something is to be seen of a query that runs."""
+    wait_until(lambda: look() or query.exception(), seconds)
+    if (error := query.exception()) is not None:
+        raise error
+
+
+def is_active(pg: Session) -> bool:
+    with pg.cursor() as cursor:
+        cursor.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s AND active", (SLOT,))
+        return bool(cursor.rowcount)
+
+
+def source_process(spark: SparkSession, url: str) -> psutil.Process:
+    """The process that reads the slot: the one below Spark's JVM that is connected to the server for good."""
+    jvm = psutil.Process(int(spark._jvm.java.lang.ProcessHandle.current().pid()))  # type: ignore[union-attr]
+    port = int(psycopg2.extensions.parse_dsn(url)["port"])
+
+    def only_one() -> list[psutil.Process]:
+        found = []
+        for process in jvm.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                connected = any(c.raddr and c.raddr.port == port for c in process.net_connections())
+                if connected and "pg_cdc_source.keeper" not in process.cmdline():
+                    found.append(process)
+        return found if len(found) == 1 else []
+
+    [process] = wait_until(only_one)
+    return process
+
+
+# Well below a second where nothing else runs.
+FREE_SECONDS = 2
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize("how", ["stop()", "SIGTERM twice", "SIGKILL"])
+def test_a_source_process_that_ends_in_a_backlog_frees_its_slot_at_once(
+    db: str, pg: Session, spark: SparkSession, tmp_path: Path, how: str
+) -> None:
+    rows = 1_000_000 if how == "stop()" else 200_000
+
+    def sink(df: DataFrame, batch: int) -> None:
+        df.write.format("noop").mode("append").save()
+
+    with streaming(spark, db, tmp_path, sink, maxRowsPerBatch="10000") as query:
+        wait_while_active(query, lambda: session_names(pg, "pgcdc:%:changes"))
+        with pg.cursor() as cursor:
+            cursor.execute(f"INSERT INTO journal SELECT i % 7, 'backlog' FROM generate_series(1, {rows}) AS i")
+        # In its midst: something of it is committed, most of it is not.
+        wait_while_active(query, lambda: (query.lastProgress or {"numInputRows": 0})["numInputRows"] == 10000)
+        process = source_process(spark, db)
+        if how == "stop()":
+            query.stop()
+        else:
+            for _ in range(1 if how == "SIGKILL" else 2):
+                process.send_signal(signal.SIGKILL if how == "SIGKILL" else signal.SIGTERM)
+        ended = time.monotonic()
+        wait_until(lambda: not is_active(pg))
+        assert time.monotonic() - ended < FREE_SECONDS
+        if how != "stop()":
+            # Nobody has stopped it, and it does not go on as if nothing had happened.
+            with pytest.raises(StreamingQueryException):
+                query.awaitTermination(30)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    with streaming(spark, db, tmp_path, sink, maxRowsPerBatch="10000") as query:
+        wait_while_active(query, lambda: is_active(pg))
+        wait_while_active(query, lambda: (query.lastProgress or {"numInputRows": 0})["numInputRows"] > 0)
+    wait_until(lambda: not session_names(pg, "pgcdc:%"), FREE_SECONDS)
+
+
+@pytest.mark.usefixtures("source")
+def test_stopping_during_the_snapshot_leaves_no_session(
+    db: str, pg: Session, spark: SparkSession, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+
+    def hang(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            seen.touch()
+            time.sleep(60)
+            yield batch
+
+    def sink(df: DataFrame, batch: int) -> None:
+        try:
+            df.mapInArrow(hang, df.schema).write.format("noop").mode("append").save()
+        except Exception:
+            # Spark looks through the whole text with a regular expression that overflows its stack.
+            raise RuntimeError("interrupted") from None
+
+    with streaming(spark, db, tmp_path / "checkpoint", sink, partitionBytes="64kB") as query:
+        wait_while_active(query, seen.exists)
+        query.stop()
+        wait_until(lambda: not session_names(pg, "pgcdc:%"), FREE_SECONDS)
+    collected = Sink()
+    with pg.cursor() as cursor:
+        cursor.execute("DELETE FROM ledger WHERE id %% 2 = 0; INSERT INTO journal VALUES (0, %s)", (MARKER,))
+    with streaming(spark, db, tmp_path / "checkpoint", collected) as query:
+        wait_while_active(query, lambda: collected.done)
+    collected.expect_equal(pg)
+
+
+@pytest.mark.usefixtures("source")
+def test_a_driver_that_loses_its_jvm_frees_its_slot_at_once(
+    db: str, pg: Session, drivers: Drivers, tmp_path: Path
+) -> None:
+    driver = drivers.take()
+    driver.start(Errand({"url": db, "tables": ",".join(TABLES), "slot": SLOT}, str(tmp_path), MARKER))
+    driver.wait(lambda: bool(session_names(pg, "pgcdc:%:changes")))
+    [jvm] = [process for process in driver.processes() if process.name() == "java"]
+    jvm.kill()
+    wait_until(lambda: not is_active(pg), FREE_SECONDS)
+    expect_nothing_left(pg)
+
+
+@contextmanager
+def ending_sessions(db: str, like: str) -> Iterator[list[int]]:
+    """Terminate sessions whose name is like that, twice a second; yields the pids that were ended."""
+    ended: list[int] = []
+    stop = threading.Event()
+
+    def end() -> None:
+        with connect(db) as session, session.cursor() as cursor:
+            while not stop.wait(0.5):
+                cursor.execute(
+                    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s"
+                    " AND pg_terminate_backend(pid)",
+                    (like,),
+                )
+                ended.extend(pid for (pid,) in cursor)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    try:
+        yield ended
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("source")
+def test_lost_sessions_are_replaced_and_nothing_is_lost_or_repeated(
+    db: str, pg: Session, spark: SparkSession, tmp_path: Path
+) -> None:
+    sink = Sink()
+
+    def lose(query: StreamingQuery, like: str) -> None:
+        with writing(db), ending_sessions(db, like) as ended:
+            with pg.cursor() as cursor:
+                cursor.execute(f"INSERT INTO journal SELECT i % 7, 'big' FROM generate_series(1, {BIG}) AS i")
+            wait_while_active(query, lambda: len(ended) >= 4)
+
+    with streaming(spark, db, tmp_path, sink, maxRowsPerBatch=str(ROWS_PER_BATCH)) as query:
+        wait_while_active(query, lambda: session_names(pg, "pgcdc:%:changes"))
+        lose(query, "pgcdc:%:changes")
+        lose(query, "pgcdc:%:source")
+        with pg.cursor() as cursor:
+            cursor.execute("INSERT INTO journal VALUES (0, %s)", (MARKER,))
+        wait_while_active(query, lambda: sink.done)
+    sink.expect_equal(pg)
+
+
+class Server:
+    """A server that can be stopped and started again."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        with connect(url) as session, session.cursor() as cursor:
+            cursor.execute("SHOW data_directory")
+            self._data = Path(cursor.fetchone()[0])
+        self._command = shlex.split((self._data / "postmaster.opts").read_text())
+        self._own: subprocess.Popen[bytes] | None = None
+
+    def stop(self, mode: str) -> None:
+        pg_ctl = Path(self._command[0]).with_name("pg_ctl")
+        self._run([str(pg_ctl), "-D", str(self._data), "-m", mode, "-t", "20", "stop"]).wait()
+        if self._own is not None:
+            self._own.wait(20)
+
+    def start(self) -> None:
+        self._own = self._run(self._command)
+
+        def answers() -> bool:
+            try:
+                psycopg2.connect(self.url).close()
+            except psycopg2.OperationalError:
+                return False
+            return True
+
+        wait_until(answers)
+
+    def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
+        owner = self._data.stat().st_uid if os.geteuid() == 0 else None
+        nowhere = subprocess.DEVNULL
+        return subprocess.Popen(
+            command, user=owner, cwd=self._data, env={"LC_ALL": "C"}, stdout=nowhere, stderr=nowhere
+        )
+
+
+def test_a_restart_of_the_server_neither_waits_for_the_stream_nor_ends_it(spark: SparkSession, tmp_path: Path) -> None:
+    sink, go_on = Sink(), threading.Event()
+
+    def slow(df: DataFrame, batch: int) -> None:
+        sink(df, batch)
+        go_on.wait(60)
+
+    def restart(server: Server, mode: str) -> None:
+        go_on.clear()
+        known = len(sink.batches)
+        with connect(server.url) as pg, pg.cursor() as cursor:
+            cursor.execute(f"INSERT INTO journal SELECT i, '{mode}' FROM generate_series(1, 1000) AS i")
+            # Spark is busy with this batch all the while, so nothing more is committed to the slot.
+            wait_while_active(query, lambda: len(sink.batches) > known)
+            cursor.execute("UPDATE ledger SET amount = -amount WHERE id <= 1000")
+        began = time.monotonic()
+        server.stop(mode)
+        assert time.monotonic() - began < 10
+        server.start()
+        go_on.set()
+
+    with second_server({}) as url:
+        server = Server(url)
+        with connect(url) as pg:
+            create_tables(pg)
+        with streaming(spark, url, tmp_path, slow) as query:
+            go_on.set()
+            wait_while_active(query, lambda: (query.lastProgress or {"batchId": -1})["batchId"] >= 0)
+            restart(server, "immediate")
+            restart(server, "fast")
+            with connect(url) as pg, pg.cursor() as cursor:
+                cursor.execute("INSERT INTO journal VALUES (0, %s)", (MARKER,))
+            wait_while_active(query, lambda: sink.done)
+        with connect(url) as pg:
+            sink.expect_equal(pg)
+        server.stop("immediate")

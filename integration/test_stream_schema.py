@@ -49,6 +49,11 @@ def drop_slots(pg: Session) -> None:
     run(pg, f"SELECT pg_drop_replication_slot(slot_name) {here}")
 
 
+def copied(thing: Any) -> Any:
+    """What arrives in another process."""
+    return pickle.loads(pickle.dumps(thing))  # noqa: S301 - our own, from the line itself
+
+
 class Driver:
     """What Spark does with a stream: a checkpoint, and a process that may end and start again."""
 
@@ -65,7 +70,7 @@ class Driver:
         self.options |= changed
         source = PgCdcDataSource(self.options)
         schema = source.schema()
-        self._reader = pickle.loads(pickle.dumps(source)).streamReader(schema)
+        self._reader = copied(source).streamReader(schema)
         self._last_end: dict[str, Any] | None = None
         return self
 
@@ -98,8 +103,8 @@ class Driver:
             if self._last_end is not None:
                 reader.commit(self._last_end)
         rows: list[Row] = []
-        for partition in pickle.loads(pickle.dumps(reader.partitions(start, self._planned))):
-            for batch in pickle.loads(pickle.dumps(reader)).read(partition):
+        for partition in copied(reader.partitions(start, self._planned)):
+            for batch in copied(reader).read(partition):
                 batch.validate(full=True)
                 rows += batch.to_pylist()
         self._committed = self._last_end = self._planned
@@ -109,10 +114,10 @@ class Driver:
         return rows
 
     def take(self, count: int, seconds: float = 20.0) -> list[Row]:
-        """Run batches until they have brought so many rows, and not one more."""
+        """Run batches until they have brought so many rows, and not one more, and the initial snapshot is over."""
         rows: list[Row] = []
         deadline = time.monotonic() + seconds
-        while len(rows) < count:
+        while len(rows) < count or self.offset.done < len(self.offset.tables):
             assert time.monotonic() < deadline, f"{len(rows)} of {count} rows came within {seconds:g} s: {rows}"
             rows += self.batch()
         # Spark asks again at once, and with that says that it has the batch: locks of the initial snapshot go.
@@ -120,10 +125,8 @@ class Driver:
         assert len(rows) == count, rows
         return rows
 
-    def refusal(
-        self, *expected: str, kind: type[PgCdcError] = SchemaChangedError, remedy: bool = True, rows: int = 0
-    ) -> str:
-        """Run batches until one is refused; the text. Before, as many rows come as ``rows`` says."""
+    def refusal(self, *expected: str, kind: type[PgCdcError] = SchemaChangedError, rows: int | None = 0) -> str:
+        """Run batches until one is refused; the text. Before, as many rows come as ``rows`` says, None for any."""
         got: list[Row] = []
 
         def refused() -> None:
@@ -132,19 +135,18 @@ class Driver:
                 assert time.monotonic() < deadline, f"nothing was refused; these rows came: {got}"
                 got.extend(self.batch())
 
-        text = refusal_of(refused, *expected, kind=kind, remedy=remedy)
-        assert len(got) == rows, got
+        text = refusal_of(refused, *expected, kind=kind)
+        assert rows is None or len(got) == rows, got
         assert parse_dsn(self.options["url"]).get("password", "\0") not in text
         return text
 
 
-def refusal_of(
-    action: Callable[[], object], *expected: str, kind: type[PgCdcError] = SchemaChangedError, remedy: bool = True
-) -> str:
-    with pytest.raises(kind) as caught:
+def refusal_of(action: Callable[[], object], *expected: str, kind: type[PgCdcError]) -> str:
+    with pytest.raises(PgCdcError) as caught:
         action()
+    assert isinstance(caught.value, kind), caught.value
     text = str(caught.value)
-    assert text.count("Remedy: ") == remedy, text
+    assert text.count("Remedy: ") == 1, text
     for part in expected:
         assert part in text, text
     return text
@@ -299,13 +301,12 @@ def test_a_truncate_may_be_refused_or_left_out(pg: Session, drive: Drive) -> Non
     driver = drive(dbtable="t", onTruncate="fail")
     driver.take(1)
     run(pg, "BEGIN; INSERT INTO t VALUES (2); TRUNCATE t; INSERT INTO t VALUES (3); COMMIT")
-    driver.refusal("public.t was truncated by the commit at ", "onTruncate=emit", rows=1)
-    assert driver.rows[-1]["id"] == 2
+    driver.refusal("public.t was truncated by the commit at ", "onTruncate=emit")
     # It stays refused until the user has decided.
     driver.restart()
     driver.refusal("public.t was truncated")
     driver.restart(onTruncate="ignore")
-    assert values(driver.take(1), "_change_type", "id") == [("insert", 3)]
+    assert values(driver.take(2), "_change_type", "id", "_seq") == [("insert", 2, 1), ("insert", 3, 3)]
 
 
 # --- columns, while the query runs -----------------------------------------------------------------------------------
@@ -585,30 +586,54 @@ def test_a_dataframe_that_is_older_than_the_table_is_refused(pg: Session, drive:
 # --- the initial snapshot --------------------------------------------------------------------------------------------
 
 
-def test_ddl_waits_for_the_initial_snapshot(db: str, pg: Session, drive: Drive) -> None:
-    run(pg, *TABLE, "CREATE TABLE u (id int PRIMARY KEY, a int)", "INSERT INTO u VALUES (1, 1)")
-    driver = drive(tables="t,u")
-    driver.batch()
+@contextlib.contextmanager
+def waiting(db: str, pg: Session, ddl: str) -> Iterator[threading.Event]:
+    """Run DDL that has to wait for a lock; the event says that it is done, as it is after the block."""
     done = threading.Event()
 
     def alter() -> None:
         with connect(db) as session:
-            run(session, "BEGIN; ALTER TABLE u ADD x text DEFAULT 'x'; ALTER TABLE u DROP a; TRUNCATE t; COMMIT")
+            run(session, ddl)
         done.set()
 
     thread = threading.Thread(target=alter)
     thread.start()
-    wait_until(lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ '^BEGIN'"))
-    while driver.offset.done < len(driver.offset.tables):
+    try:
+        wait_until(lambda: run(pg, "SELECT 1 FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"))
+        yield done
+    finally:
+        thread.join(20)
+    assert done.is_set()
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark takes all tables as one batch")
+def test_ddl_waits_for_the_initial_snapshot(db: str, pg: Session, drive: Drive) -> None:
+    run(pg, *TABLE, "CREATE TABLE u (id int PRIMARY KEY, a int)", "INSERT INTO u VALUES (1, 1)")
+    driver = drive(tables="t,u")
+    driver.batch()
+    with waiting(db, pg, "BEGIN; TRUNCATE t; ALTER TABLE t DROP a; COMMIT") as done:
         driver.batch()
-    assert not done.is_set()
-    assert values(driver.rows, "after") == [('{"id":1,"a":10,"b":"a"}',), ('{"id":1,"a":1}',)]
-    # The next question says that Spark has the snapshot; its locks go, and the stream brings the rest.
-    driver.take(1)
-    thread.join(20)
+        assert not done.is_set()
+        assert values(driver.rows, "after") == [('{"id":1,"a":10,"b":"a"}',), ('{"id":1,"a":1}',)]
+        # The next question says that Spark has the snapshot; its locks go, and the stream brings the rest.
+        driver.take(1)
     assert driver.rows[-1]["_change_type"] == "truncate"
-    run(pg, "INSERT INTO u VALUES (2, 'y')")
-    driver.refusal("public.u: column a was dropped or renamed")
+    run(pg, "INSERT INTO t VALUES (2, 'y')")
+    driver.refusal("public.t: column a was dropped or renamed")
+
+
+@pytest.mark.xfail(
+    reason="tasks queue behind the DDL, which waits for the snapshot's own locks, until their lock_timeout",
+    run=False,
+)
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark takes all tables as one batch")
+def test_ddl_on_a_table_that_is_yet_to_be_read_does_not_stop_the_snapshot(db: str, pg: Session, drive: Drive) -> None:
+    run(pg, *TABLE, "CREATE TABLE u (id int PRIMARY KEY, a int)", "INSERT INTO u VALUES (1, 1)")
+    driver = drive(tables="t,u")
+    driver.batch()
+    with waiting(db, pg, "ALTER TABLE u ADD x text"):
+        driver.take(1)
+    assert driver.rows[-1]["_table"] == "public.u"
 
 
 # --- tables and publications, while the query runs -------------------------------------------------------------------
@@ -670,9 +695,9 @@ def test_a_table_that_is_added_is_not_passed_over(pg: Session, drive: Drive) -> 
     assert values(driver.take(1), "_table") == [("public.t",)]
     run(pg, "CREATE TABLE u (id int PRIMARY KEY)",
         "BEGIN; INSERT INTO t VALUES (3, 30, 'c'); INSERT INTO u VALUES (1); COMMIT")  # fmt: skip
-    driver.refusal("public.u", "same checkpoint", rows=1)
+    driver.refusal("public.u was added", "same checkpoint")
     driver.restart()
-    assert values(driver.take(1), "_table", "_seq") == [("public.u", 2)]
+    assert values(driver.take(2), "_table", "_seq") == [("public.t", 1), ("public.u", 2)]
     run(pg, "CREATE TABLE v (id int PRIMARY KEY)", "INSERT INTO v VALUES (1)", "INSERT INTO u VALUES (2)")
     driver.refusal("public.v", rows=0)
     driver.restart(onSchemaChange="ignore")
@@ -696,7 +721,8 @@ def test_a_publication_cannot_be_made_for_a_slot_that_is_there(pg: Session, driv
 
 # The leaves have their columns in other orders, one of them with a hole.
 SALES = (
-    "CREATE TABLE sales (id int, at date, amount numeric(8, 2), note text, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",
+    "CREATE TABLE sales (id int, at date, amount numeric(8, 2), note text, PRIMARY KEY (id, at))"
+    " PARTITION BY RANGE (at)",
     "CREATE TABLE sales_1 (note text, gone int, amount numeric(8, 2), at date NOT NULL, id int NOT NULL)",
     "ALTER TABLE sales_1 DROP gone, ADD PRIMARY KEY (id, at)",
     "ALTER TABLE sales ATTACH PARTITION sales_1 FOR VALUES FROM ('2024-01-01') TO ('2025-01-01')",
@@ -811,7 +837,8 @@ def test_inserts_of_a_table_without_a_key_stream(pg: Session, drive: Drive) -> N
         "CREATE PUBLICATION s FOR TABLE t WITH (publish = 'insert, truncate')")  # fmt: skip
     driver = drive(dbtable="t")
     driver.take(1)
-    run(pg, "INSERT INTO t VALUES (1), (2)", "UPDATE t SET v = 3 WHERE v = 2", "DELETE FROM t WHERE v = 3", "TRUNCATE t")
+    run(pg, "INSERT INTO t VALUES (1), (2)", "UPDATE t SET v = 3 WHERE v = 2", "DELETE FROM t WHERE v = 3",
+        "TRUNCATE t")  # fmt: skip
     rows = driver.take(3)
     assert values(rows, "_change_type", "v") == [("insert", 1), ("insert", 2), ("truncate", None)]
 
@@ -919,7 +946,8 @@ def test_collapse_keeps_what_did_not_travel(spark: SparkSession, tmp_path: Path,
         query.each = lambda df: collapse(df, "id")
         query.start()
         query.take(1)
-        run(pg, f"BEGIN; INSERT INTO t SELECT 2, 0, {BIG}; UPDATE t SET n = n + 1; UPDATE t SET id = 3 WHERE id = 2; COMMIT")
+        run(pg, f"BEGIN; INSERT INTO t SELECT 2, 0, {BIG}; UPDATE t SET n = n + 1;"
+            " UPDATE t SET id = 3 WHERE id = 2; COMMIT")  # fmt: skip
         query.take(4)
     rows = {row["id"]: row for row in query.rows[1:]}
     assert values([rows[1], rows[2], rows[3]], "_change_type", "n", "big", "_unchanged") == [

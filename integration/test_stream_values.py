@@ -127,8 +127,8 @@ def streaming(
 
     def wait(kind: str, rows: int) -> None:
         def here() -> bool:
-            if query.exception() is not None:
-                raise query.exception()
+            if (error := query.exception()) is not None:
+                raise error
             return min(one.count(kind) for one in sinks) >= rows
 
         wait_until(here, 60)
@@ -146,7 +146,7 @@ def streaming(
                     " WHERE slot_name = 'values' AND NOT active"
                 )
                 cursor.execute("SELECT FROM pg_replication_slots WHERE slot_name = 'values'")
-                return cursor.rowcount == 0
+                return bool(cursor.rowcount == 0)
 
             wait_until(drop)
 
@@ -216,7 +216,11 @@ def test_the_envelope_gives_what_the_typed_rows_have(db: str, pg: Session, spark
         {"unrepresentable": "null", "numericAs": "double"},
         {"unrepresentable": "null", "numericAs": "decimal(38,9)"},
     ]
-    sinks = [Rows(lambda batch, way=way: project(batch, "t", url=db, beforeImage=True, **way)) for way in ways]
+
+    def projected(way: dict[str, Any]) -> Rows:
+        return Rows(lambda batch: project(batch, "t", url=db, beforeImage=True, **way))
+
+    sinks = [projected(way) for way in ways]
     with streaming(spark, pg, tmp_path, sinks, url=db, tables="public.t") as wait:
         wait("snapshot", ROWS)
         wanted = [load(spark, db, dbtable="t", **way).toArrow().sort_by("id") for way in ways]

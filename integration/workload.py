@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import psycopg2
 from conftest import connect
@@ -25,10 +27,16 @@ PAIRS = Table("public.pairs", ("a", "b", "v", "big"), ("a", "b"), identity="f")
 EVENTS = Table("public.events", ("id", "what", "payload"), ("id",), identity_columns=("id",))
 ODD = Table('public."Odd, näme"', ("k", 'a"b', "t"), identity="i", identity_columns=("k",))
 TABLES = (ITEMS, JOURNAL, PAIRS, EVENTS, ODD)
+# What a session does, transaction by transaction, as long as somebody asks for more.
+Steps = Generator[None, None, None]
+
+# Between two transactions of a session.
+PACE_SECONDS = 0.02
+
 LEAVES = {f"public.events_{i}": EVENTS.name for i in (1, 2, 3)}
 
 _CREATE = """
-    CREATE SEQUENCE ids;
+    CREATE SEQUENCE ids START 5000;
     CREATE TABLE items (
         id bigint PRIMARY KEY DEFAULT nextval('ids'), n int, amount numeric(12, 2), note text, flag boolean,
         at timestamptz, day date, raw bytea, numbers int[], ratio float8);
@@ -71,38 +79,49 @@ def create_tables(pg: Session) -> None:
         cursor.execute(_CREATE)
 
 
-@contextmanager
-def writers(db: str, *, seed: int, transactions: int, big: int, ddl: bool = True) -> Iterator[None]:
-    """Three writers with so many transactions each, one that writes ``big`` rows at once, and one that alters tables.
+@dataclass
+class Progress:
+    """What the writers have done so far. Large transactions come first."""
 
-    All have ended when the block ends.
+    transactions: int = 0
+    large_ones_done: bool = False
+
+
+@contextmanager
+def writers(db: str, *, seed: int, big: int, ddl: bool = True) -> Iterator[Progress]:
+    """Three sessions that write at random, one that first writes ``big`` rows at once, one that alters tables.
+
+    They go on until the block ends, at a pace that a stream can follow.
     """
     failures: list[BaseException] = []
+    progress = Progress()
+    stop = threading.Event()
 
-    def run(body: Callable[[Cursor, random.Random], None], chance: random.Random) -> None:
+    def run(number: int, body: Callable[[Cursor, random.Random], Steps]) -> None:
         try:
             with connect(db) as session, session.cursor() as cursor:
                 cursor.execute("SET deadlock_timeout = '50ms'; SET lock_timeout = '3s'; SET TimeZone = 'UTC'")
-                body(cursor, chance)
+                with contextlib.closing(body(cursor, random.Random(f"{seed} {number}"))) as steps:
+                    for _ in steps:
+                        progress.transactions += 1
+                        if stop.wait(PACE_SECONDS):
+                            break
         except BaseException as error:
             failures.append(error)
 
-    def write(cursor: Cursor, chance: random.Random) -> None:
-        for _ in range(transactions):
-            _transaction(cursor, chance)
+    def write_big(cursor: Cursor, chance: random.Random) -> Steps:
+        write_large(cursor, big)
+        progress.large_ones_done = True
+        return _write_as_replicated(cursor, chance)
 
-    bodies = [write, write, write, lambda cursor, chance: _write_big(cursor, chance, big)]
-    if ddl:
-        bodies.append(_alter)
-    threads = [
-        threading.Thread(target=run, args=(body, random.Random(f"{seed} {i}")), name=f"writer-{i}")
-        for i, body in enumerate(bodies)
-    ]
+    bodies = [_write, _write, _write, write_big, *([_alter] if ddl else [])]
+    threads = [threading.Thread(target=run, args=(i, body), name=f"writer-{i}") for i, body in enumerate(bodies)]
     for thread in threads:
         thread.start()
     try:
-        yield
+        yield progress
     finally:
+        stop.set()
         for thread in threads:
             thread.join()
     assert not failures, failures
@@ -112,6 +131,12 @@ def mark(pg: Session) -> None:
     """Write the row that shows that everything before has come."""
     with pg.cursor() as cursor:
         cursor.execute("INSERT INTO items (id, note) VALUES (-1, 'the end')")
+
+
+def _write(cursor: Cursor, chance: random.Random) -> Steps:
+    while True:
+        _transaction(cursor, chance)
+        yield
 
 
 def _transaction(cursor: Cursor, chance: random.Random) -> None:
@@ -171,8 +196,13 @@ def _statement(cursor: Cursor, chance: random.Random) -> None:
 _ROW = "(SELECT id FROM items WHERE id >= %s ORDER BY id LIMIT 1)"
 
 
+def _low(chance: random.Random) -> int:
+    """An id that the sequence does not give."""
+    return chance.randint(0, 1000)
+
+
 def _any_item(chance: random.Random) -> int:
-    return chance.randint(0, 3000)
+    return chance.choice((_low(chance), chance.randint(5000, 8000)))
 
 
 # Each gives a statement and its values.
@@ -180,8 +210,9 @@ _STATEMENTS: tuple[Callable[[random.Random], tuple[object, ...]], ...] = (
     # A primary key, default identity.
     lambda c: (
         "INSERT INTO items (n, amount, note, flag, at, day, raw, numbers, ratio)"
-        " SELECT i, i / 7.0, %s, i %% 2 = 0, timestamptz '2024-02-29 12:00:00.25+00' + i * interval '1 hour 1 microsecond',"
-        " date '1999-12-31' + i, decode(%s, 'escape'), ARRAY[i, NULL, -i], i / 3.0::float8 FROM generate_series(1, %s) AS i",
+        " SELECT i, i / 7.0, %s, i %% 2 = 0, timestamptz '2024-02-29 12:00:00.25+00' + i * interval '1 hour 1 us',"
+        " date '1999-12-31' + i, decode(%s, 'escape'), ARRAY[i, NULL, -i], i / 3.0::float8"
+        " FROM generate_series(1, %s) AS i",
         _text(c),
         "b" * c.choice((0, 3, 3000)),
         c.choice((1, 1, 1, 5, 40)),
@@ -193,13 +224,13 @@ _STATEMENTS: tuple[Callable[[random.Random], tuple[object, ...]], ...] = (
     lambda c: (f"DELETE FROM items WHERE id = {_ROW}", _any_item(c)),
     lambda c: (
         "INSERT INTO items (id, n, note) VALUES (%s, 0, %s) ON CONFLICT (id) DO UPDATE SET n = excluded.n, at = now()",
-        _any_item(c),
+        _low(c),
         _text(c),
     ),
     # Keys that change places.
     lambda c: (
         "UPDATE items SET id = -10 - id WHERE id BETWEEN %(a)s AND %(a)s + 3;"
-        " UPDATE items SET id = %(a)s * 2 + 3 + (id + 10) WHERE id <= -10".replace("%(a)s", str(_any_item(c))),
+        " UPDATE items SET id = %(a)s * 2 + 3 + (id + 10) WHERE id <= -10".replace("%(a)s", str(_low(c))),
     ),
     # No key, identity FULL: rows that are equal, and values that are NULL.
     lambda c: (
@@ -261,7 +292,7 @@ _STATEMENTS: tuple[Callable[[random.Random], tuple[object, ...]], ...] = (
 )
 
 
-def _write_big(cursor: Cursor, chance: random.Random, rows: int) -> None:
+def write_large(cursor: Cursor, rows: int) -> None:
     """One transaction with ``rows`` rows, part of which are rolled back and written again; one of subtransactions."""
     insert = "INSERT INTO items (n, note) SELECT i, %s FROM generate_series(1, %s) AS i"
     cursor.execute("BEGIN")
@@ -280,25 +311,28 @@ def _write_big(cursor: Cursor, chance: random.Random, rows: int) -> None:
     cursor.execute("COMMIT")
     with contextlib.suppress(*_CONFLICTS):
         cursor.execute("DELETE FROM items WHERE note = 'first' AND id % 7 = 0")
-    # What another server's replication has brought is announced by a message more.
+
+
+def _write_as_replicated(cursor: Cursor, chance: random.Random) -> Steps:
+    """Write what another server's replication would bring: it is announced by a message more."""
     cursor.execute("SELECT pg_replication_origin_create('of_' || current_database())")
     cursor.execute("SELECT pg_replication_origin_session_setup('of_' || current_database())")
     try:
-        for _ in range(10):
-            _transaction(cursor, chance)
+        yield from _write(cursor, chance)
     finally:
         cursor.execute("SELECT pg_replication_origin_session_reset()")
         cursor.execute("SELECT pg_replication_origin_drop('of_' || current_database())")
 
 
-def _alter(cursor: Cursor, chance: random.Random) -> None:
+def _alter(cursor: Cursor, chance: random.Random) -> Steps:
     """DDL of all kinds that leaves the columns of streamed tables as they are, between changes and among them."""
-    for i in range(12):
+    for i in itertools.count():
         for statement in _DDL:
             try:
                 cursor.execute(statement.format(i=i, before=max(0, i - 1)))
             except _CONFLICTS:
                 cursor.execute("ROLLBACK")
+            yield
 
 
 _DDL = (
@@ -312,7 +346,7 @@ _DDL = (
     " UPDATE pairs SET v = -{i} WHERE a = 1; ALTER TABLE pairs DROP CONSTRAINT c{i}; COMMIT",
     "BEGIN; CREATE INDEX journal_{i} ON journal (a); INSERT INTO journal VALUES ({i}, 'indexed'); ROLLBACK",
     "BEGIN; TRUNCATE journal, unread; INSERT INTO journal VALUES ({i}, 'after'); COMMIT",
-    "TRUNCATE pairs, extra_{i}, \"Odd, näme\" RESTART IDENTITY CASCADE",
+    'TRUNCATE pairs, extra_{i}, "Odd, näme" RESTART IDENTITY CASCADE',
     "BEGIN; TRUNCATE events; ROLLBACK",
     "BEGIN; INSERT INTO events VALUES (5, 'before') ON CONFLICT DO NOTHING; TRUNCATE events; COMMIT",
     "REFRESH MATERIALIZED VIEW seen",

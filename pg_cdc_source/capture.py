@@ -31,7 +31,15 @@ from pg_cdc_source import catalog, publication, scan, snapshot, types
 from pg_cdc_source.catalog import Relation
 from pg_cdc_source.changes import ChangeDecoder, Described, Layout, StreamedTable
 from pg_cdc_source.connection import connect, refuse_breaking_pooler, retrying, translated
-from pg_cdc_source.errors import DefiniteError, SchemaChangedError, ServerSetupError, SlotLostError, TransientError
+from pg_cdc_source.envelope import EnvelopeColumn
+from pg_cdc_source.errors import (
+    DefiniteError,
+    PgCdcError,
+    SchemaChangedError,
+    ServerSetupError,
+    SlotLostError,
+    TransientError,
+)
 from pg_cdc_source.libpq import HEADER_BYTES, ReplicationStream
 from pg_cdc_source.names import QualifiedName
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, StreamOffset
@@ -150,7 +158,7 @@ class Capture:
         self._limits = Limits(options.max_rows_per_batch, options.max_bytes_per_batch)
         self._session: Session | None = None
         self._identity: SlotIdentity | None = None
-        self._publication_oid = 0
+        self._publication_mark = ""
         self._plan: StreamPlan | None = None
         self._held: Held | None = None
         self._rewound: dict[int, Rewound] = {}
@@ -278,18 +286,33 @@ class Capture:
             tables = tuple(table.name for table in plan.tables)
         else:
             held.close()
-        return StreamOffset(self._identify(), origin, tables, min(1, len(tables)), Position.before(origin))
+        return StreamOffset(
+            self._identify(),
+            origin,
+            tables,
+            min(1, len(tables)),
+            Position.before(origin),
+            self._publication_mark,
+        )
 
     def _begin_at(self, slot: Slot) -> StreamOffset:
         assert slot.confirmed_flush is not None
-        plan = self._planned(create=True)
+        # Nothing is created: what was committed before it would be missing, from PostgreSQL 18 on without an error.
+        plan = self._planned()
         origin = slot.confirmed_flush
         tables: tuple[str, ...] = ()
         if self._options.start_from == "snapshot":
             tables = tuple(table.name for table in plan.tables)
         elif self._options.start_from == "now":
             origin = max(self._flushed(), origin)
-        return StreamOffset(self._identify(), origin, tables, min(1, len(tables)), Position.before(origin))
+        return StreamOffset(
+            self._identify(),
+            origin,
+            tables,
+            min(1, len(tables)),
+            Position.before(origin),
+            self._publication_mark,
+        )
 
     def _next(self, start: StreamOffset) -> StreamOffset:
         self._watch()
@@ -376,7 +399,7 @@ class Capture:
                 "dropped cannot be decoded",
                 remedy="start over with a new checkpoint location and a new slot",
             )
-        self._publication_oid = publication.read_oid(session, options.publication)
+        self._publication_mark = publication.read_mark(session, options.publication)
         lsn = self._flushed()
         facts = publication.read_stream_tables(
             session, published, publication.stream_tables(session, options, published)
@@ -411,6 +434,10 @@ class Capture:
             if offset is not None and offset.identity != identity:
                 raise _other(offset.identity, identity)
         self._planned()
+        marks = [offset.publication for offset in offsets if offset is not None and offset.publication]
+        for mark in marks:
+            if changed := publication.find_change(mark, self._publication_mark):
+                raise self._unpublished(changed)
 
     def _watch(self) -> None:
         """Find out whether the publication still sends what is read: newer servers pass over one that is gone."""
@@ -420,15 +447,18 @@ class Capture:
         self._watched_at = now
         try:
             tables = {table.oid: table.name for table in self._planned().tables}
-            lost = publication.find_lost(self._open(), self._options.publication, self._publication_oid, tables)
+            lost = publication.find_lost(self._open(), self._options.publication, self._publication_mark, tables)
         except TransientError:
             self._forget_session()
             return
         if lost:
-            raise SchemaChangedError(
-                f"publication {catalog.quoted(self._options.publication)} {lost}, so changes are not sent any more",
-                remedy="changes may be missing since: start over with a new checkpoint location and a new slot",
-            )
+            raise self._unpublished(lost)
+
+    def _unpublished(self, why: str) -> SchemaChangedError:
+        return SchemaChangedError(
+            f"publication {catalog.quoted(self._options.publication)} {why}, so changes are not sent any more",
+            remedy="changes may be missing since: start over with a new checkpoint location and a new slot",
+        )
 
     def _read_from(self, position: Position) -> SlotReader:
         if self._reader is None:
@@ -440,14 +470,19 @@ class Capture:
             )
         return self._reader
 
+    def _slot_with(self, session: Session, start: Lsn) -> Slot:
+        """The slot, which has all from ``start`` on."""
+        slot = read_slot(session, self._options.slot)
+        if slot is None:
+            raise missing_error(self._options.slot, begun=True)
+        check_slot(slot, self._identify().database)
+        check_confirmed(slot, start)
+        return slot
+
     def _check_slot_has(self, position: Position) -> None:
         def check() -> None:
             session = self._open()
-            slot = read_slot(session, self._options.slot)
-            if slot is None:
-                raise missing_error(self._options.slot, begun=True)
-            check_slot(slot, self._identify().database)
-            check_confirmed(slot, position.next_lsn)
+            slot = self._slot_with(session, position.next_lsn)
             if slot.active_pid is not None:
                 raise in_use_error(session, slot)
 
@@ -456,6 +491,9 @@ class Capture:
     def _connect_stream(self, start: Lsn, *, streaming: bool = True) -> ReplicationStream:
         options = self._options
         name = _name(options, "changes")
+        # Each time: while a session is lost, the slot may be lost too, or be made anew.
+        with contextlib.closing(connect(options.connection, name)) as session:
+            self._slot_with(session, start)
         return ReplicationStream(
             options.connection, name, options.slot, options.publication, start, streaming=streaming
         )
@@ -490,10 +528,12 @@ class Capture:
                 pieces, heaps = scan.pieces_in(session, planned)
             if rewound is not None and rewound.whole:
                 pieces = [Piece(None, tuple(column.attnum for column in scanned.columns), pieces[0].blocks)]
-            source = Source(None, 0.0, heaps)
-            parts += [SnapshotPart(planned, table, source, piece, lsn, rewound) for piece in pieces]
             if rewound is not None:
                 olds += rewound.old_rows
+                # They come once; every part would carry them.
+                rewound = replace(rewound, old_rows=())
+            source = Source(None, 0.0, heaps)
+            parts += [SnapshotPart(planned, table, source, piece, lsn, rewound) for piece in pieces]
         return parts, olds
 
     def _rewind(self, plan: StreamPlan, origin: Lsn, first: int) -> None:
@@ -542,6 +582,15 @@ class Capture:
                     f"{name} was dropped and created again {where}",
                     remedy="start over with a new checkpoint location and a new slot",
                 )
+            if not history and self._options.tables and self._is_wanted_now(relation):
+                if self._options.on_schema_change == "fail":
+                    raise SchemaChangedError(
+                        f"{name} was added to the stream's tables {where}",
+                        remedy="start the query again with the same checkpoint: it goes on exactly here, with every "
+                        f"change of {name} from here on; rows that were there before have to be read by themselves. Or "
+                        "onSchemaChange=ignore goes on without it until the next start",
+                    )
+                log.warning("%s was added to the stream's tables %s and is ignored until the next start", name, where)
             return None
         if name != table.name and not history:
             raise SchemaChangedError(f"{table.name} was renamed to {name} {where}", remedy=_LOAD_AGAIN)
@@ -576,11 +625,28 @@ class Capture:
             )
         return Described(table, relation, tuple(place.get(column) for column in planned))
 
+    def _is_wanted_now(self, relation: SentRelation) -> bool:
+        """Whether the stream would read this relation if it were planned now; also where that cannot be found out."""
+        options = self._options
+        try:
+            # A session of its own: this may be the thread that reads.
+            with contextlib.closing(connect(options.connection, _name(options, "planning"))) as session:
+                published = publication.read_publication(session, options.publication)
+                if published is None:
+                    return True
+                wanted = publication.stream_tables(session, options, published)
+        except PgCdcError:
+            return True
+        return relation.oid in (table.oid for table in wanted)
+
     def _reads_alike(self, codec: types.Codec, found: RelationColumn) -> bool:
         """Whether another type's text is read the same way, as a longer varchar's is."""
         options = self._options
         other = replace(codec.column, type_oid=found.type_oid, typmod=found.typmod)
-        as_string = options.dbtable is None or codec.column.name in options.as_string
+        if options.dbtable is None:
+            # Text is read as it is, but it has to stand the same way in JSON.
+            return EnvelopeColumn("", other.type_oid).kind == EnvelopeColumn("", codec.column.type_oid).kind
+        as_string = codec.column.name in options.as_string
         return types.plan(other, as_string=as_string, numeric_as=options.numeric_as).text_decoder == codec.text_decoder
 
 

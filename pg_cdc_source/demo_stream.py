@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 import psycopg2
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
 from psycopg2.extensions import connection as Session
 from pyspark.sql import DataFrame, SparkSession
@@ -144,7 +145,8 @@ class _DeltaCopy:
         target = DeltaTable.create(path, states.select(names).schema, mode="ignore")
         (
             target.merge(
-                states,
+                # Built anew: deltalake cannot read empty lists as Spark 4.0 writes them.
+                states.filter(pc.is_valid(states["_change_type"])),
                 " AND ".join(f"t.{key} = s.{key}" for key in TABLES[table]),
                 source_alias="s",
                 target_alias="t",

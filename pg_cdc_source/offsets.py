@@ -80,7 +80,8 @@ class StreamOffset:
 
     ``origin`` is where the stream began: the slot's consistent point. ``tables`` are those of an initial snapshot that
     is not over, or was not at the offset before, in their order; ``done`` of them have been read. ``position`` is
-    that of the changes.
+    that of the changes. ``publication`` tells the stream's publication from a later one of the same name; empty where
+    that is not known.
     """
 
     identity: SlotIdentity
@@ -88,6 +89,7 @@ class StreamOffset:
     tables: tuple[str, ...]
     done: int
     position: Position
+    publication: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Give what Spark writes to its log; the order of keys is fixed, because Spark compares texts."""
@@ -99,6 +101,8 @@ class StreamOffset:
             "slot": self.identity.slot,
             "origin": str(self.origin),
         }
+        if self.publication:
+            offset["publication"] = self.publication
         if self.tables:
             offset["snapshot"] = {"tables": ",".join(self.tables), "done": self.done}
         offset["lsn"] = str(self.position.lsn)
@@ -126,6 +130,7 @@ class StreamOffset:
                 tuple(split_names(snapshot["tables"])),
                 int(snapshot["done"]),
                 Position(Lsn.parse(offset["lsn"]), int(offset.get("seq", ALL))),
+                str(offset.get("publication", "")),
             )
             if not (0 <= found.done <= len(found.tables) and 0 <= found.position.seq <= ALL):
                 raise ValueError("a number is out of its range")

@@ -597,19 +597,36 @@ def _listed(relations: Sequence[Relation]) -> str:
 # --- while a stream runs ---------------------------------------------------------------------------------------------
 
 
-def read_oid(session: Session, name: str) -> int:
-    """What tells a publication from a later one of the same name; 0 where there is none."""
+def read_mark(session: Session, name: str) -> str:
+    """What tells a publication from a later one of the same name, and what it sends; empty where there is none.
+
+    It is kept in checkpoints: the oid, and a letter for each kind of change (insert, update, delete, truncate).
+    """
     with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
-        cursor.execute("SELECT oid::bigint FROM pg_catalog.pg_publication WHERE pubname = %s", (name,))
+        cursor.execute(
+            "SELECT oid::bigint || ' ' || concat(CASE WHEN pubinsert THEN 'i' END, CASE WHEN pubupdate THEN 'u' END,"
+            " CASE WHEN pubdelete THEN 'd' END, CASE WHEN pubtruncate THEN 't' END)"
+            " FROM pg_catalog.pg_publication WHERE pubname = %s",
+            (name,),
+        )
         row = cursor.fetchone()
-        return 0 if row is None else int(row[0])
+        return "" if row is None else str(row[0])
 
 
-def find_lost(session: Session, name: str, oid: int, tables: Mapping[int, str]) -> str:
-    """In words what became of a publication through which a stream reads ``tables`` (names by oid); empty if nothing."""
-    now = read_oid(session, name)
-    if now != oid:
+def find_change(mark: str, now: str) -> str:
+    """In words what became of a publication between two marks; empty where it sends all that it did."""
+    (oid, sent), (oid_now, sent_now) = ((*text.split(" "), "")[:2] for text in (mark, now))
+    if oid != oid_now:
         return "was dropped" + (" and created again" if now else "")
+    kinds = {"i": "inserts", "u": "updates", "d": "deletes", "t": "truncates"}
+    lost = [what for letter, what in kinds.items() if letter in sent and letter not in sent_now]
+    return f"leaves out {', '.join(lost)} now" if lost else ""
+
+
+def find_lost(session: Session, name: str, mark: str, tables: Mapping[int, str]) -> str:
+    """In words what became of a publication by which a stream reads ``tables`` (names by oid); empty where nothing."""
+    if changed := find_change(mark, read_mark(session, name)):
+        return changed
     with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
         cursor.execute(
             "SELECT wanted.oid, c.oid IS NULL FROM unnest(%s::oid[]) AS wanted (oid)"

@@ -125,6 +125,7 @@ class SlotReader:
         self._confirmed = start.next_lsn
         self._received = start  # everything through here is in chunks or was not wanted
         self._complete = start
+        self._dropped = start
         self._wanted: Position | None = None  # read this far whatever the limits say
         self._asked_at = 0.0
         self._questions, self._questioned_at = 0, 0.0
@@ -228,6 +229,11 @@ class SlotReader:
     def batch(self, start: Position, end: Position) -> list[Chunk]:
         """The chunks with the rows after ``start`` up to ``end``, cut where they reach over."""
         with self._locked():
+            if start < self._dropped:
+                raise DefiniteError(
+                    f"changes after {start} are asked for again, when Spark was done with all up to {self._dropped}",
+                    remedy="read a batch's DataFrame while its foreachBatch function runs; to keep it, persist() it there",
+                )
             if self._messages:
                 self._close_chunk()
             chunks = [chunk for chunk in self._chunks if chunk.last > start and chunk.first <= end]
@@ -257,9 +263,10 @@ class SlotReader:
                 rows_left -= rows
                 bytes_left -= chunk.raw_bytes * rows // chunk.rows
             last = chunk.last
-        if last > bound and (ceiling is None or last <= ceiling) and (self._error is not None or self._is_full()):
+        if last > bound and (ceiling is None or last <= ceiling):
             # The rest of this commit does not come, or not before there is room for it.
-            return last
+            if self._error is not None or (self._is_full() and bound <= start):
+                return last
         return max(bound, start)
 
     def _cut_within(self, opening: Chunk, chunk: Chunk, start: Position, room: int, last: Position) -> Position:
@@ -546,9 +553,25 @@ class SlotReader:
             if chunk.payload is not None:
                 self._memory_bytes -= len(chunk.payload)
             self._changed.notify_all()
+        if self._chunks and self._chunks[0].first <= position:
+            self._trim(position)
+        self._dropped = max(self._dropped, position)
         if not self._chunks and self._spill is not None:
             self._spill.close()
             self._spill = None
+
+    def _trim(self, position: Position) -> None:
+        """Forget the rows of the first chunk up to ``position``: what they leave free lets a commit come whole."""
+        chunk = self._chunks[0]
+        batch = from_ipc(chunk.data())
+        rest = batch.slice(rows_through(batch, position, self._schema))
+        lsn, seq = (rest.column(self._schema.get_field_index(name))[0].as_py() for name in ("_commit_lsn", "_seq"))
+        payload = to_ipc(rest)
+        self._chunks[0] = Chunk(rest.num_rows, rest.nbytes, Position(Lsn(lsn), seq), chunk.last, payload)
+        self._buffered_rows += rest.num_rows - chunk.rows
+        self._buffered_bytes += rest.nbytes - chunk.raw_bytes
+        self._memory_bytes += len(payload) - (0 if chunk.payload is None else len(chunk.payload))
+        self._changed.notify_all()
 
     def _describe_oid(self, oid: int) -> Described | None:
         if oid not in self._described:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -103,12 +104,12 @@ TABLES = st.lists(st.tuples(st.just("public") | NAMES, st.just("t") | NAMES).map
 LSNS = st.integers(0, (1 << 64) - 1).map(Lsn)
 
 
-@given(st.text(min_size=1), LSNS, TABLES, st.integers(0, 4), LSNS, st.just(ALL) | st.integers(0, 1 << 40))
+@given(st.text(min_size=1), LSNS, TABLES, st.integers(0, 4), LSNS, st.just(ALL) | st.integers(0, 1 << 40), st.text())
 def test_an_offset_comes_back_from_sparks_log_as_it_was(
-    slot: str, origin: Lsn, tables: tuple[str, ...], done: int, lsn: Lsn, seq: int
+    slot: str, origin: Lsn, tables: tuple[str, ...], done: int, lsn: Lsn, seq: int, publication: str
 ) -> None:
     identity = SlotIdentity(IDENTITY.system, 4294967295, "größe", slot)
-    offset = StreamOffset(identity, origin, tables, min(done, len(tables)), Position(lsn, seq))
+    offset = StreamOffset(identity, origin, tables, min(done, len(tables)), Position(lsn, seq), publication)
     text = json.dumps(offset.to_json())
     again = StreamOffset.from_json(json.loads(text))
     assert again == offset
@@ -153,12 +154,17 @@ def test_an_offset_that_lacks_something_is_refused(missing: str) -> None:
     assert "Remedy" in str(caught.value)
 
 
+WRONG_LSNS: tuple[Any, ...] = ("", "5", "x/y", "initial", 5, None, [])
+WRONG_TIMELINES: tuple[Any, ...] = ("x", None, [], {})
+WRONG_NUMBERS: tuple[Any, ...] = ("x", None, [], -1, 1 << 63)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
-        *({name: value} for name in ("origin", "lsn") for value in ("", "5", "x/y", "initial", 5, None, [])),
-        *({"timeline": value} for value in ("x", None, [], {})),
-        *({"seq": value} for value in ("x", None, [], -1, 1 << 63)),
+        *({name: value} for name in ("origin", "lsn") for value in WRONG_LSNS),
+        *({"timeline": value} for value in WRONG_TIMELINES),
+        *({"seq": value} for value in WRONG_NUMBERS),
         *({"snapshot": value} for value in ("x", 1, ["a"], {"tables": "a"}, {"done": 1})),
         *({"snapshot": {"tables": value, "done": 0}} for value in (None, 5, ["a"])),
         *({"snapshot": {"tables": "a,b", "done": value}} for value in ("x", None, -1, 3)),

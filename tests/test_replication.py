@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_changes import BY_KEY, HEADER, TYPED, described, insert, update
+from messages import BY_KEY, HEADER, TYPED, described, insert, update
 
 from pg_cdc_source import replication
 from pg_cdc_source.changes import ChangeDecoder, Described
