@@ -132,7 +132,7 @@ def test_the_demo_proves_both_copies_and_leaves_nothing() -> None:
             env={**os.environ, "TMPDIR": scratch},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             check=False,
         )
         assert result.returncode == 0, result.stderr

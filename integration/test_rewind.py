@@ -350,14 +350,14 @@ def start(db: str, spark: SparkSession, tmp_path: Path) -> Start:
 def fail(start: Start, pg: Session, sink: Sink, tables: str) -> None:
     query = start(sink, tables)
     with pytest.raises(StreamingQueryException, match="the sink fails here"):
-        query.awaitTermination(60)
+        query.awaitTermination(180)
     wait_until(lambda: not session_names(pg, f"pgcdc:{SLOT}:%"))
 
 
 def finish(start: Start, sink: Sink, tables: str) -> None:
     query = start(sink, tables)
     try:
-        wait_until(lambda: sink.done or query.exception(), 60)
+        wait_until(lambda: sink.done or query.exception(), 180)
     finally:
         query.stop()
     assert query.exception() is None

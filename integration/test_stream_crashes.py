@@ -227,6 +227,7 @@ def test_a_killed_driver_goes_on_where_spark_had_come(
     }
     batch = {"sink": 3, "committed": 2}.get(point, 0)
     seconds = random.uniform(0, 6)
+    print(f"random: after {seconds} s")
     dying, last = drivers.take(), drivers.take()
     with writing(db):
         dying.start(Errand(options, str(tmp_path), MARKER, point, batch, seconds))
@@ -247,7 +248,7 @@ def test_a_killed_driver_goes_on_where_spark_had_come(
     for rows in read_batches(tmp_path):
         replica.apply(rows)
     for table in TABLES:
-        assert replica.rows(table) == rows_of(pg, table), f"killed after {seconds} s"
+        assert replica.rows(table) == rows_of(pg, table)
 
 
 # --- processes, sessions and servers ----------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ def streaming(spark: SparkSession, url: str, checkpoint: Path, sink: Any, **opti
         query.stop()
 
 
-def wait_while_active(query: StreamingQuery, look: Callable[[], object], seconds: float = 60) -> None:
+def wait_while_active(query: StreamingQuery, look: Callable[[], object], seconds: float = 180) -> None:
     """Wait until something is to be seen of a query that runs."""
     wait_until(lambda: look() or query.exception(), seconds)
     if (error := query.exception()) is not None:
@@ -345,7 +346,7 @@ def test_a_source_process_that_ends_in_a_backlog_frees_its_slot_at_once(
         if how != "stop()":
             # Nobody has stopped it, and it does not go on as if nothing had happened.
             with pytest.raises(StreamingQueryException):
-                query.awaitTermination(30)
+                query.awaitTermination(60)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     with streaming(spark, db, tmp_path, sink, maxRowsPerBatch="10000") as query:
         wait_while_active(query, lambda: is_active(pg))
@@ -455,6 +456,9 @@ class Server:
         self._command = shlex.split((self._data / "postmaster.opts").read_text())
         self._own: subprocess.Popen[bytes] | None = None
 
+    def close(self) -> None:
+        self.stop("immediate")
+
     def stop(self, mode: str) -> None:
         pg_ctl = Path(self._command[0]).with_name("pg_ctl")
         self._run([str(pg_ctl), "-D", str(self._data), "-m", mode, "-t", "20", "stop"]).wait()
@@ -502,8 +506,7 @@ def test_a_restart_of_the_server_neither_waits_for_the_stream_nor_ends_it(spark:
         server.start()
         go_on.set()
 
-    with second_server({}) as url:
-        server = Server(url)
+    with second_server({}) as url, contextlib.closing(Server(url)) as server:
         with connect(url) as pg:
             create_tables(pg)
         with streaming(spark, url, tmp_path, slow) as query:
@@ -516,4 +519,3 @@ def test_a_restart_of_the_server_neither_waits_for_the_stream_nor_ends_it(spark:
             wait_while_active(query, lambda: sink.done)
         with connect(url) as pg:
             sink.expect_equal(pg)
-        server.stop("immediate")

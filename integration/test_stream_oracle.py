@@ -67,8 +67,9 @@ class Collected:
     @property
     def filled(self) -> list[list[Row]]:
         """The batches that have rows, in order."""
-        assert sorted(self.batches) == list(range(len(self.batches)))
-        return [self.batches[i] for i in range(len(self.batches)) if self.batches[i]]
+        batches = dict(self.batches)
+        assert sorted(batches) == list(range(len(batches)))
+        return [batches[i] for i in range(len(batches)) if batches[i]]
 
     @property
     def rows(self) -> list[Row]:
@@ -230,9 +231,9 @@ def test_an_envelope_from_a_slot_has_every_change_once_and_in_order(
     most_rows = 700
     workload.create_tables(pg)
     with pg.cursor() as cursor:
-        # Transactions larger than this are decoded by way of the server's disk.
+        # Transactions larger than this come before they have ended.
         cursor.execute(
-            "DO $$BEGIN EXECUTE format('ALTER DATABASE %I SET logical_decoding_work_mem = ''64kB''',"
+            "DO $$BEGIN EXECUTE format('ALTER DATABASE %I SET logical_decoding_work_mem = ''1MB''',"
             " current_database()); END$$"
         )
         cursor.execute(f"CREATE PUBLICATION feed FOR TABLE {tables_option()} WITH (publish_via_partition_root)")
@@ -241,9 +242,9 @@ def test_an_envelope_from_a_slot_has_every_change_once_and_in_order(
     options = {"slot": "feed", "startFrom": "slot", "tables": tables_option(), "maxRowsPerBatch": str(most_rows)}
     stream = Stream(spark, db, tmp_path, options)
     sink = Collected()
-    with workload.writers(db, seed=1, big=20_000):
+    with workload.writers(db, seed=1, big=8_000):
         # Stopped at some batches; after others, the sink has written what Spark does not know of.
-        for more, crash in ((3, False), (6, True), (9, False), (4, True)):
+        for more, crash in ((2, False), (3, True), (4, False), (2, True)):
             at = len(sink.batches) + more
             sink.crash_at = at if crash else None
             stream.follow(sink, lambda at=at: at in sink.batches)  # type: ignore[misc]
@@ -251,8 +252,8 @@ def test_an_envelope_from_a_slot_has_every_change_once_and_in_order(
             # Before Spark 4.2, limits hold from the second batch of a run on.
             at = len(sink.batches) + 1
             wait_until(lambda: at in sink.batches, 120)
-            workload.write_large(cursor, 5_000)
-            wait_until(lambda: at + 9 in sink.batches, 120)
+            workload.write_large(cursor, 3_000)
+            wait_until(lambda: check_batches(sink, most_rows) > 2, 120)
     workload.mark(pg)
     stream.follow(sink, lambda: has_end(sink))
     drop(pg, "feed")
@@ -359,7 +360,10 @@ def test_a_run_that_ends_by_itself_takes_what_was_there_at_its_start(
     late = [20_000 + i for i in range(len(sink.batches) - batches)]
     sizes = [len(batch) for batch in sink.filled]
     if trigger == "availableNow" and HAS_LIMITS:
-        assert sizes == [500, 500, too_late + 200, 300, 300, 200]
+        assert sizes[:2] == [500, 500]
+        assert len(sizes) > 5
+        assert max(sizes[2:]) <= 300
+        assert check_batches(sink, 300) == 0
     else:
         # Before Spark 4.2 every run is one batch.
         assert sizes == [1000, 1000 + too_late]
@@ -423,13 +427,15 @@ def test_what_lies_between_two_offsets_is_the_same_however_often_and_by_whom_it_
         cursor.execute(f"CREATE PUBLICATION again FOR TABLE {tables_option()} WITH (publish_via_partition_root)")
         cursor.execute("SELECT pg_create_logical_replication_slot('again', 'pgoutput')")
     options = {"url": db, "slot": "again", "startFrom": "slot", "tables": tables_option(), "maxRowsPerBatch": "700"}
-    with workload.writers(db, seed=4, big=8_000) as progress:
-        wait_until(lambda: progress.large_ones_done and progress.transactions > 100)
-    workload.mark(pg)
     with asked(options) as source:
+        # Before Spark 4.2, limits hold from the second batch of a run on.
         offsets = [source.initialOffset()]
-        rows: list[Row] = []
-        until = [0]  # how many rows lie before each offset
+        offsets.append(source.next_offset(offsets[0]))
+        rows = source.rows(*offsets)
+        until = [0, len(rows)]  # how many rows lie before each offset
+        with workload.writers(db, seed=4, big=8_000) as progress:
+            wait_until(lambda: progress.large_ones_done and progress.transactions > 100, 60)
+        workload.mark(pg)
         while not rows or '"the end"' not in (rows[-1]["after"] or ""):
             end = source.next_offset(offsets[-1])
             if end != offsets[-1]:
@@ -451,7 +457,7 @@ def test_what_lies_between_two_offsets_is_the_same_however_often_and_by_whom_it_
         assert source.rows(offsets[start], offsets[end]) == rows[until[start] : until[end]], (start, end)
 
     # The slot stands at what was committed and known to be so; what comes after can be had.
-    last_known = max(i for i in range(1, len(offsets) - 1) if i % 3)
+    last_known = max(i for i in range(1, len(offsets) - 1) if (i + 1) % 3)
     with pg.cursor() as cursor:
         cursor.execute("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'again'")
         assert Lsn.parse(cursor.fetchone()[0]) <= Lsn.parse(offsets[last_known]["lsn"]) + 1

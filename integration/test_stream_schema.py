@@ -454,8 +454,9 @@ def test_in_the_envelope_columns_are_the_objects(pg: Session, drive: Drive) -> N
     run(pg, "BEGIN; INSERT INTO t VALUES (2, 20, 'b'); ALTER TABLE t DROP a; INSERT INTO t VALUES (3, 'c'); COMMIT")
     driver.refusal("column a was dropped or renamed", rows=1)
     driver.restart()
+    driver.take(1)
     run(pg, "ALTER TABLE t ADD d int", "INSERT INTO t VALUES (4, 'd', 40)")
-    driver.refusal("column d was added", rows=1)
+    driver.refusal("column d was added")
     driver.restart()
     driver.take(1)
     assert values(driver.rows, "after") == [
@@ -658,7 +659,7 @@ PUBLICATION = "CREATE PUBLICATION s FOR TABLE t"
     [
         ("DROP PUBLICATION s", "publication s was dropped"),
         (f"DROP PUBLICATION s; {PUBLICATION}", "publication s was dropped and created again"),
-        ("ALTER PUBLICATION s DROP TABLE t", "publication s lacks t now"),
+        ("ALTER PUBLICATION s DROP TABLE t", "publication s has lost public.t"),
         ("ALTER PUBLICATION s RENAME TO r", "publication s was dropped"),
     ],
 )
@@ -680,7 +681,9 @@ def test_a_publication_that_stops_sending_ends_the_stream(
         kind = ServerSetupError if "does not" in what or "created" not in says else SchemaChangedError
         driver.refusal(what, kind=kind)
     else:
-        driver.refusal(says)
+        # Before 18, the server itself may be the first to say so. The row may come before anybody looks.
+        by_server = pg.server_version < 180000 and says == "publication s was dropped"
+        driver.refusal("publication " if by_server else says, kind=PgCdcError, rows=None)
         driver.restart()
         with pytest.raises(PgCdcError):
             driver.take(1)
@@ -701,12 +704,9 @@ def test_a_table_that_is_added_is_not_passed_over(pg: Session, drive: Drive) -> 
     run(pg, "CREATE TABLE v (id int PRIMARY KEY)", "INSERT INTO v VALUES (1)", "INSERT INTO u VALUES (2)")
     driver.refusal("public.v", rows=0)
     driver.restart(onSchemaChange="ignore")
+    assert values(driver.take(2), "_table", "after") == [("public.v", '{"id":1}'), ("public.u", '{"id":2}')]
     run(pg, "CREATE TABLE w (id int PRIMARY KEY)", "INSERT INTO w VALUES (1)", "INSERT INTO u VALUES (3)")
-    assert values(driver.take(3), "_table", "after") == [
-        ("public.v", '{"id":1}'),
-        ("public.u", '{"id":2}'),
-        ("public.u", '{"id":3}'),
-    ]
+    assert values(driver.take(1), "_table", "after") == [("public.u", '{"id":3}')]
 
 
 def test_a_publication_cannot_be_made_for_a_slot_that_is_there(pg: Session, drive: Drive) -> None:

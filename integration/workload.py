@@ -31,7 +31,7 @@ TABLES = (ITEMS, JOURNAL, PAIRS, EVENTS, ODD)
 Steps = Generator[None, None, None]
 
 # Between two transactions of a session.
-PACE_SECONDS = 0.02
+PACE_SECONDS = 0.05
 
 LEAVES = {f"public.events_{i}": EVENTS.name for i in (1, 2, 3)}
 
@@ -337,7 +337,7 @@ def _alter(cursor: Cursor, chance: random.Random) -> Steps:
 
 _DDL = (
     "CREATE TABLE extra_{i} (id int PRIMARY KEY, t text); INSERT INTO extra_{i} VALUES (1, 'x')",
-    "ALTER TABLE unread ADD COLUMN added_{i} int DEFAULT (random() * 100)::int",
+    "ALTER TABLE unread ADD COLUMN added_{i} int DEFAULT {i}",
     "BEGIN; INSERT INTO items (n) VALUES ({i}); ALTER TABLE extra_{i} ADD COLUMN u int;"
     " INSERT INTO items (n) VALUES (-{i}); INSERT INTO extra_{i} VALUES (2, 'y', 3); COMMIT",
     "ALTER TABLE items ALTER n SET STATISTICS {i}",

@@ -277,7 +277,7 @@ class Capture:
         tables: tuple[str, ...] = ()
         if options.start_from == "snapshot":
             try:
-                self._lock(held, plan)
+                self._check_files(held, plan)
             except BaseException:
                 held.close()
                 snapshot.drop_slot(self._open(), options.slot)
@@ -500,10 +500,16 @@ class Capture:
 
     # --- the initial snapshot -----------------------------------------------------------------------------------------
 
-    def _lock(self, held: Held, plan: StreamPlan) -> None:
+    def _check_files(self, held: Held, plan: StreamPlan) -> None:
+        """Make sure that no table was rewritten between its plan and the snapshot, under locks that do not stay.
+
+        A holder that kept them would make DDL wait until the last table is read, and the tasks behind the DDL, and
+        everybody else. A task finds out under its own lock whether its table still has what the snapshot should see.
+        """
         held.lock([table.oid for table in plan.tables], timeout="60s")
         for session, _ in held.holders:
             snapshot.check_files(session, "starting the snapshot")
+        held.unlock()
 
     def _snapshot_parts(self, end: StreamOffset, first: int, last: int) -> tuple[list[SnapshotPart], list[Chunk]]:
         plan = self._planned()
@@ -544,7 +550,7 @@ class Capture:
             options.connection, spec, lambda snapshot_id: _name(options, "snapshot"), holders=1, stream=True
         )
         try:
-            self._lock(held, plan)
+            self._check_files(held, plan)
             assert held.lsn is not None
             self._rewound = rewind(
                 functools.partial(self._connect_stream, streaming=False),

@@ -184,6 +184,13 @@ def classified(code: str, text: str, doing: str, source_function: str | None = N
         return QueryError(where, remedy="check the options columns, where and query")
     if code == "25006":
         return QueryError(where, remedy="sessions of this format only read: leave out what writes")
+    if code == "42704" and text.startswith("publication "):
+        # pgoutput's, before 18; it looks the publication up as of each change's own time.
+        return ServerSetupError(
+            where,
+            remedy="changes made without the publication cannot be decoded: start over with a new checkpoint location "
+            "and a new slot, and leave the publication there",
+        )
     if code in ("53400", "0A000"):
         return ServerSetupError(where)
     return DefiniteError(where)

@@ -25,8 +25,9 @@ Invariants:
 - Two sessions hold each snapshot; one that dies is replaced from the other.
 - A snapshot is released ``snapshotIdle`` after the last session of a reader of its execution was seen, or earlier when
   later ones without readers would take more than a tenth of the server's connections.
-- Tables are locked (ACCESS SHARE) only while tasks of the execution read: DDL does not wait for an idle snapshot. A
-  reader that comes after it finds out by itself, see ``check_files``.
+- Tables are locked (ACCESS SHARE) only while tasks of the execution read: DDL does not wait for an idle snapshot. Nor
+  do locks stay once somebody waits for them, since the next tasks would queue behind. A reader that comes after DDL
+  finds out by itself, see ``check_files``.
 - The keeper ends when the driver JVM is gone. All it holds are sessions, so nothing outlives it, whatever ends it.
 
 A standby has no NOTIFY; there the keeper looks at the board by itself.
@@ -401,9 +402,13 @@ class Keeper:
             if new and execution.held and not execution.busy:
                 execution.locked |= new
                 self._submit(execution, self._lock)
+        waited_for = self._find_waited_for()
         for key, execution in self._executions.items():
             # DDL must not wait for a snapshot that nobody reads, nor everybody else behind it.
-            if key not in readers and execution.locked and execution.held and not execution.busy:
+            if not (execution.locked and execution.held) or execution.busy:
+                continue
+            pids = {session.info.backend_pid for session, _ in execution.held.holders}
+            if key not in readers or pids & waited_for:
                 execution.locked.clear()
                 self._submit(execution, self._unlock)
         for key, execution in self._executions.items():
@@ -415,6 +420,19 @@ class Keeper:
             if now - asked > MARK_SECONDS:
                 session.close()
                 del self._marks[key]
+
+    def _find_waited_for(self) -> set[int]:
+        """The sessions whose locks on tables somebody waits for."""
+        assert self._board is not None
+        if not any(execution.locked for execution in self._executions.values()):
+            return set()
+        with translated("looking for who waits"), self._board.cursor() as cursor:
+            cursor.execute(
+                "SELECT DISTINCT holding.pid FROM pg_catalog.pg_locks AS waiting"
+                " JOIN pg_catalog.pg_locks AS holding USING (locktype, database, relation)"
+                " WHERE locktype = 'relation' AND NOT waiting.granted AND holding.granted"
+            )
+            return {pid for (pid,) in cursor}
 
     def _unlock(self, execution: Execution) -> None:
         assert execution.held is not None

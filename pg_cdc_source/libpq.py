@@ -130,7 +130,11 @@ class ReplicationStream:
         if code is None:
             text = " ".join((_error_message(self._pgconn) or b"").decode(errors="replace").split())
             return TransientError(f"{self._what}: {text or 'the server ended the stream'}")
-        return classified(code.decode(), (primary or b"").decode(errors="replace"), self._what)
+        text = (primary or b"").decode(errors="replace")
+        if code == b"XX000":
+            # An internal error of the server's. Decoding the same again, in another session, may well succeed.
+            return TransientError(f"{self._what}: {text} (SQLSTATE XX000)")
+        return classified(code.decode(), text, self._what)
 
 
 def keepalive_end(data: bytes) -> tuple[Lsn, bool]:

@@ -232,7 +232,7 @@ class SlotReader:
             if start < self._dropped:
                 raise DefiniteError(
                     f"changes after {start} are asked for again, when Spark was done with all up to {self._dropped}",
-                    remedy="read a batch's DataFrame while its foreachBatch function runs; to keep it, persist() it there",
+                    remedy="read a batch's DataFrame only while its foreachBatch function runs, or persist() it there",
                 )
             if self._messages:
                 self._close_chunk()
@@ -263,10 +263,10 @@ class SlotReader:
                 rows_left -= rows
                 bytes_left -= chunk.raw_bytes * rows // chunk.rows
             last = chunk.last
-        if last > bound and (ceiling is None or last <= ceiling):
-            # The rest of this commit does not come, or not before there is room for it.
-            if self._error is not None or (self._is_full() and bound <= start):
-                return last
+        # Where the rest of a commit does not come, or not before there is room for it.
+        stuck = self._error is not None or (bound <= start and self._is_full())
+        if stuck and last > bound and (ceiling is None or last <= ceiling):
+            return last
         return max(bound, start)
 
     def _cut_within(self, opening: Chunk, chunk: Chunk, start: Position, room: int, last: Position) -> Position:
@@ -372,11 +372,12 @@ class SlotReader:
         with self._changed:
             something = False
             for _ in range(MESSAGES_PER_BURST):
+                # Whoever asks for a batch decodes as well, and what was refused there must not be passed over here.
+                if self._error is not None:
+                    break
                 if self._replay is not None:
                     if next(self._replay, self) is self:
                         self._replay = None
-                    if self._error is not None:
-                        break
                     continue
                 data = stream.receive()
                 if data is None:
@@ -385,8 +386,6 @@ class SlotReader:
                     return False, something
                 something = True
                 self._take(data)
-                if self._error is not None:
-                    break
             self._changed.notify_all()
             return True, True
 
