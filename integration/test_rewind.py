@@ -20,12 +20,13 @@ from replica import Replica, rows_of
 from watch import session_names, wait_until
 
 from pg_cdc_source import stream
-from pg_cdc_source.capture import Capture, plan_typed, typed_schema
+from pg_cdc_source.capture import Capture
 from pg_cdc_source.changes import ENVELOPE_SCHEMA
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import StreamOffset
 from pg_cdc_source.options import parse_stream_options
 from pg_cdc_source.processes import Process
+from pg_cdc_source.stream_plan import plan_typed, typed_schema
 
 SLOT = "rewound"
 Rows = list[dict[str, Any]]

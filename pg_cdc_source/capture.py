@@ -20,40 +20,41 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source import catalog, publication, scan, snapshot, types
-from pg_cdc_source.catalog import Relation
-from pg_cdc_source.changes import ChangeDecoder, Described, Layout, StreamedTable
+from pg_cdc_source import catalog, publication, scan, snapshot
+from pg_cdc_source.changes import ChangeDecoder, Described, StreamedTable
 from pg_cdc_source.connection import connect, refuse_breaking_pooler, retrying, translated
-from pg_cdc_source.envelope import EnvelopeColumn
 from pg_cdc_source.errors import (
     DefiniteError,
-    PgCdcError,
     SchemaChangedError,
     ServerSetupError,
     SlotLostError,
     TransientError,
 )
 from pg_cdc_source.libpq import HEADER_BYTES, ReplicationStream
-from pg_cdc_source.names import QualifiedName
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, StreamOffset
-from pg_cdc_source.options import SnapshotOptions, StreamOptions
+from pg_cdc_source.options import StreamOptions
 from pg_cdc_source.pgoutput import Relation as SentRelation
-from pg_cdc_source.pgoutput import RelationColumn
 from pg_cdc_source.processes import Process, driver_process
 from pg_cdc_source.replication import Chunk, Limits, SlotReader
 from pg_cdc_source.rewind import Rewound, rewind
 from pg_cdc_source.scan import Piece, Plan, Source
 from pg_cdc_source.slot import Slot, check_confirmed, check_slot, in_use_error, missing_error, read_slot
 from pg_cdc_source.snapshot import Held, SnapshotSpec
+from pg_cdc_source.stream_plan import StreamPlan, describe, plan_stream, session_name
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # How long an answer may wait for changes: it spares Spark's loop its polling, and stop() waits no longer than this.
 PATIENCE_SECONDS = 0.25
@@ -61,21 +62,6 @@ PATIENCE_SECONDS = 0.25
 IDLE_SECONDS = 10.0
 WATCH_SECONDS = 2.0
 IN_USE_ATTEMPTS = 7  # 0.2 s, doubled each time: about 12 s in all
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """What a stream reads: for each of its tables a scan for the snapshot and what its changes become.
-
-    ``lsn``: the catalog was read after it, so every change of a table before it is known to the plan.
-    """
-
-    options: StreamOptions
-    layout: Layout
-    scans: tuple[Plan, ...]
-    tables: tuple[StreamedTable, ...]
-    schema: pa.Schema
-    lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,56 +82,6 @@ class Batch:
 
     parts: tuple[SnapshotPart, ...]
     chunks: tuple[Chunk, ...]
-
-
-def plan_typed(options: StreamOptions) -> tuple[Layout, Plan]:
-    """Look up the one table of a typed stream, before there is a publication or a slot."""
-    assert options.dbtable is not None
-    with contextlib.closing(connect(options.connection, _name(options, "planning"))) as session:
-        refuse_breaking_pooler(options.connection, session, _name(options, "planning"))
-        relation = catalog.find_relation(session, options.dbtable)
-        unpublished = publication.read_unpublished(session, options.publication, [relation])
-        scanned = _plan_scan(session, options, relation, unpublished.get(relation.oid, ()))
-    return _layout(options), scanned
-
-
-def typed_schema(layout: Layout, scanned: Plan) -> pa.Schema:
-    assert scanned.relation is not None
-    return layout.schema(
-        [StreamedTable(scanned.relation.oid, str(scanned.relation), tuple(scanned.codecs), (), (), "d")]
-    )
-
-
-def _layout(options: StreamOptions) -> Layout:
-    return Layout(options.dbtable is None, options.before_image, options.unrepresentable, options.on_truncate)
-
-
-def _name(options: StreamOptions, what: str) -> str:
-    return f"pgcdc:{options.slot}:{what}"
-
-
-def _plan_scan(session: Session, options: StreamOptions, relation: Relation, unpublished: tuple[str, ...]) -> Plan:
-    columns = tuple(name for name in catalog.attnums(session, relation) if name not in unpublished)
-    snapshot_options = SnapshotOptions(
-        connection=options.connection,
-        dbtable=QualifiedName((relation.schema, relation.name)),
-        query=None,
-        columns=columns,
-        where=None,
-        partition_bytes=options.partition_bytes,
-        num_partitions=None,
-        consistent_point="off",
-        slot=None,
-        snapshot=None,
-        lsn_column=None,
-        as_string=columns if options.dbtable is None else options.as_string,
-        numeric_as=options.numeric_as,
-        unrepresentable=options.unrepresentable,
-        batch_bytes=4 << 20,
-        slot_timeout_seconds=options.slot_timeout_seconds,
-        snapshot_idle_seconds=0.0,
-    )
-    return scan.plan_in(session, catalog.read_server(session), snapshot_options, relation)
 
 
 class Capture:
@@ -270,7 +206,7 @@ class Capture:
         plan = self._planned(create=True)
         spec = SnapshotSpec("require", options.slot, options.slot_timeout_seconds)
         held = snapshot.make_snapshot(
-            options.connection, spec, lambda snapshot_id: _name(options, "snapshot"), holders=1, stream=True
+            options.connection, spec, lambda snapshot_id: session_name(options, "snapshot"), holders=1, stream=True
         )
         assert held.lsn is not None
         self._created = origin = Lsn(held.lsn + 1)
@@ -340,27 +276,35 @@ class Capture:
 
     def _open(self) -> Session:
         if self._session is None or self._session.closed:
-            self._session = connect(self._options.connection, _name(self._options, "source"), retry_seconds=30)
-            refuse_breaking_pooler(self._options.connection, self._session, _name(self._options, "source"))
+            self._session = connect(self._options.connection, session_name(self._options, "source"), retry_seconds=30)
+            refuse_breaking_pooler(self._options.connection, self._session, session_name(self._options, "source"))
             snapshot.require_consistent_point(catalog.read_server(self._session), stream=True)
         return self._session
 
-    def _flushed(self) -> Lsn:
-        """How far the WAL is safe on disk: what may be decoded."""
+    def _asking(self, ask: Callable[[Session], T]) -> T:
+        """Run ``ask`` in the source's own session, and again in a new one where that is lost."""
 
-        def read() -> Lsn:
+        def attempt() -> T:
             try:
-                with translated("reading the WAL's position"), self._open().cursor() as cursor:
-                    cursor.execute(
-                        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
-                        " ELSE pg_current_wal_flush_lsn() END::text"
-                    )
-                    return Lsn.parse(cursor.fetchone()[0])
+                return ask(self._open())
             except TransientError:
                 self._forget_session()
                 raise
 
-        return retrying(read, attempts=3, first_pause=0.5)
+        return retrying(attempt, attempts=3, first_pause=0.5)
+
+    def _flushed(self) -> Lsn:
+        """How far the WAL is safe on disk: what may be decoded."""
+
+        def read(session: Session) -> Lsn:
+            with translated("reading the WAL's position"), session.cursor() as cursor:
+                cursor.execute(
+                    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+                    " ELSE pg_current_wal_flush_lsn() END::text"
+                )
+                return Lsn.parse(cursor.fetchone()[0])
+
+        return self._asking(read)
 
     def _forget_session(self) -> None:
         if self._session is not None:
@@ -371,7 +315,7 @@ class Capture:
         if self._identity is None:
             with (
                 contextlib.closing(
-                    connect(self._options.connection, _name(self._options, "source"), replication=True)
+                    connect(self._options.connection, session_name(self._options, "source"), replication=True)
                 ) as session,
                 translated("identifying the server"),
                 session.cursor() as cursor,
@@ -382,7 +326,7 @@ class Capture:
         return self._identity
 
     def _look_at_slot(self) -> Slot | None:
-        found = read_slot(self._open(), self._options.slot)
+        found = self._asking(lambda session: read_slot(session, self._options.slot))
         if found is not None:
             check_slot(found, self._identify().database)
         return found
@@ -390,7 +334,17 @@ class Capture:
     def _planned(self, *, create: bool = False) -> StreamPlan:
         if self._plan is not None:
             return self._plan
-        options, session = self._options, self._open()
+        plan = self._asking(lambda session: self._plan_in(session, create))
+        if plan.schema != self._schema:
+            raise SchemaChangedError(
+                f"{plan.tables[0].name} has other columns than when the DataFrame was loaded",
+                remedy="load the DataFrame again",
+            )
+        self._plan = plan
+        return self._plan
+
+    def _plan_in(self, session: Session, create: bool) -> StreamPlan:
+        options = self._options
         published = publication.ensure_publication(session, options) if create else None
         published = published or publication.read_publication(session, options.publication)
         if published is None:
@@ -401,31 +355,7 @@ class Capture:
             )
         self._publication_mark = publication.read_mark(session, options.publication)
         lsn = self._flushed()
-        facts = publication.read_stream_tables(
-            session, published, publication.stream_tables(session, options, published)
-        )
-        scans = [_plan_scan(session, options, fact.relation, fact.unpublished) for fact in facts]
-        raw = [catalog.raw_types(session, fact.relation) for fact in facts]
-        tables = tuple(
-            StreamedTable(
-                fact.relation.oid,
-                str(fact.relation),
-                tuple(scanned.codecs),
-                tuple(types_of[column.name] for column in scanned.columns),
-                fact.primary_key,
-                fact.kind,
-            )
-            for fact, scanned, types_of in zip(facts, scans, raw, strict=True)
-        )
-        layout = _layout(options)
-        schema = layout.schema(tables)
-        if schema != self._schema:
-            raise SchemaChangedError(
-                f"{tables[0].name} has other columns than when the DataFrame was loaded",
-                remedy="load the DataFrame again",
-            )
-        self._plan = StreamPlan(options, layout, tuple(scans), tables, schema, lsn)
-        return self._plan
+        return plan_stream(session, options, published, lsn)
 
     def _attach(self, *offsets: StreamOffset | None) -> None:
         """Make sure that offsets and slot belong together."""
@@ -465,9 +395,14 @@ class Capture:
             plan = self._planned()
             self._check_slot_has(position)
             decoder = ChangeDecoder(plan.layout, plan.schema, HEADER_BYTES)
-            self._reader = SlotReader(
-                self._connect_stream, self._describe, decoder, plan.schema, position, self._limits
-            )
+            sessions = itertools.count()
+
+            def connect_stream(start: Lsn) -> ReplicationStream:
+                # After a lost session large transactions are sent whole: should the server have lost it over one that
+                # is in progress, it gets past that one so.
+                return self._connect_stream(start, streaming=next(sessions) == 0)
+
+            self._reader = SlotReader(connect_stream, self._describe, decoder, plan.schema, position, self._limits)
         return self._reader
 
     def _slot_with(self, session: Session, start: Lsn) -> Slot:
@@ -488,9 +423,9 @@ class Capture:
 
         retrying(check, attempts=IN_USE_ATTEMPTS, first_pause=0.2)
 
-    def _connect_stream(self, start: Lsn, *, streaming: bool = True) -> ReplicationStream:
+    def _connect_stream(self, start: Lsn, *, streaming: bool) -> ReplicationStream:
         options = self._options
-        name = _name(options, "changes")
+        name = session_name(options, "changes")
         # Each time: while a session is lost, the slot may be lost too, or be made anew.
         with contextlib.closing(connect(options.connection, name)) as session:
             self._slot_with(session, start)
@@ -547,7 +482,7 @@ class Capture:
         self._check_slot_has(Position.before(origin))
         spec = SnapshotSpec("require", None, options.slot_timeout_seconds)
         held = snapshot.make_snapshot(
-            options.connection, spec, lambda snapshot_id: _name(options, "snapshot"), holders=1, stream=True
+            options.connection, spec, lambda snapshot_id: session_name(options, "snapshot"), holders=1, stream=True
         )
         try:
             self._check_files(held, plan)
@@ -573,97 +508,8 @@ class Capture:
             self._held = None
             self._rewound = {}
 
-    # --- relations ----------------------------------------------------------------------------------------------------
-
     def _describe(self, relation: SentRelation, lsn: Lsn) -> Described | None:
-        """Find the planned columns among those that a relation had at the commit at ``lsn``."""
-        plan = self._planned()
-        name = f"{catalog.quoted(relation.schema)}.{catalog.quoted(relation.name)}"
-        table = next((table for table in plan.tables if table.oid == relation.oid), None)
-        history = lsn < plan.lsn
-        where = f"before the commit at {lsn}"
-        if table is None:
-            if name in (table.name for table in plan.tables):
-                raise SchemaChangedError(
-                    f"{name} was dropped and created again {where}",
-                    remedy="start over with a new checkpoint location and a new slot",
-                )
-            if not history and self._options.tables and self._is_wanted_now(relation):
-                if self._options.on_schema_change == "fail":
-                    raise SchemaChangedError(
-                        f"{name} was added to the stream's tables {where}",
-                        remedy="start the query again with the same checkpoint: it goes on exactly here, with every "
-                        f"change of {name} from here on; rows that were there before have to be read by themselves. Or "
-                        "onSchemaChange=ignore goes on without it until the next start",
-                    )
-                log.warning("%s was added to the stream's tables %s and is ignored until the next start", name, where)
-            return None
-        if name != table.name and not history:
-            raise SchemaChangedError(f"{table.name} was renamed to {name} {where}", remedy=_LOAD_AGAIN)
-        place = {column.name: i for i, column in enumerate(relation.columns)}
-        planned = [codec.column.name for codec in table.codecs]
-        added = [catalog.quoted(column) for column in place if column not in planned]
-        missing = [catalog.quoted(column) for column in planned if column not in place]
-        for codec, type_and_modifier in zip(table.codecs, table.type_oids, strict=True):
-            if codec.column.name in place:
-                found = relation.columns[place[codec.column.name]]
-                if (found.type_oid, found.typmod) != type_and_modifier and not self._reads_alike(codec, found):
-                    raise SchemaChangedError(
-                        f"{table.name}: the type of column {catalog.quoted(codec.column.name)} was changed "
-                        + (f"after the commit at {lsn}" if history else where),
-                        remedy=_OLD_TYPE if history else _LOAD_AGAIN,
-                    )
-        if history and added and missing and self._options.on_schema_change == "fail":
-            raise SchemaChangedError(
-                f"{table.name}: after the commit at {lsn} column {', '.join(added)} was replaced or renamed to "
-                f"{', '.join(missing)}, whose earlier values the stream would not have",
-                remedy="start over with a new checkpoint location and a new slot; or, with onSchemaChange=ignore, take "
-                "these changes without the new column, which _unchanged then lists",
-            )
-        if missing and not history:
-            raise SchemaChangedError(
-                f"{table.name}: column {', '.join(missing)} was dropped or renamed {where}", remedy=_LOAD_AGAIN
-            )
-        if added and not history and self._options.on_schema_change == "fail":
-            raise SchemaChangedError(
-                f"{table.name}: column {', '.join(added)} was added {where}",
-                remedy=f"{_LOAD_AGAIN}; or onSchemaChange=ignore goes on without it",
-            )
-        return Described(table, relation, tuple(place.get(column) for column in planned))
-
-    def _is_wanted_now(self, relation: SentRelation) -> bool:
-        """Whether the stream would read this relation if it were planned now; also where that cannot be found out."""
-        options = self._options
-        try:
-            # A session of its own: this may be the thread that reads.
-            with contextlib.closing(connect(options.connection, _name(options, "planning"))) as session:
-                published = publication.read_publication(session, options.publication)
-                if published is None:
-                    return True
-                wanted = publication.stream_tables(session, options, published)
-        except PgCdcError:
-            return True
-        return relation.oid in (table.oid for table in wanted)
-
-    def _reads_alike(self, codec: types.Codec, found: RelationColumn) -> bool:
-        """Whether another type's text is read the same way, as a longer varchar's is."""
-        options = self._options
-        other = replace(codec.column, type_oid=found.type_oid, typmod=found.typmod)
-        if options.dbtable is None:
-            # Text is read as it is, but it has to stand the same way in JSON.
-            return EnvelopeColumn("", other.type_oid).kind == EnvelopeColumn("", codec.column.type_oid).kind
-        as_string = codec.column.name in options.as_string
-        return types.plan(other, as_string=as_string, numeric_as=options.numeric_as).text_decoder == codec.text_decoder
-
-
-_LOAD_AGAIN = (
-    "start the query again with the same checkpoint: its DataFrame, loaded anew, has the table's present columns, and "
-    "it goes on exactly here"
-)
-_OLD_TYPE = (
-    "changes from before cannot be read as the new type: read the column as text (asString), or start over with a new "
-    "checkpoint location and a new slot"
-)
+        return describe(self._planned(), relation, lsn)
 
 
 def _other(of_checkpoint: SlotIdentity, found: SlotIdentity) -> SlotLostError:

@@ -13,13 +13,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.batch import PgSnapshotDataSource, execution, short_errors
-from pg_cdc_source.capture import Batch, Capture, SnapshotPart, plan_typed, typed_schema
-from pg_cdc_source.changes import ENVELOPE_SCHEMA, Layout, snapshot_rows
+from pg_cdc_source.capture import Batch, Capture, SnapshotPart
+from pg_cdc_source.changes import ENVELOPE_SCHEMA, snapshot_rows
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.offsets import INITIAL, StreamOffset
 from pg_cdc_source.options import StreamOptions, parse_stream_options
 from pg_cdc_source.reader import read_piece
 from pg_cdc_source.replication import Chunk, from_ipc
+from pg_cdc_source.stream_plan import layout_of, plan_typed, typed_schema
 
 try:
     # Spark 4.2 and later say where a batch starts and how much it may hold.
@@ -144,8 +145,7 @@ class PgCdcReader(DataSourceStreamReader):
                 yield from self._snapshot(partition.part)
 
     def _snapshot(self, part: SnapshotPart) -> Iterator[pa.RecordBatch]:
-        options = self._options
-        layout = Layout(options.dbtable is None, options.before_image, options.unrepresentable, options.on_truncate)
+        layout = layout_of(self._options)
         batches = read_piece(part.scan, part.source, part.piece, execution())
         if part.rewound is not None:
             batches = part.rewound.leave_out(batches)

@@ -24,7 +24,7 @@ LAYERS: list[tuple[set[str], set[str]]] = [
     (
         {
             *("processes", "connection", "catalog", "snapshot", "board", "keeper", "scan", "reader"),
-            *("publication", "slot", "libpq", "spill", "replication", "rewind", "capture"),
+            *("publication", "slot", "libpq", "spill", "replication", "rewind", "stream_plan", "capture"),
         },
         {"numpy", "pyarrow", "psycopg2"},
     ),
