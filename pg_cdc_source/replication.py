@@ -166,8 +166,10 @@ class SlotReader:
         self._thread.join()
         self._wake.close()
         self._waker.close()
-        if self._spill is not None:
-            self._spill.close()
+        while self._chunks:
+            self._give_up(self._chunks.popleft())
+        for streamed in self._streamed.values():
+            streamed.close()
 
     def release(self, position: Position) -> None:
         """Forget what is at or before ``position`` and confirm it to the slot: Spark has committed it."""
@@ -177,10 +179,10 @@ class SlotReader:
             self._changed.notify_all()
         self._poke()
 
-    def cut(self, start: Position, limits: Limits | None, ceiling: Position | None, patience: float) -> Position:
+    def cut(self, start: Position, limits: Limits, ceiling: Position | None, patience: float) -> Position:
         """Where a batch from ``start`` ends; ``start`` itself when nothing has come within ``patience`` seconds.
 
-        ``limits`` None: no limit. Nothing beyond ``ceiling`` is taken. Raises what the thread has met, once all that
+        Nothing beyond ``ceiling`` is taken. Raises what the thread has met, once all that
         came before it was handed out. Spark asks for the next batch when it is done with the one that ends at
         ``start``, so chunks up to there make room; confirmed they are only when Spark says so.
         """
@@ -241,9 +243,9 @@ class SlotReader:
 
     # --- cutting ----------------------------------------------------------------------------------------------------
 
-    def _end_of_batch(self, start: Position, limits: Limits | None, ceiling: Position | None) -> Position:
+    def _end_of_batch(self, start: Position, limits: Limits, ceiling: Position | None) -> Position:
         bound = self._complete if ceiling is None else min(self._complete, ceiling)
-        rows_left, bytes_left = (limits.rows, limits.bytes) if limits is not None else (None, None)
+        rows_left, bytes_left = limits.rows, limits.bytes
         last = start
         opening: Chunk | None = None
         for chunk in self._chunks:
@@ -252,16 +254,15 @@ class SlotReader:
             if ceiling is not None and chunk.first > ceiling:
                 break
             opening = opening or chunk
-            if rows_left is not None and bytes_left is not None:
-                rows = chunk.rows
-                if chunk.first <= start:
-                    rows -= rows_through(from_ipc(chunk.data()), start, self._schema)
-                room = max(0, min(rows_left, bytes_left * chunk.rows // max(chunk.raw_bytes, 1)))
-                if rows > room:
-                    end = self._cut_within(opening, chunk, start, room, last)
-                    return end if ceiling is None else min(end, ceiling)
-                rows_left -= rows
-                bytes_left -= chunk.raw_bytes * rows // chunk.rows
+            rows = chunk.rows
+            if chunk.first <= start:
+                rows -= rows_through(from_ipc(chunk.data()), start, self._schema)
+            room = max(0, min(rows_left, bytes_left * chunk.rows // max(chunk.raw_bytes, 1)))
+            if rows > room:
+                end = self._cut_within(opening, chunk, start, room, last)
+                return end if ceiling is None else min(end, ceiling)
+            rows_left -= rows
+            bytes_left -= chunk.raw_bytes * rows // chunk.rows
             last = chunk.last
         # Where the rest of a commit does not come, or not before there is room for it.
         stuck = self._error is not None or (bound <= start and self._is_full())
@@ -309,16 +310,17 @@ class SlotReader:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        deadline = time.monotonic() + RECONNECT_SECONDS
+        lost_at: float | None = None
         pause = 0.1
         while not self._closed:
             try:
                 with contextlib.closing(self._connect(self._received.next_lsn)) as stream:
                     pause = 0.1
                     for _ in self._follow(stream):
-                        deadline = time.monotonic() + RECONNECT_SECONDS
+                        lost_at = None
             except TransientError as error:
-                if time.monotonic() > deadline:
+                lost_at = time.monotonic() if lost_at is None else lost_at
+                if time.monotonic() > lost_at + RECONNECT_SECONDS:
                     self._fail(error)
                     return
                 log.warning("%s; connecting again", str(error).splitlines()[0])
@@ -532,32 +534,42 @@ class SlotReader:
         lsn = batch.column(self._schema.get_field_index("_commit_lsn"))
         seq = batch.column(self._schema.get_field_index("_seq"))
         first, last = (Position(Lsn(lsn[i].as_py()), seq[i].as_py()) for i in (0, -1))
-        payload = to_ipc(batch)
-        chunk = Chunk(batch.num_rows, batch.nbytes, first, last, payload)
-        if self._memory_bytes + len(payload) > MEMORY_BYTES:
-            self._spill = self._spill or Spill()
-            chunk.spill, chunk.place, chunk.payload = self._spill, self._spill.append(payload), None
+        self._chunks.append(self._stored(Chunk(batch.num_rows, batch.nbytes, first, last, to_ipc(batch))))
+
+    def _stored(self, chunk: Chunk) -> Chunk:
+        """Count a new chunk, and move it to a file where memory has enough."""
+        assert chunk.payload is not None
+        if self._memory_bytes + len(chunk.payload) > MEMORY_BYTES:
+            if self._spill is None or self._spill.is_large:
+                self._spill = Spill()
+            self._spill.users += 1
+            chunk.spill, chunk.place, chunk.payload = self._spill, self._spill.append(chunk.payload), None
         else:
-            self._memory_bytes += len(payload)
+            self._memory_bytes += len(chunk.payload)
         self._buffered_rows += chunk.rows
         self._buffered_bytes += chunk.raw_bytes
-        self._chunks.append(chunk)
+        return chunk
+
+    def _give_up(self, chunk: Chunk) -> None:
+        self._buffered_rows -= chunk.rows
+        self._buffered_bytes -= chunk.raw_bytes
+        if chunk.payload is not None:
+            self._memory_bytes -= len(chunk.payload)
+        elif chunk.spill is not None:
+            chunk.spill.users -= 1
+            if not chunk.spill.users:
+                chunk.spill.close()
+                if chunk.spill is self._spill:
+                    self._spill = None
 
     def _drop(self, position: Position) -> None:
         """Forget the chunks up to ``position``."""
         while self._chunks and self._chunks[0].last <= position:
-            chunk = self._chunks.popleft()
-            self._buffered_rows -= chunk.rows
-            self._buffered_bytes -= chunk.raw_bytes
-            if chunk.payload is not None:
-                self._memory_bytes -= len(chunk.payload)
+            self._give_up(self._chunks.popleft())
             self._changed.notify_all()
         if self._chunks and self._chunks[0].first <= position:
             self._trim(position)
         self._dropped = max(self._dropped, position)
-        if not self._chunks and self._spill is not None:
-            self._spill.close()
-            self._spill = None
 
     def _trim(self, position: Position) -> None:
         """Forget the rows of the first chunk up to ``position``: what they leave free lets a commit come whole."""
@@ -565,11 +577,9 @@ class SlotReader:
         batch = from_ipc(chunk.data())
         rest = batch.slice(rows_through(batch, position, self._schema))
         lsn, seq = (rest.column(self._schema.get_field_index(name))[0].as_py() for name in ("_commit_lsn", "_seq"))
-        payload = to_ipc(rest)
-        self._chunks[0] = Chunk(rest.num_rows, rest.nbytes, Position(Lsn(lsn), seq), chunk.last, payload)
-        self._buffered_rows += rest.num_rows - chunk.rows
-        self._buffered_bytes += rest.nbytes - chunk.raw_bytes
-        self._memory_bytes += len(payload) - (0 if chunk.payload is None else len(chunk.payload))
+        trimmed = Chunk(rest.num_rows, rest.nbytes, Position(Lsn(lsn), seq), chunk.last, to_ipc(rest))
+        self._give_up(chunk)
+        self._chunks[0] = self._stored(trimmed)
         self._changed.notify_all()
 
     def _describe_oid(self, oid: int) -> Described | None:

@@ -14,14 +14,21 @@ _LENGTH = struct.Struct(">I")
 _XID = struct.Struct(">I")
 # Written at a time, and read back at a time.
 BLOCK_BYTES = 1 << 20
+FILE_BYTES = 64 << 20
 
 
 class Spill:
-    """Byte strings by their place."""
+    """Byte strings by their place. ``users`` counts those that are still needed; the owner keeps the count."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="pg_cdc_source-spill-")  # noqa: SIM115 - closed with its owner
         self._end = 0
+        self.users = 0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the next byte string should go to another file: a file can only be given up as a whole."""
+        return self._end >= FILE_BYTES
 
     def append(self, data: bytes) -> tuple[int, int]:
         place = self._end, len(data)

@@ -19,12 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import BY_KEY, HEADER, TYPED, described, insert, update
 
-from pg_cdc_source import replication
+from pg_cdc_source import replication, spill
 from pg_cdc_source.changes import ChangeDecoder, Described
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.pgoutput import Relation
 from pg_cdc_source.replication import Limits, SlotReader, from_ipc
+from pg_cdc_source.spill import Spill
 
 SCHEMA = TYPED.schema([BY_KEY])
 RELATION = (
@@ -181,6 +182,24 @@ def drain(
     return batches
 
 
+class Files:
+    """Counts the files that are open."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def new(self) -> Spill:
+        files = self
+
+        class Counted(Spill):
+            def close(self) -> None:
+                files.open -= 1
+                super().close()
+
+        self.open += 1
+        return Counted()
+
+
 transactions = st.lists(st.tuples(st.integers(0, 12) | st.integers(0, 60), st.booleans()), min_size=1, max_size=8).map(
     lambda sizes: [Transaction(100 * (i + 1), rows, streamed) for i, (rows, streamed) in enumerate(sizes)]
 )
@@ -195,10 +214,15 @@ def test_batches_hold_every_row_once_and_end_between_commits(
     server = Server(sent, losses)
     limits = Limits(limit, 1 << 30)
     start, last = Position.before(100), Position(Lsn(sent[-1].lsn))
+    files = Files()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replication, "MESSAGES_PER_CHUNK", chunk)
+        patch.setattr(replication, "MEMORY_BYTES", data.draw(st.sampled_from([0, 5000, 1 << 30])))
+        patch.setattr(spill, "FILE_BYTES", 4000)
+        patch.setattr(replication, "Spill", files.new)
         with reading(server, limits, start) as reader:
             batches = drain(reader, limits, start, last)
+    assert files.open == 0
     assert [row for _, rows in batches for row in rows] == [row for t in sent for row in t.expected()]
     sizes = {t.lsn: t.rows for t in sent}
     for end, rows in batches:
