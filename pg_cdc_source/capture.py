@@ -429,9 +429,15 @@ class Capture:
         # Each time: while a session is lost, the slot may be lost too, or be made anew.
         with contextlib.closing(connect(options.connection, name)) as session:
             self._slot_with(session, start)
-        return ReplicationStream(
+        stream = ReplicationStream(
             options.connection, name, options.slot, options.publication, start, streaming=streaming
         )
+        # The same address may lead to another server by now, to one that was promoted or restored.
+        found = replace(self._identify(), system=stream.system, timeline=stream.timeline)
+        if found != self._identify():
+            stream.close()
+            raise _other(self._identify(), found)
+        return stream
 
     # --- the initial snapshot -----------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ _EPOCH_SECONDS = 946_684_800
 
 
 class ReplicationStream:
-    """One walsender's stream of one slot, for one thread."""
+    """One walsender's stream of one slot, for one thread. ``system`` and ``timeline`` are those of its server."""
 
     def __init__(
         self, options: ConnectionOptions, name: str, slot: str, publication: str, start: Lsn, *, streaming: bool
@@ -68,6 +68,10 @@ class ReplicationStream:
         self._what = f"reading slot {slot}"
         self._session = connect(options, name, replication=True)
         try:
+            with translated(self._what), self._session.cursor() as cursor:
+                cursor.execute("IDENTIFY_SYSTEM")
+                system, timeline, *_ = cursor.fetchone()
+            self.system, self.timeline = str(system), int(timeline)
             with (
                 translated(self._what),
                 self._session.cursor(cursor_factory=psycopg2.extras.ReplicationCursor) as cursor,
