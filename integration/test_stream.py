@@ -109,7 +109,11 @@ def test_the_envelope_holds_what_the_typed_stream_gives(
     spark: SparkSession, db: str, pg: Session, slot: str, tmp_path: Path
 ) -> None:
     make_orders(pg)
-    run(pg, 'CREATE TABLE "Other table" (a int, b text, PRIMARY KEY (a)); INSERT INTO "Other table" VALUES (1, \'ü"\')')
+    run(
+        pg,
+        'CREATE TABLE "Other table" (a int NOT NULL UNIQUE, b text); INSERT INTO "Other table" VALUES (1, \'ü"\');'
+        ' ALTER TABLE "Other table" REPLICA IDENTITY USING INDEX "Other table_a_key"',
+    )
     into, projected = Collected(), Collected()
     rows = load_stream(spark, db, tables='public.orders,public."Other table"', slot=slot)
     assert rows.columns == ["_table", *CHANGE_COLUMNS, "key", "after", "before"]
@@ -118,7 +122,8 @@ def test_the_envelope_holds_what_the_typed_stream_gives(
         projected.batches[batch_id] = project(batch, "public.orders", url=db).collect()
 
     with running(rows, tmp_path, into, keep_typed) as query:
-        wait_for_rows(query, into, 1001)
+        snapshot = wait_for_rows(query, into, 1001)
+        assert [row["key"] for row in snapshot if row["_table"] == 'public."Other table"'] == ['{"a":1}']
         run(pg, "UPDATE orders SET price = 7 WHERE id = 5; DELETE FROM orders WHERE id = 6")
         run(pg, 'UPDATE "Other table" SET a = 2')
         changes = wait_for_rows(query, into, 1005)[1001:]

@@ -53,13 +53,17 @@ ENVELOPE_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class StreamedTable:
-    """One table of the stream, as it was planned. ``oid`` is that of the relation under which changes arrive."""
+    """One table of the stream, as it was planned. ``oid`` is that of the relation under which changes arrive.
+
+    ``key`` are the columns that tell rows apart in every change: those of the replica identity; under FULL, the primary
+    key, if there is one.
+    """
 
     oid: int
     name: str
     codecs: tuple[Codec, ...]
     type_oids: tuple[tuple[int, int], ...]  # (type, modifier) of each column as pg_attribute has them
-    primary_key: tuple[str, ...]
+    key: tuple[str, ...]
     identity: str  # pg_class.relreplident
 
 
@@ -222,7 +226,7 @@ class ChangeDecoder:
             return split
         columns = described.relation.columns
         of_identity = [i for i, column in enumerate(columns) if column.is_key]
-        primary = [i for i, column in enumerate(columns) if column.name in described.table.primary_key]
+        primary = [i for i, column in enumerate(columns) if column.name in described.table.key]
         for full, keyed in ((False, of_identity or range(len(columns))), (True, primary)):
             which = np.flatnonzero((rows.kind == UPDATE) & rows.has_old & (rows.old_is_full == full))
             in_old, in_new = _ranks(rows.has_old)[which], _ranks(rows.has_new)[which]
@@ -358,7 +362,7 @@ class ChangeDecoder:
         nothing = pa.scalar(None, pa.string())
         after = pc.if_else(pa.array(use_old), nothing, json_objects(columns, after_texts, absent))
         key = pa.nulls(n, pa.string())
-        keyed = [i for i, column in enumerate(columns) if column.name in _key_of(described)]
+        keyed = [i for i, column in enumerate(columns) if column.name in described.table.key]
         if keyed:
             key = json_objects([columns[i] for i in keyed], [after_texts[i] for i in keyed], [absent[i] for i in keyed])
         before = pa.nulls(n, pa.string())
@@ -412,14 +416,6 @@ class _Chunk:
     lsn: Ints
     ts: Ints
     xid: Ints
-
-
-def _key_of(described: Described) -> tuple[str, ...]:
-    """The columns that the envelope's key has: the primary key, else those of the replica identity, FULL being none."""
-    relation = described.relation
-    if described.table.primary_key or relation.identity == "f":
-        return described.table.primary_key
-    return tuple(column.name for column in relation.columns if column.is_key)
 
 
 def _column(table: StreamedTable, codec: Codec) -> str:
@@ -485,7 +481,7 @@ def snapshot_rows(
     ]
     if layout.envelope:
         described = [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in table.codecs]
-        keyed = [i for i, column in enumerate(described) if column.name in table.primary_key]
+        keyed = [i for i, column in enumerate(described) if column.name in table.key]
         key = pa.nulls(n, pa.string())
         if keyed:
             key = json_objects([described[i] for i in keyed], [columns[i] for i in keyed], [None] * len(keyed))

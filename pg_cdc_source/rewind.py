@@ -136,9 +136,7 @@ def rewind(
                 snapshot_lsn,
                 Lsn(origin - 1),
                 images.missing,
-                "and an upsert by key ends right"
-                if table.primary_key or table.identity in "di"
-                else "some of them twice",
+                "and an upsert by key ends right" if table.key or table.identity in "di" else "some of them twice",
             )
             continue
         log.info("the initial snapshot of %s was interrupted and is turned back to %s exactly", table.name, origin)
@@ -231,7 +229,7 @@ def _turn_back(table: StreamedTable, images: _Images, layout: Layout, schema: pa
     columns = [codec.column.name for codec in table.codecs]
     plain = pa.schema([pa.field(codec.column.name, codec.arrow_type) for codec in table.codecs])
     befores, afters = _before_and_after(images, columns, plain)
-    keys = list(table.primary_key)
+    keys = list(table.key)
     # Arrow joins by no list, and a key that is not sent tells nothing.
     if keys and all(key in columns and not pa.types.is_nested(plain.field(key).type) for key in keys):
         events = pa.concat_tables([rows.select([*keys, _ROW_COLUMN]) for rows in (befores, afters)])

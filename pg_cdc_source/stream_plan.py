@@ -116,7 +116,7 @@ def plan_stream(session: Session, options: StreamOptions, published: Publication
             str(fact.relation),
             tuple(scanned.codecs),
             tuple(types_of[column.name] for column in scanned.columns),
-            fact.primary_key,
+            fact.identity_columns if fact.kind in "di" else fact.primary_key,
             fact.kind,
         )
         for fact, scanned, types_of in zip(facts, scans, raw, strict=True)

@@ -513,7 +513,7 @@ TABLES = {
     2: streamed(2, "public.two", WORKLOAD_COLUMNS, ["id", "k"], "f"),
     3: streamed(3, "public.three", WORKLOAD_COLUMNS, (), "f"),
 }
-ENVELOPE_TABLES = {oid: streamed(oid, t.name, WORKLOAD_COLUMNS, t.primary_key, t.identity) for oid, t in TABLES.items()}
+ENVELOPE_TABLES = {oid: streamed(oid, t.name, WORKLOAD_COLUMNS, t.key, t.identity) for oid, t in TABLES.items()}
 
 
 @st.composite

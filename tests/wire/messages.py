@@ -76,7 +76,7 @@ def described(table: StreamedTable, names: Sequence[str] | None = None, key: Seq
     """The table together with a relation of its columns, or of ``names`` in that order."""
     planned = [codec.column.name for codec in table.codecs]
     names = planned if names is None else names
-    key = table.primary_key if key is None else key
+    key = table.key if key is None else key
     sent = tuple(RelationColumn(table.identity == "f" or name in key, name, 25, -1) for name in names)
     index = tuple(names.index(name) if name in names else None for name in planned)
     return Described(table, Relation(table.oid, "public", table.name, table.identity, sent), index)
