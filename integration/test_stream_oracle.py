@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -474,13 +475,13 @@ def test_what_lies_between_two_offsets_is_the_same_however_often_and_by_whom_it_
 
 
 def test_a_stream_runs_under_spark_connect(db: str, pg: Session, tmp_path: Path) -> None:
-    pytest.importorskip("grpc", reason="needs pyspark[connect]")
     with pg.cursor() as cursor:
         cursor.execute("CREATE TABLE t (id int PRIMARY KEY, x text)")
         cursor.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 9) AS i")
     # In a process of its own, because Connect and classic Spark do not go together in one.
     client = Path(__file__).with_name("connect_client.py")
-    subprocess.run([sys.executable, client, db, tmp_path], check=True, timeout=180, cwd=tmp_path)
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    subprocess.run([sys.executable, client, db, tmp_path], check=True, timeout=180, cwd=tmp_path, env=environment)
     found = pq.read_table(tmp_path / "rows").to_pylist()
     assert Counter(row["_change_type"] for row in found) == {"snapshot": 9, "update": 1, "delete": 1}
     assert [(row["id"], row["x"]) for row in found if row["_change_type"] == "update"] == [(1, "changed")]
