@@ -27,7 +27,7 @@ def main() -> None:
 @app.command()
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    orders: Annotated[int, typer.Option(min=1_000, help="How many orders the shop starts with.")] = 30_000,
+    orders: Annotated[int, typer.Option(min=1_000, help="How many orders the shop starts with.")] = 60_000,
     seconds: Annotated[int, typer.Option(min=1, help="How long the shop is followed after the snapshot.")] = 15,
 ) -> None:
     """Copy a shop that keeps writing, follow it as a stream, and prove that both copies are right.
