@@ -133,8 +133,14 @@ class Driver:
 
     def wait(self, look: Callable[[], bool], seconds: float = 180) -> None:
         """Wait until something is to be seen while the driver runs; where it ends before, its log is shown."""
-        wait_until(lambda: look() or self._process.poll() is not None, seconds)
-        if not look():
+
+        # Looked at once: what was there may be gone at the next look.
+        def seen_or_ended() -> str:
+            if look():
+                return "seen"
+            return "" if self._process.poll() is None else "ended"
+
+        if wait_until(seen_or_ended, seconds) == "ended":
             pytest.fail(self._log.read_text(errors="replace")[-5000:])
 
     def killed(self) -> bool:

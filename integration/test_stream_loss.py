@@ -148,10 +148,12 @@ def test_a_slot_that_is_in_use(pg: Session, db: str, drive: Drive) -> None:
     finally:
         second.stop()
     assert 10 < time.monotonic() - began < 30, text
-    # The first one has not noticed; and when it ends, the second one goes on.
+    # The first one has not noticed; and when it ends, the second one goes on from there.
     run(pg, "INSERT INTO t VALUES (2, 'b')")
     first.take(1)
     first.stop()
+    second._committed = first._committed
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
     second.restart()
     try:
         second.take(1)

@@ -427,7 +427,7 @@ class Capture:
         options = self._options
         name = session_name(options, "changes")
         # Each time: while a session is lost, the slot may be lost too, or be made anew.
-        with contextlib.closing(connect(options.connection, name)) as session:
+        with contextlib.closing(connect(options.connection, session_name(options, "source"))) as session:
             self._slot_with(session, start)
         stream = ReplicationStream(
             options.connection, name, options.slot, options.publication, start, streaming=streaming
