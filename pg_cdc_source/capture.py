@@ -222,14 +222,7 @@ class Capture:
             tables = tuple(table.name for table in plan.tables)
         else:
             held.close()
-        return StreamOffset(
-            self._identify(),
-            origin,
-            tables,
-            min(1, len(tables)),
-            Position.before(origin),
-            self._publication_mark,
-        )
+        return self._first_end(origin, tables)
 
     def _begin_at(self, slot: Slot) -> StreamOffset:
         assert slot.confirmed_flush is not None
@@ -241,14 +234,11 @@ class Capture:
             tables = tuple(table.name for table in plan.tables)
         elif self._options.start_from == "now":
             origin = max(self._flushed(), origin)
-        return StreamOffset(
-            self._identify(),
-            origin,
-            tables,
-            min(1, len(tables)),
-            Position.before(origin),
-            self._publication_mark,
-        )
+        return self._first_end(origin, tables)
+
+    def _first_end(self, origin: Lsn, tables: tuple[str, ...]) -> StreamOffset:
+        done = min(1, len(tables))
+        return StreamOffset(self._identify(), origin, tables, done, Position.before(origin), self._publication_mark)
 
     def _next(self, start: StreamOffset) -> StreamOffset:
         self._watch()
