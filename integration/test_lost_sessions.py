@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from conftest import connect
 from frames import load
+from losses import ending_sessions
 from psycopg2.extensions import connection as Session
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -44,31 +42,6 @@ def summary(df: DataFrame) -> tuple[int, ...]:
 
 
 ALL_ROWS = (ROWS, ROWS, ROWS * (ROWS + 1) // 2, 1)
-
-
-@contextmanager
-def ending_sessions(db: str, like: str, every_seconds: float) -> Iterator[list[int]]:
-    """Terminate sessions whose name is like that, again and again; yields the pids that were ended."""
-    ended: list[int] = []
-    stop = threading.Event()
-
-    def end() -> None:
-        with connect(db) as session, session.cursor() as cursor:
-            while not stop.wait(every_seconds):
-                cursor.execute(
-                    "SELECT pid FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-                    " AND application_name LIKE %s ORDER BY random() LIMIT 1) AS one WHERE pg_terminate_backend(pid)",
-                    (like,),
-                )
-                ended.extend(pid for (pid,) in cursor)
-
-    thread = threading.Thread(target=end)
-    thread.start()
-    try:
-        yield ended
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.mark.usefixtures("rows")

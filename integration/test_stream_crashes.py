@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +22,7 @@ import pyarrow as pa
 import pytest
 from conftest import connect
 from crashing_driver import Errand, Point
+from losses import RestartableServer, ending_sessions
 from psycopg2.extensions import connection as Session
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -404,31 +403,6 @@ def test_a_driver_that_loses_its_jvm_frees_its_slot_at_once(
     expect_nothing_left(pg)
 
 
-@contextmanager
-def ending_sessions(db: str, like: str) -> Iterator[list[int]]:
-    """Terminate sessions whose name is like that, twice a second; yields the pids that were ended."""
-    ended: list[int] = []
-    stop = threading.Event()
-
-    def end() -> None:
-        with connect(db) as session, session.cursor() as cursor:
-            while not stop.wait(0.5):
-                cursor.execute(
-                    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s"
-                    " AND pg_terminate_backend(pid)",
-                    (like,),
-                )
-                ended.extend(pid for (pid,) in cursor)
-
-    thread = threading.Thread(target=end)
-    thread.start()
-    try:
-        yield ended
-    finally:
-        stop.set()
-        thread.join()
-
-
 @pytest.mark.usefixtures("source")
 def test_lost_sessions_are_replaced_and_nothing_is_lost_or_repeated(
     db: str, pg: Session, spark: SparkSession, tmp_path: Path
@@ -436,7 +410,7 @@ def test_lost_sessions_are_replaced_and_nothing_is_lost_or_repeated(
     sink = Sink()
 
     def lose(query: StreamingQuery, like: str) -> None:
-        with writing(db), ending_sessions(db, like) as ended:
+        with writing(db), ending_sessions(db, like, 0.5) as ended:
             with pg.cursor() as cursor:
                 cursor.execute(f"INSERT INTO journal SELECT i % 7, 'big' FROM generate_series(1, {BIG}) AS i")
             wait_while_active(query, lambda: len(ended) >= 4)
@@ -451,46 +425,6 @@ def test_lost_sessions_are_replaced_and_nothing_is_lost_or_repeated(
     sink.expect_equal(pg)
 
 
-class Server:
-    """A server that can be stopped and started again."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        with connect(url) as session, session.cursor() as cursor:
-            cursor.execute("SHOW data_directory")
-            self._data = Path(cursor.fetchone()[0])
-        self._command = shlex.split((self._data / "postmaster.opts").read_text())
-        self._own: subprocess.Popen[bytes] | None = None
-
-    def close(self) -> None:
-        self.stop("immediate")
-
-    def stop(self, mode: str) -> None:
-        pg_ctl = Path(self._command[0]).with_name("pg_ctl")
-        self._run([str(pg_ctl), "-D", str(self._data), "-m", mode, "-t", "20", "stop"]).wait()
-        if self._own is not None:
-            self._own.wait(20)
-
-    def start(self) -> None:
-        self._own = self._run(self._command)
-
-        def answers() -> bool:
-            try:
-                psycopg2.connect(self.url).close()
-            except psycopg2.OperationalError:
-                return False
-            return True
-
-        wait_until(answers)
-
-    def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
-        owner = self._data.stat().st_uid if os.geteuid() == 0 else None
-        nowhere = subprocess.DEVNULL
-        return subprocess.Popen(
-            command, user=owner, cwd=self._data, env={"LC_ALL": "C"}, stdout=nowhere, stderr=nowhere
-        )
-
-
 def test_a_restart_of_the_server_neither_waits_for_the_stream_nor_ends_it(spark: SparkSession, tmp_path: Path) -> None:
     sink, go_on = Sink(), threading.Event()
 
@@ -498,7 +432,7 @@ def test_a_restart_of_the_server_neither_waits_for_the_stream_nor_ends_it(spark:
         sink(df, batch)
         go_on.wait(60)
 
-    def restart(server: Server, mode: str) -> None:
+    def restart(server: RestartableServer, mode: str) -> None:
         go_on.clear()
         known = len(sink.batches)
         with connect(server.url) as pg, pg.cursor() as cursor:
@@ -512,7 +446,7 @@ def test_a_restart_of_the_server_neither_waits_for_the_stream_nor_ends_it(spark:
         server.start()
         go_on.set()
 
-    with second_server({}) as url, contextlib.closing(Server(url)) as server:
+    with second_server({}) as url, contextlib.closing(RestartableServer(url)) as server:
         with connect(url) as pg:
             create_tables(pg)
         with streaming(spark, url, tmp_path, slow) as query:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 from conftest import connect
+from losses import RestartableServer
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.sql import SparkSession
@@ -19,6 +20,7 @@ from servers import second_server
 from test_stream_schema import Driver, driving, querying, run, values
 from watch import wait_until
 
+from pg_cdc_source import stream
 from pg_cdc_source.errors import ConnectError, PgCdcError, ServerSetupError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.stream import HAS_LIMITS
@@ -340,3 +342,24 @@ def test_a_query_says_whom_its_slot_waits_for(spark: SparkSession, tmp_path: Pat
             cursor.execute("ROLLBACK")
             query.start()
             query.take(1)
+
+
+def test_a_server_that_was_promoted_or_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on another timeline: what it has of the slot need not be what the checkpoint has seen."""
+    monkeypatch.setattr(stream, "execution", lambda: "test")
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(second_server({}))
+        server = stack.enter_context(contextlib.closing(RestartableServer(url)))
+        with prepared(url):
+            running, stopped = (Driver(url, dbtable="t", slot=slot).start() for slot in ("s", "u"))
+            stack.callback(running.stop)
+            stack.callback(stopped.stop)
+            running.take(1)
+            stopped.take(1)
+            stopped.stop()
+        server.stop("immediate")
+        server.to_next_timeline()
+        server.start()
+        running.refusal("timeline 2 instead of 1", "new checkpoint", kind=SlotLostError)
+        stopped.start()
+        stopped.refusal("timeline 2 instead of 1", "new checkpoint", kind=SlotLostError)
