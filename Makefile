@@ -13,7 +13,7 @@ PYSPARK ?=
 VENV := .venv$(if $(PYSPARK),-$(PYSPARK))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
-SOURCES := $(shell find pg_cdc_source pyspark_pgcdc pyspark_pgsnapshot -name '*.py' -o -name py.typed) pyproject.toml README.md LICENSE
+SOURCES := $(shell find pg_cdc_source pyspark_pgcdc pyspark_pgsnapshot -name "*.py" -o -name "*.c" -o -name py.typed) pyproject.toml setup.py README.md LICENSE
 
 .DELETE_ON_ERROR:
 .PHONY: demo test unit integration lint clean python java

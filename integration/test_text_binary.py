@@ -18,7 +18,7 @@ from pg_cdc_source.binary import Decoded, Field, WireBuffer
 from pg_cdc_source.catalog import describe
 from pg_cdc_source.connection import connect
 from pg_cdc_source.conninfo import ConnectionOptions
-from pg_cdc_source.copy import CopyDecoder, CopyMessages
+from pg_cdc_source.copy import CopyDecoder, CopyMessages, Messages
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.types import TYPES, Codec, Column, plan
 
@@ -196,9 +196,9 @@ def sent(session: Session, codec: Codec) -> list[bytes]:
     if codec.select_sql_cast is not None:
         selected = sql.SQL("{}::{}").format(selected, sql.SQL(codec.select_sql_cast))
     messages = CopyMessages()
-    rows = messages.rows(copied(session, selected, text_format=False))
+    rows = messages.rows(Messages.joined(copied(session, selected, text_format=False), padding=0))
     messages.finish()
-    return rows
+    return [rows.octets(i) for i in range(len(rows))]
 
 
 def field(values: Sequence[bytes | None]) -> Field:
@@ -257,7 +257,7 @@ def test_text_and_binary_give_identical_arrays(group: str, db: str, pg: Session)
                 assert len(rows) == len(texts) == ROWS
                 from_binary = codec.decode(field([None if row[2:6] == b"\xff" * 4 else row[6:] for row in rows]))
                 from_text = codec.decode_text(field(texts))
-                (array,) = CopyDecoder([codec], "null").decode(rows)
+                (array,) = CopyDecoder([codec], "null").decode(Messages.joined(rows, 64))
                 assert_identical(from_text.array, array)
                 assert refused(from_text) == refused(from_binary), column.type_name
                 assert from_text.array.null_count < 0.8 * ROWS

@@ -22,6 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pg_cdc_source import native
+
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -52,17 +54,30 @@ class Decoded:
 class WireBuffer:
     """Messages joined into one buffer, with zeros behind them that a gather may read in place of a NULL."""
 
-    __slots__ = ("arrow", "data", "zeros_at")
+    __slots__ = ("address", "arrow", "data", "zeros_at")
 
     # What is gathered as one item at the most: an array's header (20 bytes); of the values, uuid's are the longest.
     MIN_PADDING = 20
 
     def __init__(self, messages: Sequence[bytes], padding: int = MIN_PADDING) -> None:
-        self.data = b"".join([*messages, bytes(max(padding, self.MIN_PADDING))])
-        self.zeros_at = len(self.data) - max(padding, self.MIN_PADDING)
-        if len(self.data) > MAX_OFFSET:
-            raise ValueError(f"a chunk of {self.zeros_at:,} bytes is more than Arrow's 32-bit offsets reach; pass less")
-        self.arrow = pa.py_buffer(self.data)
+        padding = max(padding, self.MIN_PADDING)
+        data = b"".join([*messages, bytes(padding)])
+        self._take(data, len(data) - padding)
+
+    @classmethod
+    def over(cls, data: npt.NDArray[np.uint8], used: int) -> WireBuffer:
+        """Take a buffer as it is, with ``used`` bytes of messages and zeros behind them."""
+        buffer = cls.__new__(cls)
+        buffer._take(data, used)
+        return buffer
+
+    def _take(self, data: bytes | npt.NDArray[np.uint8], used: int) -> None:
+        if len(data) > MAX_OFFSET:
+            raise ValueError(f"a chunk of {used:,} bytes is more than Arrow's 32-bit offsets reach; pass less")
+        self.data = data
+        self.zeros_at = used
+        self.arrow = pa.py_buffer(data)
+        self.address = self.arrow.address
 
     def at_any_byte(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """View the buffer as one item of ``dtype`` for every byte it could start at."""
@@ -144,7 +159,7 @@ class Number(Fixed):
     memory: np.dtype[Any]
 
     def read_items(self, items: npt.NDArray[Any], valid: Flags | None) -> Decoded:
-        return Decoded(fixed_array(self.arrow, items.astype(self.memory), valid))
+        return Decoded(fixed_array(self.arrow, items.astype(self.memory, copy=False), valid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +194,7 @@ class Moment(Fixed):
     END_DAY_EXCLUSIVE = 2_921_940
 
     def read_items(self, items: npt.NDArray[Any], valid: Flags | None) -> Decoded:
-        units = items.astype(self.memory)
+        units = items.astype(self.memory, copy=False)
         first, last = self.FIRST_DAY * self.units_per_day, self.END_DAY_EXCLUSIVE * self.units_per_day - 1
         refused: tuple[Refused, ...] = ()
         if units.min() < first or units.max() > last:
@@ -242,6 +257,11 @@ def byte_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
     and whose odd ones are what lies between them, so that one ``take`` copies them all. Where NULLs lie says nothing.
     """
     n = len(first)
+    if native.LIBRARY is not None:
+        offsets, octets = native.gather(values.buffer.address, first, length)
+        return pa.Array.from_buffers(
+            pa.binary(), n, [bitmap(values.valid), pa.py_buffer(offsets), pa.py_buffer(octets)]
+        )
     offsets = np.empty(2 * n + 1, np.int32)
     offsets[0:-1:2] = first
     np.add(first, length, out=offsets[1::2], casting="unsafe")

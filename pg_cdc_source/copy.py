@@ -19,6 +19,7 @@ The format is in the manual under COPY, "Binary Format".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pg_cdc_source import native
 from pg_cdc_source.binary import Decoded, Field, Fixed, Ints, MalformedError, WireBuffer
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.types import Codec, Column
@@ -51,6 +53,30 @@ class RefusedValueError(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages of a COPY, behind each other in one buffer: where each begins and ends."""
+
+    buffer: WireBuffer
+    starts: Ints
+    ends: Ints
+
+    @classmethod
+    def joined(cls, messages: Sequence[bytes], padding: int) -> Messages:
+        lengths = np.fromiter(map(len, messages), np.int64, len(messages))
+        ends = np.cumsum(lengths)
+        return cls(WireBuffer(messages, padding), ends - lengths, ends)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, which: slice) -> Messages:
+        return Messages(self.buffer, self.starts[which], self.ends[which])
+
+    def octets(self, i: int) -> bytes:
+        return bytes(self.buffer.data[self.starts[i] : self.ends[i]])
+
+
 class CopyMessages:
     """Tell apart what the messages of one COPY are: first a header, then rows, then a trailer.
 
@@ -61,19 +87,19 @@ class CopyMessages:
         self._header_seen = False
         self._trailer_seen = False
 
-    def rows(self, messages: Sequence[bytes]) -> list[bytes]:
+    def rows(self, messages: Messages) -> Messages:
         """Return the rows among the next messages."""
-        rows = list(messages)
-        if rows and self._trailer_seen:
+        rows = messages
+        if len(rows) and self._trailer_seen:
             raise WireError(f"COPY: expected no message after the trailer, got {len(rows)}")
-        if rows and not self._header_seen:
-            rows[0] = rows[0][_header_length(rows[0]) :]
+        if len(rows) and not self._header_seen:
+            starts = rows.starts.copy()
+            starts[0] += _header_length(rows.octets(0))
             self._header_seen = True
-            if not rows[0]:
-                del rows[0]
-        if rows and rows[-1] == _TRAILER:
+            rows = Messages(rows.buffer, starts, rows.ends)[int(starts[0] == rows.ends[0]) :]
+        if len(rows) and rows.ends[-1] - rows.starts[-1] == len(_TRAILER) and rows.octets(-1) == _TRAILER:
             self._trailer_seen = True
-            del rows[-1]
+            rows = rows[:-1]
         return rows
 
     def finish(self) -> None:
@@ -112,6 +138,7 @@ class CopyDecoder:
             if not isinstance(decoder, Fixed):
                 break
             self._fixed.append((i, decoder))
+        self._dtypes = [decoder.wire if isinstance(decoder := codecs[i].decoder, Fixed) else None for i in self._order]
         # The lengths' bytes are compared as they come, against constants in the same order of bytes.
         self._prefix = np.dtype(
             [("count", ">i2")]
@@ -123,16 +150,35 @@ class CopyDecoder:
         )
         self._prefix_lengths = np.array([decoder.wire.itemsize for _, decoder in self._fixed], ">i4").view("i4")
 
-    def decode(self, rows: Sequence[bytes]) -> list[pa.Array]:
+    @property
+    def padding(self) -> int:
+        """How many zeros a buffer has to have behind the rows."""
+        return self._prefix.itemsize
+
+    def decode(self, rows: Messages) -> list[pa.Array]:
         """Decode complete rows into one array per codec, in the codecs' order.
 
         Raises :class:`RefusedValueError` for a value that its type cannot hold, unless such values are to be NULL.
         """
-        if not rows:
+        if not len(rows):
             return [pa.array([], codec.arrow_type) for codec in self._codecs]
-        buffer = WireBuffer(rows, padding=self._prefix.itemsize)
-        ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-        starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+        found = None
+        if native.LIBRARY is not None:
+            found = native.walk_copy(rows.buffer.address, rows.starts, rows.ends, self._dtypes)
+        if found is None:
+            return self._decode_with_numpy(rows)
+        arrays: dict[int, pa.Array] = {}
+        for i, walked in zip(self._order, found, strict=True):
+            decoder = self._codecs[i].decoder
+            if isinstance(decoder, Fixed):
+                arrays[i] = self._accept(i, partial(decoder.read_items, walked.values, walked.valid))
+            else:
+                values = Field(rows.buffer, walked.start, walked.length, walked.valid)
+                arrays[i] = self._accept(i, partial(self._codecs[i].decode, values))
+        return [arrays[i] for i in range(len(self._codecs))]
+
+    def _decode_with_numpy(self, rows: Messages) -> list[pa.Array]:
+        buffer, starts, ends = rows.buffer, rows.starts, rows.ends
         shortest = int((ends - starts).min())
         if shortest < _COUNT_BYTES:
             raise WireError(f"COPY: expected a row of {_COUNT_BYTES} bytes or more, got {shortest}")

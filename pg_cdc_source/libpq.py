@@ -13,14 +13,20 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import psycopg2
 import psycopg2.extras
 from psycopg2 import sql
+from psycopg2.extensions import connection as Session
 
+from pg_cdc_source import native
+from pg_cdc_source.binary import WireBuffer
 from pg_cdc_source.connection import classified, connect, translated
 from pg_cdc_source.conninfo import ConnectionOptions
+from pg_cdc_source.copy import Messages
 from pg_cdc_source.errors import PgCdcError, TransientError, WireError
 from pg_cdc_source.offsets import Lsn
 
@@ -30,6 +36,9 @@ _QUICK = ctypes.PyDLL(psycopg2._psycopg.__file__)
 _WAITING = ctypes.CDLL(psycopg2._psycopg.__file__)
 
 _connection, _result = ctypes.c_void_p, ctypes.c_void_p
+
+_COPY_OUT = 3  # libpq-fe.h: PGRES_COPY_OUT
+_COMMAND_OK = 1
 
 
 def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
@@ -49,6 +58,11 @@ _clear = _function(_QUICK, "PQclear", None, _result)
 _put_copy_data = _function(_WAITING, "PQputCopyData", ctypes.c_int, _connection, ctypes.c_char_p, ctypes.c_int)
 _flush = _function(_WAITING, "PQflush", ctypes.c_int, _connection)
 _get_result = _function(_WAITING, "PQgetResult", _result, _connection)
+_exec = _function(_WAITING, "PQexec", _result, _connection, ctypes.c_char_p)
+_status = _function(_QUICK, "PQresultStatus", ctypes.c_int, _result)
+
+# Of the same libpq, as C calls them.
+_GET_COPY_DATA, _FREE = (ctypes.cast(getattr(_QUICK, name), ctypes.c_void_p) for name in ("PQgetCopyData", "PQfreemem"))
 
 # Manual, "Streaming Replication Protocol": XLogData is its tag, three numbers of 8 bytes, and the plugin's message.
 XLOG_DATA, KEEPALIVE = b"wk"
@@ -128,17 +142,71 @@ class ReplicationStream:
     def _ended(self) -> PgCdcError:
         result = _get_result(self._pgconn)
         try:
-            code, primary = (_error_field(result, ord(field)) if result else None for field in "CM")
+            code = _error_field(result, ord("C")) if result else None
+            if code == b"XX000":
+                # An internal error of the server's. Decoding the same again, in another session, may well succeed.
+                text = (_error_field(result, ord("M")) or b"").decode(errors="replace")
+                return TransientError(f"{self._what}: {text} (SQLSTATE XX000)")
+            return _error(self._pgconn, result, self._what, "the server ended the stream")
         finally:
             _clear(result)
-        if code is None:
-            text = " ".join((_error_message(self._pgconn) or b"").decode(errors="replace").split())
-            return TransientError(f"{self._what}: {text or 'the server ended the stream'}")
-        text = (primary or b"").decode(errors="replace")
-        if code == b"XX000":
-            # An internal error of the server's. Decoding the same again, in another session, may well succeed.
-            return TransientError(f"{self._what}: {text} (SQLSTATE XX000)")
-        return classified(code.decode(), text, self._what)
+
+
+def _error(pgconn: int, result: int | None, doing: str, otherwise: str) -> PgCdcError:
+    """What a result, or the connection where it has none, says of the error that ended something."""
+    code, primary, function = (_error_field(result, ord(field)) if result else None for field in "CMR")
+    if code is None:
+        text = " ".join((_error_message(pgconn) or b"").decode(errors="replace").split())
+        return TransientError(f"{doing}: {text or otherwise}")
+    return classified(
+        code.decode(), (primary or b"").decode(errors="replace"), doing, (function or b"").decode(errors="replace")
+    )
+
+
+def copy_out(
+    session: Session, statement: sql.Composable, doing: str, rows: int, size_bytes: int, padding: int
+) -> Iterator[Messages]:
+    """Run a COPY … TO STDOUT and yield its messages by up to ``rows`` or ``size_bytes``, received in C.
+
+    Each chunk has ``padding`` zeros behind it. Raises what translate() makes of psycopg2's errors.
+    """
+    library, pgconn = native.LIBRARY, session.pgconn_ptr
+    assert library is not None
+    result = _exec(pgconn, statement.as_string(session).encode())
+    try:
+        if _status(result) != _COPY_OUT:
+            raise _error(pgconn, result, doing, "no COPY began")
+    finally:
+        _clear(result)
+    carried = b""
+    drained = native.Drained(0, 0, None, 1)
+    while drained.result > 0:
+        capacity = max(size_bytes, len(carried))
+        data, ends = np.empty(capacity + padding, np.uint8), np.empty(rows, np.int64)
+        drained = native.Drained(0, 0, None, 1)
+        if carried:
+            data[: len(carried)] = np.frombuffer(carried, np.uint8)
+            ends[0] = drained.bytes = len(carried)
+            drained.messages, carried = 1, b""
+        library.pgcdc_drain(
+            pgconn, _GET_COPY_DATA, _FREE, 0, data.ctypes.data, capacity, ends.ctypes.data, rows, ctypes.byref(drained)
+        )
+        if drained.waiting:
+            carried = ctypes.string_at(drained.waiting, drained.result)
+            _free(drained.waiting)
+        if drained.messages:
+            data[drained.bytes : drained.bytes + padding] = 0
+            ends = ends[: drained.messages]
+            starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+            yield Messages(WireBuffer.over(data[: drained.bytes + padding], drained.bytes), starts, ends)
+    result = _get_result(pgconn)
+    try:
+        if drained.result < -1 or _status(result) != _COMMAND_OK:
+            raise _error(pgconn, result, doing, "the server ended the COPY")
+    finally:
+        _clear(result)
+    while result := _get_result(pgconn):
+        _clear(result)
 
 
 def keepalive_end(data: bytes) -> tuple[Lsn, bool]:

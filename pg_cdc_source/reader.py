@@ -18,7 +18,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import SimpleNamespace
 
 import psycopg2
@@ -26,9 +26,9 @@ import pyarrow as pa
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source import board, catalog, ctid, snapshot
+from pg_cdc_source import board, catalog, ctid, native, snapshot
 from pg_cdc_source.connection import connect, translate, translated
-from pg_cdc_source.copy import CopyDecoder, CopyMessages, RefusedValueError, record_batch, select_order
+from pg_cdc_source.copy import CopyDecoder, CopyMessages, Messages, RefusedValueError, record_batch, select_order
 from pg_cdc_source.ctid import BlockRange
 from pg_cdc_source.errors import (
     PgCdcError,
@@ -38,6 +38,7 @@ from pg_cdc_source.errors import (
     TransientError,
     UnrepresentableError,
 )
+from pg_cdc_source.libpq import copy_out
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.scan import Piece, Plan, Source, expect_same, request_for, select_from
 
@@ -46,6 +47,7 @@ BLOCKS_PER_PIECE = 2048
 # 2,048 rows stay in cache while they are walked by columns; measured best between 512 and 65,536.
 ROWS_PER_CHUNK = 2048
 BYTES_PER_CHUNK = 1 << 20
+ROWS_PER_DRAIN = 8192
 ROWS_PER_BATCH = 65_536
 RECONNECT_SECONDS = 30.0
 ATTEMPTS = 5
@@ -223,15 +225,16 @@ class _Reader:
         """Decoded chunks of one COPY and their numbers of rows, without its first ``skip`` rows."""
         position = 0
         messages = CopyMessages()
-        fresh: list[bytes] = []
+        fresh = Messages.joined([], 0)
         session = self._open()
+        padding = self._decoder.padding
         try:
-            with contextlib.closing(_receive(session, self._copy_statement(blocks), self._doing)) as chunks:
+            with contextlib.closing(_receive(session, self._copy_statement(blocks), self._doing, padding)) as chunks:
                 for chunk in chunks:
                     rows = messages.rows(chunk)
                     fresh = rows[max(0, skip - position) :]
                     position += len(rows)
-                    if fresh:
+                    if len(fresh):
                         yield self._decoder.decode(fresh), len(fresh)
         except RefusedValueError as refused:
             # Only here has the COPY, and the thread that receives it, ended.
@@ -270,49 +273,37 @@ class _StoppedError(Exception):
     """The reader wants no more rows."""
 
 
-def _receive(session: Session, copy: sql.Composable, doing: str) -> Generator[list[bytes], None, None]:
-    """Run a COPY in a thread and yield its messages in chunks; psycopg2 pushes rows, and a generator has to pull.
+def _receive(
+    session: Session, copy: sql.Composable, doing: str, padding: int
+) -> Generator[Messages, None, None]:
+    """Run a COPY in a thread and yield its messages in chunks.
 
-    The receiving thread stops while a chunk waits to be taken. Closing the generator early closes the session, which
-    ends the COPY on the server.
+    The thread is one chunk ahead, and stops while that waits to be taken. Closing the generator early closes the
+    session, which ends the COPY on the server.
     """
-    chunks: queue.Queue[list[bytes] | BaseException | None] = queue.Queue(maxsize=1)
+    chunks: queue.Queue[Messages | BaseException | None] = queue.Queue(maxsize=1)
     stopped = threading.Event()
 
-    def put(item: list[bytes] | BaseException | None) -> None:
+    def put(item: Messages | BaseException | None) -> None:
         while not stopped.is_set():
             with contextlib.suppress(queue.Full):
                 chunks.put(item, timeout=0.5)
                 return
         raise _StoppedError
 
-    chunk: list[bytes] = []
-
-    def rows() -> Generator[None, bytes, None]:
-        # A generator's send is a C function that resumes a frame: half the price of a Python method per row.
-        nonlocal chunk
-        while True:
-            size = 0
-            while len(chunk) < ROWS_PER_CHUNK and size < BYTES_PER_CHUNK:
-                row = yield
-                chunk.append(row)
-                size += len(row)
-            full, chunk = chunk, []
-            put(full)
-
     def receive() -> None:
-        collector = rows()
-        next(collector)
         with contextlib.suppress(_StoppedError):
             try:
-                with session.cursor() as cursor:
-                    cursor.copy_expert(copy, SimpleNamespace(write=collector.send), size=0)
+                if native.LIBRARY is not None:
+                    for chunk in copy_out(session, copy, doing, ROWS_PER_DRAIN, BYTES_PER_CHUNK, padding):
+                        put(chunk)
+                else:
+                    _receive_by_rows(session, copy, padding, put)
+                put(None)
+            except _StoppedError:
+                raise
             except BaseException as error:
-                if not isinstance(error, _StoppedError):
-                    put(_server_error(error))
-                return
-            put(chunk)
-            put(None)
+                put(_server_error(error))
 
     thread = threading.Thread(target=receive, name="pgsnapshot-copy", daemon=True)
     thread.start()
@@ -336,3 +327,28 @@ def _receive(session: Session, copy: sql.Composable, doing: str) -> Generator[li
         thread.join()
         if not finished:
             session.close()
+
+
+def _receive_by_rows(
+    session: Session, copy: sql.Composable, padding: int, put: Callable[[Messages], None]
+) -> None:
+    """Receive a COPY by psycopg2, which calls for each row."""
+    chunk: list[bytes] = []
+
+    def rows() -> Generator[None, bytes, None]:
+        # A generator's send is a C function that resumes a frame: half the price of a Python method per row.
+        nonlocal chunk
+        while True:
+            size = 0
+            while len(chunk) < ROWS_PER_CHUNK and size < BYTES_PER_CHUNK:
+                row = yield
+                chunk.append(row)
+                size += len(row)
+            full, chunk = chunk, []
+            put(Messages.joined(full, padding))
+
+    collector = rows()
+    next(collector)
+    with session.cursor() as cursor:
+        cursor.copy_expert(copy, SimpleNamespace(write=collector.send), size=0)
+    put(Messages.joined(chunk, padding))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_cdc_source.binary import WireBuffer
-from pg_cdc_source.copy import CopyDecoder, CopyMessages, RefusedValueError, record_batch, select_order
+from pg_cdc_source.copy import CopyDecoder, CopyMessages, Messages, RefusedValueError, record_batch, select_order
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.types import TYPES, Codec, Column, plan
@@ -44,8 +44,18 @@ def int4(value: int) -> bytes:
     return struct.pack(">i", value)
 
 
+def joined(messages: list[bytes], padding: int = 0) -> Messages:
+    return Messages.joined(messages, padding)
+
+
+def rows_among(copy: CopyMessages, messages: list[bytes]) -> list[bytes]:
+    rows = copy.rows(joined(messages))
+    return [rows.octets(i) for i in range(len(rows))]
+
+
 def decode(how: list[Codec], rows: list[bytes], unrepresentable: Literal["error", "null"] = "error") -> list[list[Any]]:
-    arrays = CopyDecoder(how, unrepresentable).decode(rows)
+    decoder = CopyDecoder(how, unrepresentable)
+    arrays = decoder.decode(joined(rows, decoder.padding))
     for codec, array in zip(how, arrays, strict=True):
         array.validate(full=True)
         assert array.type == codec.arrow_type
@@ -66,25 +76,25 @@ def decode(how: list[Codec], rows: list[bytes], unrepresentable: Literal["error"
 )
 def test_header_and_trailer_are_no_rows_however_they_come(messages: list[bytes]) -> None:
     at_once = CopyMessages()
-    assert at_once.rows(messages) == [b"row 1", b"row 2"]
+    assert rows_among(at_once, messages) == [b"row 1", b"row 2"]
     at_once.finish()
     one_by_one = CopyMessages()
-    assert [row for message in messages for row in one_by_one.rows([message])] == [b"row 1", b"row 2"]
+    assert [row for message in messages for row in rows_among(one_by_one, [message])] == [b"row 1", b"row 2"]
     one_by_one.finish()
 
 
 @pytest.mark.parametrize("messages", [[HEADER, TRAILER], [HEADER + TRAILER]])
 def test_an_empty_copy_has_no_rows(messages: list[bytes]) -> None:
     copy = CopyMessages()
-    assert copy.rows(messages) == []
-    assert copy.rows([]) == []
+    assert rows_among(copy, messages) == []
+    assert rows_among(copy, []) == []
     copy.finish()
 
 
 @pytest.mark.parametrize("messages", [[], [HEADER], [HEADER + b"row"], [HEADER, b"row"]])
 def test_a_copy_without_trailer_was_cut_off(messages: list[bytes]) -> None:
     copy = CopyMessages()
-    copy.rows(messages)
+    rows_among(copy, messages)
     with pytest.raises(TransientError, match="without its trailer"):
         copy.finish()
 
@@ -104,16 +114,16 @@ def test_a_copy_without_trailer_was_cut_off(messages: list[bytes]) -> None:
 )
 def test_what_is_no_header_is_a_wire_error(messages: list[bytes], what: str) -> None:
     with pytest.raises(WireError, match=what):
-        CopyMessages().rows(messages)
+        rows_among(CopyMessages(), messages)
 
 
 def test_nothing_may_follow_the_trailer() -> None:
     copy = CopyMessages()
-    copy.rows([HEADER, TRAILER])
+    rows_among(copy, [HEADER, TRAILER])
     with pytest.raises(WireError, match="after the trailer"):
-        copy.rows([row()])
+        rows_among(copy, [row()])
     # A trailer among rows is a row of -1 fields.
-    rows = CopyMessages().rows([HEADER, TRAILER, row(int4(1)), TRAILER])
+    rows = rows_among(CopyMessages(), [HEADER, TRAILER, row(int4(1)), TRAILER])
     with pytest.raises(WireError, match="rows of 1 fields, got one of -1"):
         decode(codecs("int4"), rows)
 
@@ -163,7 +173,7 @@ def test_any_rows_decode_whatever_is_null(columns: list[tuple[str, bool]], n: in
     expected = [[None if line[i] is None else line[i][0] for line in cells] for i in range(len(columns))]
     assert decode(how, rows) == expected
     arrays = CopyDecoder(how, "error")
-    assert [[array[0].as_py() for array in arrays.decode([one])] for one in rows] == [
+    assert [[array[0].as_py() for array in arrays.decode(joined([one], arrays.padding))] for one in rows] == [
         [None if cell is None else cell[0] for cell in line] for line in cells
     ]
 
@@ -266,7 +276,7 @@ def test_chunks_join_into_one_batch() -> None:
     how = codecs("int4", "text")
     decoder = CopyDecoder(how, "error")
     schema = pa.schema([(codec.column.name, codec.arrow_type) for codec in how])
-    chunks = [decoder.decode([row(int4(n), None), row(None, b"x")]) for n in range(3)]
+    chunks = [decoder.decode(joined([row(int4(n), None), row(None, b"x")], decoder.padding)) for n in range(3)]
     assert record_batch(chunks, schema).to_pydict() == {"c0": [0, None, 1, None, 2, None], "c1": [None, "x"] * 3}
     single = record_batch(chunks[:1], schema)
     assert single.column(0).buffers()[1].address == chunks[0][0].buffers()[1].address

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from pg_cdc_source.arrays import Array
 from pg_cdc_source.binary import Field, MalformedError, WireBuffer
-from pg_cdc_source.copy import CopyDecoder, RefusedValueError
+from pg_cdc_source.copy import CopyDecoder, Messages, RefusedValueError
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.types import TYPES, Codec, Column, plan
@@ -48,8 +48,12 @@ def row(value: bytes | None) -> bytes:
     return struct.pack(">hi", 1, -1) if value is None else struct.pack(">hi", 1, len(value)) + value
 
 
+def joined(rows: list[bytes]) -> Messages:
+    return Messages.joined(rows, padding=64)
+
+
 def decode(how: Codec, *values: bytes | None, unrepresentable: Any = "error") -> list[Any]:
-    (array,) = CopyDecoder([how], unrepresentable).decode([row(value) for value in values])
+    (array,) = CopyDecoder([how], unrepresentable).decode(joined([row(value) for value in values]))
     array.validate(full=True)
     assert array.type == how.arrow_type
     decoded: list[Any] = array.to_pylist()
@@ -168,7 +172,7 @@ def test_floats_keep_negative_zero_and_the_bits_of_nan() -> None:
         ("float4", ">I", [0x80000000, 0x7FC00001, 0x7FA00000, 0xFFC00000]),
         ("float8", ">Q", [1 << 63, 0x7FF8000000000001, 0x7FF4000000000000, 0xFFF8 << 48]),
     ):
-        (decoded,) = CopyDecoder([codec(name)], "error").decode([row(struct.pack(integer, n)) for n in bits])
+        (decoded,) = CopyDecoder([codec(name)], "error").decode(joined([row(struct.pack(integer, n)) for n in bits]))
         assert decoded.buffers()[1].to_pybytes() == b"".join(
             n.to_bytes(decoded.type.bit_width // 8, "little") for n in bits
         )

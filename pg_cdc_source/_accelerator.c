@@ -1,0 +1,212 @@
+/* The inner loops of reading, in C: what native.py calls where this was compiled.
+ *
+ * No function here decides anything: each does what the NumPy code beside its caller does, for input without anything
+ * out of the ordinary, and says so where there is something; the caller then runs the NumPy code over the same input,
+ * which finds the value or the words for the error. So there is one place for every rule, and this is none of them.
+ *
+ * Nothing of Python's is used, so that calls run without the interpreter's lock and one build serves every version.
+ * All positions are checked against the ends of their rows before anything is read.
+ */
+
+#include <stdint.h>
+#include <string.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "written for little-endian machines; without this, NumPy does the work"
+#endif
+#define EXPORT __attribute__((visibility("default")))
+
+static inline uint16_t big16(const uint8_t *at) { return (uint16_t)(at[0] << 8 | at[1]); }
+
+static inline uint32_t big32(const uint8_t *at) {
+    uint32_t value;
+    memcpy(&value, at, 4);
+    return __builtin_bswap32(value);
+}
+
+static inline uint64_t big64(const uint8_t *at) {
+    uint64_t value;
+    memcpy(&value, at, 8);
+    return __builtin_bswap64(value);
+}
+
+/* --- receiving ---------------------------------------------------------------------------------------------------- */
+
+typedef int (*get_copy_data)(void *connection, char **buffer, int async);
+typedef void (*free_memory)(void *memory);
+
+struct drained {
+    int64_t messages; /* how many lie in the buffer now */
+    int64_t bytes;
+    char *waiting; /* one that did not fit, to be freed by the caller */
+    int64_t result; /* of the last PQgetCopyData: the length of what waits; 0, -1 and -2 as libpq has them */
+};
+
+/* Receive messages of a COPY behind each other into `data`, until `most` are there, one does not fit, or none comes.
+ * `ends` gets the end of each. Going on takes up `drained` as it was left.
+ */
+EXPORT void pgcdc_drain(void *connection, get_copy_data get, free_memory release, int async, uint8_t *data,
+                        int64_t capacity, int64_t *ends, int64_t most, struct drained *drained) {
+    drained->result = 1;
+    while (drained->messages < most) {
+        char *message = NULL;
+        int length = get(connection, &message, async);
+        drained->result = length;
+        if (length <= 0) return;
+        if (length > capacity - drained->bytes) {
+            drained->waiting = message;
+            return;
+        }
+        memcpy(data + drained->bytes, message, (size_t)length);
+        release(message);
+        drained->bytes += length;
+        ends[drained->messages++] = drained->bytes;
+    }
+}
+
+/* --- rows of COPY ------------------------------------------------------------------------------------------------- */
+
+struct column {
+    int64_t width; /* of every value; 0: found only */
+    void *values; /* of a width: the values in this machine's order of bytes, 0 for NULL */
+    int64_t *start; /* else: where they lie */
+    int64_t *length; /* 0 for NULL */
+    uint8_t *valid;
+    int64_t nulls;
+};
+
+/* Go through rows of `COPY (FORMAT binary)`. Returns 0, or 1 where a row is not what it should be. */
+EXPORT int pgcdc_walk_copy(const uint8_t *data, const int64_t *starts, const int64_t *ends, int64_t rows,
+                           struct column *columns, int64_t count) {
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t at = starts[row];
+        const int64_t end = ends[row];
+        if (end - at < 2 || big16(data + at) != count) return 1;
+        at += 2;
+        for (int64_t i = 0; i < count; i++) {
+            struct column *column = &columns[i];
+            if (end - at < 4) return 1;
+            const int32_t length = (int32_t)big32(data + at);
+            at += 4;
+            if (length < 0) {
+                if (length != -1) return 1;
+                column->valid[row] = 0;
+                column->nulls++;
+                switch (column->width) {
+                case 0:
+                    column->start[row] = at;
+                    column->length[row] = 0;
+                    break;
+                case 1: ((uint8_t *)column->values)[row] = 0; break;
+                case 2: ((uint16_t *)column->values)[row] = 0; break;
+                case 4: ((uint32_t *)column->values)[row] = 0; break;
+                case 8: ((uint64_t *)column->values)[row] = 0; break;
+                default: memset((uint8_t *)column->values + row * column->width, 0, (size_t)column->width);
+                }
+                continue;
+            }
+            if (length > end - at || (column->width && length != column->width)) return 1;
+            column->valid[row] = 1;
+            switch (column->width) {
+            case 0:
+                column->start[row] = at;
+                column->length[row] = length;
+                break;
+            case 1: ((uint8_t *)column->values)[row] = data[at]; break;
+            case 2: ((uint16_t *)column->values)[row] = big16(data + at); break;
+            case 4: ((uint32_t *)column->values)[row] = big32(data + at); break;
+            case 8: ((uint64_t *)column->values)[row] = big64(data + at); break;
+            default: memcpy((uint8_t *)column->values + row * column->width, data + at, (size_t)length);
+            }
+            at += length;
+        }
+        if (at != end) return 1;
+    }
+    return 0;
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+/* Copy byte strings behind each other; `offsets` has one more than there are. */
+EXPORT void pgcdc_gather(const uint8_t *data, const int64_t *start, const int64_t *length, int64_t rows,
+                         int32_t *offsets, uint8_t *out) {
+    int64_t to = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        offsets[row] = (int32_t)to;
+        memcpy(out + to, data + start[row], (size_t)length[row]);
+        to += length[row];
+    }
+    offsets[rows] = (int32_t)to;
+}
+
+typedef unsigned __int128 wide;
+
+/* 10 ** power, up to 38. */
+static wide power_of_ten(int power) {
+    wide value = 1;
+    while (power-- > 0) value *= 10;
+    return value;
+}
+
+/* `numeric_send` into DECIMAL(precision, scale), whose values are integers of 128 bits. Returns 0, or 1 where a value is
+ * malformed or does not fit.
+ */
+EXPORT int pgcdc_decimal(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
+                         int64_t rows, int precision, int scale, int64_t *words) {
+    enum { MOST_DIGITS = 38, FEW_DIGITS = 18 };
+    uint64_t few[FEW_DIGITS + 1] = {1};
+    for (int i = 1; i <= FEW_DIGITS; i++) few[i] = 10 * few[i - 1];
+    const wide limit = power_of_ten(precision);
+    for (int64_t row = 0; row < rows; row++) {
+        words[2 * row] = words[2 * row + 1] = 0;
+        if (valid && !valid[row]) continue;
+        const uint8_t *at = data + start[row];
+        if (length[row] < 8) return 1;
+        const int digits = big16(at), weight = (int16_t)big16(at + 2), sign = big16(at + 4);
+        if (length[row] != 8 + 2 * digits || (sign != 0x0000 && sign != 0x4000) || big16(at + 6) > 0x3FFF) return 1;
+        if (!digits) continue;
+        /* The power of ten that the last digit counts, seen from the type's last place; and how many places that makes. */
+        const int shift = 4 * (weight - digits + 1) + scale;
+        const int places = 4 * digits + (shift > 0 ? shift : 0);
+        if (places <= FEW_DIGITS && shift >= -FEW_DIGITS) {
+            uint64_t sum = 0;
+            for (int i = 0; i < digits; i++) {
+                const uint16_t digit = big16(at + 8 + 2 * i);
+                if (digit >= 10000) return 1;
+                sum = sum * 10000 + digit;
+            }
+            if (shift >= 0) {
+                sum *= few[shift];
+            } else {
+                const uint64_t whole = sum / few[-shift];
+                if (whole * few[-shift] != sum) return 1;
+                sum = whole;
+            }
+            if (sum >= limit) return 1;
+            words[2 * row] = sign ? -(int64_t)sum : (int64_t)sum;
+            words[2 * row + 1] = words[2 * row] >> 63;
+        } else if (places <= MOST_DIGITS && shift >= -MOST_DIGITS) {
+            wide sum = 0;
+            for (int i = 0; i < digits; i++) {
+                const uint16_t digit = big16(at + 8 + 2 * i);
+                if (digit >= 10000) return 1;
+                sum = sum * 10000 + digit;
+            }
+            const wide power = power_of_ten(shift < 0 ? -shift : shift);
+            if (shift >= 0) {
+                sum *= power;
+            } else {
+                const wide whole = sum / power;
+                if (whole * power != sum) return 1;
+                sum = whole;
+            }
+            if (sum >= limit) return 1;
+            const __int128 value = sign ? -(__int128)sum : (__int128)sum;
+            words[2 * row] = (int64_t)value;
+            words[2 * row + 1] = (int64_t)(value >> 64);
+        } else {
+            return 1;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,17 @@
+"""What pyproject.toml cannot say in a settled form: the C accelerator, left out where it does not compile."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        # Loaded by native.py, not imported: there is nothing of Python's in it, so one build serves every version.
+        Extension(
+            "pg_cdc_source._accelerator",
+            ["pg_cdc_source/_accelerator.c"],
+            extra_compile_args=["-O2", "-fvisibility=hidden"],
+            optional=True,
+            py_limited_api=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
