@@ -1,4 +1,4 @@
-"""Everything that reads bytes is tested twice: with NumPy alone, and with the C accelerator where it was compiled."""
+"""What reads bytes is tested twice: with NumPy alone, and with the C accelerator where it was compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pg_cdc_source import native
 COMPILED = native.LIBRARY
 
 
-@pytest.fixture(scope="module", autouse=True, params=["numpy", "c"] if COMPILED is not None else ["numpy"])
+@pytest.fixture(scope="module", params=["numpy", "c"] if COMPILED is not None else ["numpy"])
 def accelerated(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether the module's tests run with the accelerator this time."""
     with pytest.MonkeyPatch.context() as patch:

@@ -52,6 +52,8 @@ from pg_cdc_source.changes import (
 from pg_cdc_source.errors import DefiniteError, SchemaChangedError, UnrepresentableError, WireError
 from pg_cdc_source.offsets import Lsn, Position
 
+pytestmark = pytest.mark.usefixtures("accelerated")
+
 
 def decoded(
     messages: Sequence[bytes],

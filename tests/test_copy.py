@@ -16,6 +16,8 @@ from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.types import TYPES, Codec, Column, plan
 
+pytestmark = pytest.mark.usefixtures("accelerated")
+
 OIDS = {pg_type.name: pg_type.oid for pg_type in TYPES} | {"int4[]": 1007}
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"

@@ -36,6 +36,8 @@ from pg_cdc_source.pgoutput import (
     walk,
 )
 
+pytestmark = pytest.mark.usefixtures("accelerated")
+
 # 2024-02-03 04:05:06.789 UTC, since 2000 and since 1970.
 SENT_TS = (760_248_306_789_000).to_bytes(8, "big")
 TS = 1_706_933_106_789_000

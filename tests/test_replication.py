@@ -39,6 +39,8 @@ RELATION = (
         for key, name, (oid, typmod) in zip((1, 0, 0), (b"id", b"a", b"b"), BY_KEY.type_oids, strict=True)
     )
 )
+
+pytestmark = pytest.mark.usefixtures("accelerated")
 UNLIMITED = Position(Lsn(1 << 40))
 
 

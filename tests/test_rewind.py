@@ -20,6 +20,8 @@ from pg_cdc_source.replication import from_ipc
 from pg_cdc_source.rewind import Rewound, _Images, _turn_back
 from pg_cdc_source.types import Column, plan
 
+pytestmark = pytest.mark.usefixtures("accelerated")
+
 LAYOUT = Layout(envelope=False, before_image=False, unrepresentable="error", on_truncate="emit")
 WITH_IMAGES = Layout(envelope=False, before_image=True, unrepresentable="error", on_truncate="emit")
 ORIGIN = Lsn(1000)

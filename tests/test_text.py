@@ -21,6 +21,8 @@ from pg_cdc_source.binary import Decoded, Field, MalformedError, WireBuffer
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.types import TYPES, Codec, Column, plan
 
+pytestmark = pytest.mark.usefixtures("accelerated")
+
 TYPE_OF = {pg_type.name: pg_type for pg_type in TYPES}
 STRING = NumericAs("string")
 UTC = dt.timezone.utc

@@ -26,6 +26,8 @@ from pg_cdc_source.errors import WireError
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.types import TYPES, Codec, Column, plan
 
+pytestmark = pytest.mark.usefixtures("accelerated")
+
 OIDS = {pg_type.name: pg_type.oid for pg_type in TYPES}
 ARRAY_OIDS = {pg_type.name: pg_type.array_oid for pg_type in TYPES}
 STRING = NumericAs("string")
