@@ -43,17 +43,20 @@ struct drained {
 };
 
 /* Receive messages of a COPY behind each other into `data`, until `most` are there, one does not fit, or none comes.
- * `ends` gets the end of each. Going on takes up `drained` as it was left.
+ * With `tags`, only those whose byte at `tag_at` is marked there, up to the first other one. `ends` gets the end of each.
+ * Going on takes up `drained` as it was left.
  */
-EXPORT void pgcdc_drain(void *connection, get_copy_data get, free_memory release, int async, uint8_t *data,
-                        int64_t capacity, int64_t *ends, int64_t most, struct drained *drained) {
+EXPORT void pgcdc_drain(void *connection, get_copy_data get, free_memory release, int async, const uint8_t *tags,
+                        int64_t tag_at, uint8_t *data, int64_t capacity, int64_t *ends, int64_t most,
+                        struct drained *drained) {
     drained->result = 1;
     while (drained->messages < most) {
         char *message = NULL;
-        int length = get(connection, &message, async);
+        const int length = get(connection, &message, async);
         drained->result = length;
         if (length <= 0) return;
-        if (length > capacity - drained->bytes) {
+        if (length > capacity - drained->bytes ||
+            (tags && (length <= tag_at || message[0] != 'w' || !tags[(uint8_t)message[tag_at]]))) {
             drained->waiting = message;
             return;
         }
@@ -121,6 +124,56 @@ EXPORT int pgcdc_walk_copy(const uint8_t *data, const int64_t *starts, const int
             at += length;
         }
         if (at != end) return 1;
+    }
+    return 0;
+}
+
+/* --- rows of pgoutput --------------------------------------------------------------------------------------------- */
+
+struct tuple_column {
+    int64_t *start;
+    int64_t *length; /* 0 where there is no text */
+    uint8_t *valid;
+    uint8_t *unchanged;
+    int64_t without_text;
+    int64_t not_sent;
+};
+
+/* Go through the images of rows (manual, "TupleData") that begin at `at`, which is moved behind them. Returns 0, or 1
+ * where one is not what it should be.
+ */
+EXPORT int pgcdc_walk_tuples(const uint8_t *data, int64_t *starts, const int64_t *ends, int64_t rows,
+                             struct tuple_column *columns, int64_t count) {
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t at = starts[row];
+        const int64_t end = ends[row];
+        if (end - at < 2 || big16(data + at) != count) return 1;
+        at += 2;
+        for (int64_t i = 0; i < count; i++) {
+            struct tuple_column *column = &columns[i];
+            if (end - at < 1) return 1;
+            const uint8_t form = data[at++];
+            int64_t length = 0;
+            if (form == 't') {
+                if (end - at < 4) return 1;
+                length = (int32_t)big32(data + at);
+                at += 4;
+                if (length < 0 || length > end - at) return 1;
+            } else if (form == 'u') {
+                column->not_sent++;
+                column->without_text++;
+            } else if (form == 'n') {
+                column->without_text++;
+            } else {
+                return 1;
+            }
+            column->start[row] = at;
+            column->length[row] = length;
+            column->valid[row] = form == 't';
+            column->unchanged[row] = form == 'u';
+            at += length;
+        }
+        starts[row] = at;
     }
     return 0;
 }
@@ -207,6 +260,158 @@ EXPORT int pgcdc_decimal(const uint8_t *data, const int64_t *start, const int64_
         } else {
             return 1;
         }
+    }
+    return 0;
+}
+
+/* --- printed values ----------------------------------------------------------------------------------------------- */
+
+/* `int2out` and the like, as they print: no zeros in front, no plus. Returns 0, or 1 where one is not from `least` to
+ * `greatest`.
+ */
+EXPORT int pgcdc_printed_integer(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
+                                 int64_t rows, int64_t least, int64_t greatest, int64_t *out) {
+    for (int64_t row = 0; row < rows; row++) {
+        out[row] = 0;
+        if (valid && !valid[row]) continue;
+        const uint8_t *at = data + start[row], *const end = at + length[row];
+        const int negative = at < end && *at == '-';
+        at += negative;
+        /* Every number of 19 digits fits into 64 bits without a sign. */
+        if (at == end || end - at > 19 || (*at == '0' && (negative || end - at > 1))) return 1;
+        uint64_t value = 0;
+        for (; at < end; at++) {
+            const unsigned digit = (unsigned)*at - '0';
+            if (digit > 9) return 1;
+            value = value * 10 + digit;
+        }
+        if (value > (negative ? 0 - (uint64_t)least : (uint64_t)greatest)) return 1;
+        out[row] = (int64_t)(negative ? 0 - value : value);
+    }
+    return 0;
+}
+
+/* `numeric_out` into DECIMAL(precision, scale), as integers of 128 bits. Returns 0, or 1 where one does not fit or has
+ * more digits than 64 bits hold.
+ */
+EXPORT int pgcdc_printed_decimal(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
+                                 int64_t rows, int precision, int scale, int64_t *words) {
+    enum { FEW_DIGITS = 18 };
+    int64_t few[FEW_DIGITS + 1] = {1};
+    for (int i = 1; i <= FEW_DIGITS; i++) few[i] = 10 * few[i - 1];
+    if (scale > FEW_DIGITS) return 1;
+    for (int64_t row = 0; row < rows; row++) {
+        words[2 * row] = words[2 * row + 1] = 0;
+        if (valid && !valid[row]) continue;
+        const uint8_t *at = data + start[row], *const end = at + length[row];
+        const int negative = at < end && *at == '-';
+        at += negative;
+        if (at == end || (*at == '0' && end - at > 1 && at[1] != '.')) return 1;
+        int64_t value = 0;
+        int digits = 0, places = 0, point = 0;
+        for (; at < end; at++) {
+            if (*at == '.') {
+                if (point || !digits || at + 1 == end) return 1;
+                point = 1;
+                continue;
+            }
+            const unsigned digit = (unsigned)*at - '0';
+            if (digit > 9 || digits == FEW_DIGITS) return 1;
+            value = value * 10 + digit;
+            digits++;
+            places += point;
+        }
+        if (places > scale || digits + scale - places > FEW_DIGITS || (negative && !value)) return 1;
+        value *= few[scale - places];
+        if (precision < FEW_DIGITS && value >= few[precision]) return 1;
+        words[2 * row] = negative ? -value : value;
+        words[2 * row + 1] = words[2 * row] >> 63;
+    }
+    return 0;
+}
+
+static int two(const uint8_t *at) {
+    const unsigned tens = (unsigned)at[0] - '0', ones = (unsigned)at[1] - '0';
+    return tens > 9 || ones > 9 ? -1 : (int)(tens * 10 + ones);
+}
+
+/* Days since 1970 of a date of the Gregorian calendar, in eras of 400 years that begin with March. */
+static int64_t days_since_1970(int year, int month, int day) {
+    year -= month <= 2;
+    const int era = year / 400, of_era = year % 400;
+    const int of_year = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
+    return (int64_t)era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
+}
+
+/* `date_out`, `timestamp_out`, `timestamptz_out` of the years 1 to 9999, under ISO dates and UTC: days, or with
+ * `has_time` microseconds, since 1970. Returns 0, or 1 where there is another text.
+ */
+EXPORT int pgcdc_printed_moment(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
+                                int64_t rows, int has_time, int has_zone, int64_t *out) {
+    static const int days_of[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    for (int64_t row = 0; row < rows; row++) {
+        out[row] = 0;
+        if (valid && !valid[row]) continue;
+        const uint8_t *const at = data + start[row];
+        int64_t rest = length[row] - 10;
+        if (rest < 0 || at[4] != '-' || at[7] != '-') return 1;
+        const int century = two(at), of_century = two(at + 2), month = two(at + 5), day = two(at + 8);
+        if (century < 0 || of_century < 0 || month < 1 || month > 12 || day < 1) return 1;
+        const int year = 100 * century + of_century;
+        const int leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+        if (year < 1 || day > days_of[month - 1] + (month == 2 && leap)) return 1;
+        const int64_t days = days_since_1970(year, month, day);
+        if (!has_time) {
+            if (rest) return 1;
+            out[row] = days;
+            continue;
+        }
+        if (has_zone) {
+            rest -= 3;
+            if (rest < 0 || memcmp(at + 10 + rest, "+00", 3)) return 1;
+        }
+        if (rest < 9 || at[10] != ' ' || at[13] != ':' || at[16] != ':') return 1;
+        const int hour = two(at + 11), minute = two(at + 14), second = two(at + 17);
+        if (hour < 0 || hour > 23 || minute < 0 || minute > 59 || second < 0 || second > 59) return 1;
+        int64_t microseconds = 0;
+        if (rest > 9) {
+            /* A point, and up to six digits, the last of which is not 0. */
+            if (rest < 11 || rest > 16 || at[19] != '.' || at[10 + rest - 1] == '0') return 1;
+            for (int i = 0; i < 6; i++) {
+                unsigned digit = 0;
+                if (10 + i < rest && (digit = (unsigned)at[20 + i] - '0') > 9) return 1;
+                microseconds = microseconds * 10 + digit;
+            }
+        }
+        out[row] = (days * 86400 + hour * 3600 + minute * 60 + second) * 1000000 + microseconds;
+    }
+    return 0;
+}
+
+/* Whether all are what `float4out` and `float8out` print: shortest digits, or NaN and the infinities. Returns 0 for yes. */
+EXPORT int pgcdc_printed_float(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
+                               int64_t rows) {
+    for (int64_t row = 0; row < rows; row++) {
+        if (valid && !valid[row]) continue;
+        const uint8_t *at = data + start[row], *const end = at + length[row];
+        if (length[row] == 3 && !memcmp(at, "NaN", 3)) continue;
+        at += at < end && *at == '-';
+        if (end - at == 8 && !memcmp(at, "Infinity", 8)) continue;
+        const uint8_t *const first = at;
+        while (at < end && *at >= '0' && *at <= '9') at++;
+        if (at == first || (*first == '0' && at - first > 1)) return 1;
+        if (at < end && *at == '.') {
+            const uint8_t *const point = at++;
+            while (at < end && *at >= '0' && *at <= '9') at++;
+            if (at - point < 2 || at[-1] == '0') return 1;
+        }
+        if (at < end && *at == 'e') {
+            if (++at == end || (*at != '+' && *at != '-')) return 1;
+            const uint8_t *const sign = at++;
+            while (at < end && *at >= '0' && *at <= '9') at++;
+            if (at - sign < 3 || at - sign > 4) return 1;
+        }
+        if (at != end) return 1;
     }
     return 0;
 }

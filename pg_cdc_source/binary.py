@@ -99,6 +99,11 @@ class Field:
         """Leave the NULLs out of ``condition``."""
         return condition if self.valid is None else condition & self.valid
 
+    @property
+    def located(self) -> tuple[int, Ints, Ints, Flags | None]:
+        """What functions in C take."""
+        return self.buffer.address, self.start, self.length, self.valid
+
     def first_byte(self) -> Ints:
         """Return the positions to gather from: a NULL's is that of the zeros."""
         return self.start if self.valid is None else np.where(self.valid, self.start, self.buffer.zeros_at)
@@ -257,11 +262,8 @@ def byte_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
     and whose odd ones are what lies between them, so that one ``take`` copies them all. Where NULLs lie says nothing.
     """
     n = len(first)
-    if native.LIBRARY is not None:
-        offsets, octets = native.gather(values.buffer.address, first, length)
-        return pa.Array.from_buffers(
-            pa.binary(), n, [bitmap(values.valid), pa.py_buffer(offsets), pa.py_buffer(octets)]
-        )
+    if (gathered := native.gather(values.buffer.address, first, length)) is not None:
+        return pa.Array.from_buffers(pa.binary(), n, [bitmap(values.valid), *map(pa.py_buffer, gathered)])
     offsets = np.empty(2 * n + 1, np.int32)
     offsets[0:-1:2] = first
     np.add(first, length, out=offsets[1::2], casting="unsafe")

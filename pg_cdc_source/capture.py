@@ -253,7 +253,7 @@ class Capture:
             if not self._driver.runs():
                 raise TransientError("the driver's JVM is gone")
             end = reader.cut(start.position, self._limits, self._target, PATIENCE_SECONDS)
-        quiet = not reader.has_rows(start.position, end)
+        quiet = reader.is_quiet(start.position, end)
         if quiet and self._target is None and time.monotonic() < self._moved_at + IDLE_SECONDS:
             return start
         self._moved_at = time.monotonic()

@@ -162,19 +162,16 @@ class CopyDecoder:
         """
         if not len(rows):
             return [pa.array([], codec.arrow_type) for codec in self._codecs]
-        found = None
-        if native.LIBRARY is not None:
-            found = native.walk_copy(rows.buffer.address, rows.starts, rows.ends, self._dtypes)
+        found = native.walk_copy(rows.buffer.address, rows.starts, rows.ends, self._dtypes)
         if found is None:
             return self._decode_with_numpy(rows)
         arrays: dict[int, pa.Array] = {}
-        for i, walked in zip(self._order, found, strict=True):
+        for i, (values, start, length, valid) in zip(self._order, found, strict=True):
             decoder = self._codecs[i].decoder
             if isinstance(decoder, Fixed):
-                arrays[i] = self._accept(i, partial(decoder.read_items, walked.values, walked.valid))
+                arrays[i] = self._accept(i, partial(decoder.read_items, values, valid))
             else:
-                values = Field(rows.buffer, walked.start, walked.length, walked.valid)
-                arrays[i] = self._accept(i, partial(self._codecs[i].decode, values))
+                arrays[i] = self._accept(i, partial(self._codecs[i].decode, Field(rows.buffer, start, length, valid)))
         return [arrays[i] for i in range(len(self._codecs))]
 
     def _decode_with_numpy(self, rows: Messages) -> list[pa.Array]:

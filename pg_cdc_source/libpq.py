@@ -189,7 +189,8 @@ def copy_out(
             ends[0] = drained.bytes = len(carried)
             drained.messages, carried = 1, b""
         library.pgcdc_drain(
-            pgconn, _GET_COPY_DATA, _FREE, 0, data.ctypes.data, capacity, ends.ctypes.data, rows, ctypes.byref(drained)
+            *(pgconn, _GET_COPY_DATA, _FREE, 0, None, 0),
+            *(data.ctypes.data, capacity, ends.ctypes.data, rows, ctypes.byref(drained)),
         )
         if drained.waiting:
             carried = ctypes.string_at(drained.waiting, drained.result)

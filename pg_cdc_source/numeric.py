@@ -105,17 +105,9 @@ class Decimal(Decoder):
     arrow: pa.Decimal128Type
 
     def read(self, values: Field) -> Decoded:
-        if native.LIBRARY is not None:
-            words = native.decimal(
-                values.buffer.address,
-                values.start,
-                values.length,
-                values.valid,
-                self.arrow.precision,
-                self.arrow.scale,
-            )
-            if words is not None:
-                return Decoded(fixed_array(self.arrow, words, values.valid))
+        words = native.decimal(*values.located, self.arrow.precision, self.arrow.scale)
+        if words is not None:
+            return Decoded(fixed_array(self.arrow, words, values.valid))
         at, digits, weight, sign = _headers(values)
         integer_digits = self.arrow.precision - self.arrow.scale
         top_power = (integer_digits + 3) // _DIGITS_PER_POWER - 1

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pg_cdc_source import native
 from pg_cdc_source.binary import Field, Flags, Ints, WireBuffer
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.offsets import Lsn
@@ -350,6 +351,11 @@ def walk(buffer: WireBuffer, starts: Ints, ends: Ints, columns: int, *, in_strea
 def _walk_tuples(
     buffer: WireBuffer, kind: npt.NDArray[np.uint8], at: Ints, ends: Ints, columns: int
 ) -> tuple[Tuples, Ints]:
+    walked = native.walk_tuples(buffer.address, at, ends, columns)
+    if walked is not None:
+        found, after = walked
+        tuples = Tuples([Field(buffer, *values) for *values, _ in found], [unchanged for *_, unchanged in found])
+        return tuples, after
     octet, length_at = buffer.at_any_byte("u1"), buffer.at_any_byte(">i4")
     count = buffer.at_any_byte(">u2")[at]
     _expect(kind, count == columns, f"{columns} columns, as its Relation message says")

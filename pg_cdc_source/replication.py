@@ -203,10 +203,10 @@ class SlotReader:
                     return start
                 self._changed.wait(rest)
 
-    def has_rows(self, start: Position, end: Position) -> bool:
-        """Whether there are rows after ``start`` up to ``end``."""
+    def is_quiet(self, start: Position, end: Position) -> bool:
+        """Whether there is neither a row after ``start`` up to ``end``, nor an error to be told of behind it."""
         with self._locked():
-            return any(chunk.last > start and chunk.first <= end for chunk in self._chunks)
+            return self._error is None and not any(c.last > start and c.first <= end for c in self._chunks)
 
     def read_through(self, end: Position, alive: Callable[[], bool]) -> None:
         """Read until ``end`` is here, without limits. Raises what keeps that from happening."""

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pg_cdc_source import native
 from pg_cdc_source.binary import (
     Decoded,
     Decoder,
@@ -34,6 +35,7 @@ from pg_cdc_source.binary import (
     as_text,
     bitmap,
     byte_strings,
+    fixed_array,
     refusals,
     without,
 )
@@ -88,6 +90,11 @@ class PrintedInteger(Decoder):
     range: pa.DataType  # the integer of the type's own range: oid has no sign, and Spark no unsigned integers
 
     def read(self, values: Field) -> Decoded:
+        memory = self.arrow.to_pandas_dtype()
+        limits = np.iinfo(self.range.to_pandas_dtype())
+        numbers = native.printed_integer(*values.located, int(limits.min), int(limits.max))
+        if numbers is not None:
+            return Decoded(fixed_array(self.arrow, numbers.astype(memory, copy=False), values.valid))
         text = _texts(values)
         _expect(text, _matches(text, "0|-?[1-9][0-9]*"), "an integer")
         return Decoded(_cast(text, self.range, "an integer").cast(self.arrow))
@@ -105,7 +112,8 @@ class PrintedFloat(Decoder):
 
     def read(self, values: Field) -> Decoded:
         text = _texts(values)
-        _expect(text, _matches(text, _FLOAT), "a float")
+        if not native.are_printed_floats(*values.located):
+            _expect(text, _matches(text, _FLOAT), "a float")
         floats = _cast(text, self.arrow, "a float")
         # The cast makes infinity of what is too large, and zero of what is too small.
         extreme = pc.or_(pc.is_inf(floats), pc.equal(floats, pa.scalar(0.0, self.arrow)))
@@ -190,9 +198,15 @@ class PrintedMoment(Decoder):
     arrow: pa.DataType
 
     def read(self, values: Field) -> Decoded:
+        has_time = pa.types.is_timestamp(self.arrow)
+        units = native.printed_moment(
+            *values.located, has_time=has_time, has_zone=has_time and self.arrow.tz is not None
+        )
+        if units is not None:
+            return Decoded(fixed_array(self.arrow, units if has_time else units.astype(np.int32), values.valid))
         text = _texts(values)
         rest = _MONTH_AND_DAY
-        if pa.types.is_timestamp(self.arrow):
+        if has_time:
             rest += _TIME_OF_DAY + (r"\+00" if self.arrow.tz else "")
         what = "a date" if self.arrow == pa.date32() else "a timestamp"
         ordinary = _matches(text, _YEAR + rest)
@@ -214,6 +228,9 @@ class PrintedDecimal(Decoder):
     arrow: pa.Decimal128Type
 
     def read(self, values: Field) -> Decoded:
+        words = native.decimal(*values.located, self.arrow.precision, self.arrow.scale, printed=True)
+        if words is not None:
+            return Decoded(fixed_array(self.arrow, words, values.valid))
         text = _texts(values)
         whole, scale = self.arrow.precision - self.arrow.scale, self.arrow.scale
         integer = f"(?:0|[1-9][0-9]{{0,{whole - 1}}})" if whole else "0"
