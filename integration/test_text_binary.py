@@ -14,11 +14,11 @@ import pytest
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.binary import Decoded, Field, WireBuffer
+from pg_cdc_source.binary import Decoded, Field, Messages, WireBuffer
 from pg_cdc_source.catalog import describe
 from pg_cdc_source.connection import connect
 from pg_cdc_source.conninfo import ConnectionOptions
-from pg_cdc_source.copy import CopyDecoder, CopyMessages, Messages
+from pg_cdc_source.copy import CopyDecoder, CopyMessages
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.types import TYPES, Codec, Column, plan
 

@@ -13,7 +13,7 @@ names). It reads a :class:`Field`: where the values of a column, or the elements
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class WireBuffer:
         buffer._take(data, used)
         return buffer
 
-    def _take(self, data: bytes | npt.NDArray[np.uint8], used: int) -> None:
+    def _take(self, data: Any, used: int) -> None:
         if len(data) > MAX_OFFSET:
             raise ValueError(f"a chunk of {used:,} bytes is more than Arrow's 32-bit offsets reach; pass less")
         self.data = data
@@ -84,6 +84,86 @@ class WireBuffer:
         itemsize = np.dtype(dtype).itemsize
         view: npt.NDArray[Any] = np.ndarray((len(self.data) - itemsize + 1,), dtype, self.data, strides=(1,))
         return view
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages behind each other in one buffer: where each begins and ends."""
+
+    buffer: WireBuffer
+    starts: Ints
+    ends: Ints
+
+    @classmethod
+    def joined(cls, messages: Sequence[bytes], padding: int = 0) -> Messages:
+        lengths = np.fromiter(map(len, messages), np.int64, len(messages))
+        ends = np.cumsum(lengths)
+        return cls(WireBuffer(messages, padding), ends - lengths, ends)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, which: slice) -> Messages:
+        return Messages(self.buffer, self.starts[which], self.ends[which])
+
+    def octets(self, i: int) -> bytes:
+        return bytes(self.buffer.data[self.starts[i] : self.ends[i]])
+
+
+class Collected:
+    """Messages that come one by one, or many at once from C, until there are enough of them to be taken together."""
+
+    __slots__ = ("_data", "_drained", "_ends", "_octets", "_positions", "most", "most_bytes")
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self.most, self.most_bytes = most, most_bytes
+        self._drained = native.Drained(0, 0, None, 0)
+        self._begin(most_bytes)
+
+    def _begin(self, capacity: int) -> None:
+        self._data = np.empty(capacity + WireBuffer.MIN_PADDING, np.uint8)
+        self._ends = np.empty(self.most, np.int64)
+        # Python writes into views several times as fast as into arrays.
+        self._octets, self._positions = self._data.data, self._ends.data
+
+    def __len__(self) -> int:
+        return int(self._drained.messages)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._drained.bytes)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) >= self.most or self.size_bytes >= self.most_bytes
+
+    def append(self, message: bytes) -> None:
+        """Add a message; not to what is full."""
+        start = self.size_bytes
+        end = start + len(message)
+        if end > len(self._data) - WireBuffer.MIN_PADDING:
+            data, ends = self._data, self._ends
+            self._begin(end)
+            self._data[:start], self._ends[:] = data[:start], ends
+        self._octets[start:end] = message
+        self._positions[len(self)] = end
+        self._drained.messages += 1
+        self._drained.bytes = end
+
+    def drain(self, receive: Callable[[int, int, int, int, native.Drained], None]) -> native.Drained:
+        """Let C add messages: ``receive`` gets data and its capacity, ends and their number, and how far they are."""
+        capacity = len(self._data) - WireBuffer.MIN_PADDING
+        receive(self._data.ctypes.data, capacity, self._ends.ctypes.data, self.most, self._drained)
+        return self._drained
+
+    def take(self) -> Messages:
+        """Give what was collected, and begin anew."""
+        used, ends = self.size_bytes, self._ends[: len(self)]
+        self._data[used : used + WireBuffer.MIN_PADDING] = 0
+        buffer = WireBuffer.over(self._data[: used + WireBuffer.MIN_PADDING], used)
+        self._drained.messages = self._drained.bytes = 0
+        self._begin(self.most_bytes)
+        return Messages(buffer, np.concatenate((np.zeros(1, np.int64), ends[:-1])), ends)
 
 
 @dataclass(frozen=True, slots=True)

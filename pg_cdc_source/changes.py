@@ -21,7 +21,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source import pgoutput
-from pg_cdc_source.binary import Decoded, Field, Flags, Ints, MalformedError, WireBuffer, as_text, byte_strings
+from pg_cdc_source.binary import (
+    Decoded,
+    Field,
+    Flags,
+    Ints,
+    MalformedError,
+    Messages,
+    WireBuffer,
+    as_text,
+    byte_strings,
+)
 from pg_cdc_source.envelope import EnvelopeColumn, json_objects
 from pg_cdc_source.errors import SchemaChangedError, UnrepresentableError, WireError
 from pg_cdc_source.names import quote_where_needed
@@ -128,7 +138,7 @@ class ChangeDecoder:
 
     def decode(
         self,
-        messages: Sequence[bytes],
+        messages: Messages,
         runs: Sequence[Run],
         describe: Callable[[int], Described | None],
         skip: Position,
@@ -138,9 +148,9 @@ class ChangeDecoder:
         ``describe`` is asked by oid for the relations that have rows after ``skip``; messages of those that it gives
         None for only count. Raises WireError, and UnrepresentableError unless such values are to become NULL.
         """
-        buffer, starts, ends, tags, oids = pgoutput.tags_and_oids(messages, self._header_bytes)
+        starts, tags, oids = pgoutput.tags_and_oids(messages, self._header_bytes)
         truncates = np.flatnonzero(tags == TRUNCATE)
-        truncated = {i: pgoutput.read(messages[i], self._header_bytes) for i in truncates.tolist()}
+        truncated = {i: pgoutput.read(messages.octets(i), self._header_bytes) for i in truncates.tolist()}
         numbers = np.where(tags == UPDATE, 2, 1)
         for i, message in truncated.items():
             numbers[i] = len(message.oids)
@@ -150,9 +160,9 @@ class ChangeDecoder:
         base = np.array([run.first_seq - 1 for run in runs]) - (total[first_of_run] - numbers[first_of_run])
         last_seq = total + base[run_of]
         chunk = _Chunk(
-            buffer=buffer,
+            buffer=messages.buffer,
             starts=starts,
-            ends=ends,
+            ends=messages.ends,
             seq=last_seq,
             lsn=np.array([run.commit_lsn for run in runs], np.int64)[run_of],
             ts=np.array([run.commit_ts for run in runs], np.int64)[run_of],

@@ -19,7 +19,6 @@ The format is in the manual under COPY, "Binary Format".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pg_cdc_source import native
-from pg_cdc_source.binary import Decoded, Field, Fixed, Ints, MalformedError, WireBuffer
+from pg_cdc_source.binary import Decoded, Field, Fixed, Ints, MalformedError, Messages, WireBuffer
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.types import Codec, Column
 
@@ -51,30 +50,6 @@ class RefusedValueError(Exception):
         self.column = column
         self.row = row
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Messages of a COPY, behind each other in one buffer: where each begins and ends."""
-
-    buffer: WireBuffer
-    starts: Ints
-    ends: Ints
-
-    @classmethod
-    def joined(cls, messages: Sequence[bytes], padding: int) -> Messages:
-        lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-        ends = np.cumsum(lengths)
-        return cls(WireBuffer(messages, padding), ends - lengths, ends)
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, which: slice) -> Messages:
-        return Messages(self.buffer, self.starts[which], self.ends[which])
-
-    def octets(self, i: int) -> bytes:
-        return bytes(self.buffer.data[self.starts[i] : self.ends[i]])
 
 
 class CopyMessages:

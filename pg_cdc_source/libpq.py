@@ -13,7 +13,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,10 @@ import psycopg2.extras
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source import native
-from pg_cdc_source.binary import WireBuffer
+from pg_cdc_source import native, pgoutput
+from pg_cdc_source.binary import Collected, Messages, WireBuffer
 from pg_cdc_source.connection import classified, connect, translated
 from pg_cdc_source.conninfo import ConnectionOptions
-from pg_cdc_source.copy import Messages
 from pg_cdc_source.errors import PgCdcError, TransientError, WireError
 from pg_cdc_source.offsets import Lsn
 
@@ -67,6 +66,7 @@ _GET_COPY_DATA, _FREE = (ctypes.cast(getattr(_QUICK, name), ctypes.c_void_p) for
 # Manual, "Streaming Replication Protocol": XLogData is its tag, three numbers of 8 bytes, and the plugin's message.
 XLOG_DATA, KEEPALIVE = b"wk"
 HEADER_BYTES = 25
+_ROWS = bytes(tag in pgoutput.ROWS for tag in range(256))
 _KEEPALIVE = struct.Struct(">cQQ?")
 _STATUS = struct.Struct(">cQQQq?")
 _EPOCH_SECONDS = 946_684_800
@@ -110,8 +110,13 @@ class ReplicationStream:
     def close(self) -> None:
         self._session.close()
 
-    def receive(self) -> bytes | None:
-        """The next message that has arrived, None where none has. Raises what ended the stream."""
+    def receive(self, rows: Collected | None = None) -> bytes | None:
+        """The next message that has arrived, None where none has. Raises what ended the stream.
+
+        Given ``rows``, messages of rows before that one are added there; None then also says that it is full.
+        """
+        if rows is not None and native.LIBRARY is not None:
+            return self._receive_rows(rows, native.LIBRARY.pgcdc_drain)
         length = _get_copy_data(self._pgconn, self._reference, 1)
         if length == 0:
             if not _consume_input(self._pgconn):
@@ -124,6 +129,24 @@ class ReplicationStream:
         data = ctypes.string_at(self._copied.value, length)  # type: ignore[arg-type]
         _free(self._copied)
         return data
+
+    def _receive_rows(self, rows: Collected, drain: Callable[..., None]) -> bytes | None:
+        for attempt in range(2):
+            drained = rows.drain(
+                lambda *into: drain(self._pgconn, _GET_COPY_DATA, _FREE, 1, _ROWS, HEADER_BYTES, *into)
+            )
+            if drained.waiting:
+                data = ctypes.string_at(drained.waiting, drained.result)
+                _free(drained.waiting)
+                drained.waiting = None
+                return data
+            if drained.result < 0:
+                raise self._ended()
+            if drained.result > 0 or attempt:
+                break
+            if not _consume_input(self._pgconn):
+                raise self._ended()
+        return None
 
     def confirm(self, flushed: Lsn, *, ask: bool) -> None:
         """Say that everything before ``flushed`` is safe; ``ask`` for a keepalive in answer."""

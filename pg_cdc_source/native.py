@@ -1,8 +1,8 @@
 """The inner loops in C, where they were compiled; everything works without them.
 
-``_accelerator.c`` is compiled when the package is built with a compiler at hand. NumPy does the same, and does it wherever
-something is out of the ordinary: the functions here give None (or False) then, and their callers go the other way. So
-results do not depend on it. ``PG_CDC_ACCELERATOR=off`` in the environment turns it off.
+``_accelerator.c`` is compiled when the package is built with a compiler at hand. NumPy does the same, and does it
+wherever something is out of the ordinary: the functions here give None (or False) then, and their callers go the other
+way. So results do not depend on it. ``PG_CDC_ACCELERATOR=off`` in the environment turns it off.
 
 Positions (``start``, ``length``; NULLs have length 0) are those of a ``Field``; ``data`` is where its buffer lies.
 """
@@ -112,7 +112,7 @@ def walk_copy(
     ]
     columns = (_Column * len(found))(
         *(
-            (0 if dtype is None else dtype.itemsize, *map(_at, arrays), 0)
+            _Column(0 if dtype is None else dtype.itemsize, *map(_at, arrays), 0)
             for arrays, dtype in zip(found, dtypes, strict=True)
         )
     )
@@ -127,7 +127,7 @@ def walk_copy(
 def walk_tuples(
     data: int, at: Ints, ends: Ints, count: int
 ) -> tuple[list[tuple[Ints, Ints, Flags | None, Flags | None]], Ints] | None:
-    """Find the values of pgoutput's images of rows: of each column (start, length, valid, unchanged), and their ends."""
+    """Find the values of images of rows: of each column (start, length, valid, unchanged), and the images' ends."""
     if LIBRARY is None:
         return None
     rows, after = len(at), at.copy()
@@ -135,7 +135,7 @@ def walk_tuples(
         (np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.bool_), np.empty(rows, np.bool_))
         for _ in range(count)
     ]
-    columns = (_TupleColumn * count)(*((*map(_at, arrays), 0, 0) for arrays in found))
+    columns = (_TupleColumn * count)(*(_TupleColumn(*map(_at, arrays), 0, 0) for arrays in found))
     if LIBRARY.pgcdc_walk_tuples(data, _at(after), _at(np.ascontiguousarray(ends)), rows, columns, count):
         return None
     return [

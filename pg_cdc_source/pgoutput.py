@@ -12,7 +12,7 @@ Stop, protocol 2 and later), messages carry the transaction's xid behind their t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pg_cdc_source import native
-from pg_cdc_source.binary import Field, Flags, Ints, WireBuffer
+from pg_cdc_source.binary import Field, Flags, Ints, Messages, WireBuffer
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.offsets import Lsn
 
@@ -354,8 +354,8 @@ def _walk_tuples(
     walked = native.walk_tuples(buffer.address, at, ends, columns)
     if walked is not None:
         found, after = walked
-        tuples = Tuples([Field(buffer, *values) for *values, _ in found], [unchanged for *_, unchanged in found])
-        return tuples, after
+        values = [Field(buffer, start, length, valid) for start, length, valid, _ in found]
+        return Tuples(values, [unchanged for *_, unchanged in found]), after
     octet, length_at = buffer.at_any_byte("u1"), buffer.at_any_byte(">i4")
     count = buffer.at_any_byte(">u2")[at]
     _expect(kind, count == columns, f"{columns} columns, as its Relation message says")
@@ -389,14 +389,9 @@ def _expect(kind: npt.NDArray[np.uint8], holds: Flags, expected: str) -> None:
         raise WireError(f"pgoutput: {_NAMES.get(tag, repr(bytes([tag])))}: expected {expected}, got other bytes")
 
 
-def tags_and_oids(
-    messages: Sequence[bytes], header_bytes: int
-) -> tuple[WireBuffer, Ints, Ints, npt.NDArray[np.uint8], Ints]:
-    """Join messages that have a header each: (buffer, starts, ends, tags, relation oids), starts being the tags'."""
-    buffer = WireBuffer(messages)
-    lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-    ends = np.cumsum(lengths)
-    starts = ends - lengths + header_bytes
-    tags = buffer.at_any_byte("u1")[starts]
-    oids = buffer.at_any_byte(">u4")[starts + 1].astype(np.int64)
-    return buffer, starts, ends, tags, oids
+def tags_and_oids(messages: Messages, header_bytes: int) -> tuple[Ints, npt.NDArray[np.uint8], Ints]:
+    """Where the messages begin behind their headers, their tags, and the oids of their relations."""
+    starts = messages.starts + header_bytes
+    tags = messages.buffer.at_any_byte("u1")[starts]
+    oids = messages.buffer.at_any_byte(">u4")[starts + 1].astype(np.int64)
+    return starts, tags, oids

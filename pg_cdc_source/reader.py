@@ -27,8 +27,9 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source import board, catalog, ctid, native, snapshot
+from pg_cdc_source.binary import Messages
 from pg_cdc_source.connection import connect, translate, translated
-from pg_cdc_source.copy import CopyDecoder, CopyMessages, Messages, RefusedValueError, record_batch, select_order
+from pg_cdc_source.copy import CopyDecoder, CopyMessages, RefusedValueError, record_batch, select_order
 from pg_cdc_source.ctid import BlockRange
 from pg_cdc_source.errors import (
     PgCdcError,
@@ -273,9 +274,7 @@ class _StoppedError(Exception):
     """The reader wants no more rows."""
 
 
-def _receive(
-    session: Session, copy: sql.Composable, doing: str, padding: int
-) -> Generator[Messages, None, None]:
+def _receive(session: Session, copy: sql.Composable, doing: str, padding: int) -> Generator[Messages, None, None]:
     """Run a COPY in a thread and yield its messages in chunks.
 
     The thread is one chunk ahead, and stops while that waits to be taken. Closing the generator early closes the
@@ -329,9 +328,7 @@ def _receive(
             session.close()
 
 
-def _receive_by_rows(
-    session: Session, copy: sql.Composable, padding: int, put: Callable[[Messages], None]
-) -> None:
+def _receive_by_rows(session: Session, copy: sql.Composable, padding: int, put: Callable[[Messages], None]) -> None:
     """Receive a COPY by psycopg2, which calls for each row."""
     chunk: list[bytes] = []
 

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pg_cdc_source import pgoutput
+from pg_cdc_source.binary import Collected
 from pg_cdc_source.changes import ChangeDecoder, Described, Run, rows_through
 from pg_cdc_source.errors import DefiniteError, TransientError, WireError
 from pg_cdc_source.libpq import HEADER_BYTES, KEEPALIVE, XLOG_DATA, ReplicationStream, keepalive_end
@@ -137,10 +138,9 @@ class SlotReader:
         self._replay: Iterator[None] | None = None  # of a streamed transaction that has committed
         self._leave_out = False  # the transaction is here already
         self._next_seq = 1
-        self._messages: list[bytes] = []
+        self._collected = Collected(MESSAGES_PER_CHUNK, BYTES_PER_CHUNK)
         self._runs: list[Run] = []
         self._run_start = 0
-        self._size = 0
         self._chunks: deque[Chunk] = deque()
         self._buffered_rows = self._buffered_bytes = self._memory_bytes = 0
         self._spill: Spill | None = None
@@ -191,7 +191,7 @@ class SlotReader:
             self._drop(start)
             while True:
                 # Within a commit that goes on, chunks are left to fill.
-                if self._messages and (self._complete > start or self._is_full()):
+                if self._collected and (self._complete > start or self._is_full()):
                     self._close_chunk()
                 end = self._end_of_batch(start, limits, ceiling)
                 if end > start:
@@ -215,7 +215,7 @@ class SlotReader:
             self._changed.notify_all()
             try:
                 while True:
-                    if self._messages:
+                    if self._collected:
                         self._close_chunk()
                     if max(self._complete, self._received) >= end:
                         return
@@ -236,7 +236,7 @@ class SlotReader:
                     f"changes after {start} are asked for again, when Spark was done with all up to {self._dropped}",
                     remedy="read a batch's DataFrame only while its foreachBatch function runs, or persist() it there",
                 )
-            if self._messages:
+            if self._collected:
                 self._close_chunk()
             chunks = [chunk for chunk in self._chunks if chunk.last > start and chunk.first <= end]
         return [self._between(chunk, start, end) for chunk in chunks]
@@ -381,13 +381,20 @@ class SlotReader:
                     if next(self._replay, self) is self:
                         self._replay = None
                     continue
-                data = stream.receive()
-                if data is None:
+                count = len(self._collected)
+                takes_rows = self._transaction is not None and self._in_stream is None and not self._leave_out
+                data = stream.receive(self._collected if takes_rows else None)
+                something = something or data is not None or len(self._collected) > count
+                if self._collected.is_full:
+                    self._close_chunk()
+                    if self._error is not None:
+                        break
+                elif data is None:
                     if something:
                         self._changed.notify_all()
                     return False, something
-                something = True
-                self._take(data)
+                if data is not None:
+                    self._take(data)
             self._changed.notify_all()
             return True, True
 
@@ -395,8 +402,8 @@ class SlotReader:
         if self._wanted is not None:
             return False
         return (
-            self._buffered_rows + len(self._messages) > BATCHES_AHEAD * self._limits.rows
-            or self._buffered_bytes + self._size > BATCHES_AHEAD * self._limits.bytes
+            self._buffered_rows + len(self._collected) > BATCHES_AHEAD * self._limits.rows
+            or self._buffered_bytes + self._collected.size_bytes > BATCHES_AHEAD * self._limits.bytes
         )
 
     def _take(self, data: bytes) -> None:
@@ -421,9 +428,8 @@ class SlotReader:
             if self._transaction is None:
                 raise WireError(f"pgoutput: expected {chr(tag)!r} within a transaction, got one outside")
             if not self._leave_out:
-                self._messages.append(data)
-                self._size += len(data)
-                if len(self._messages) >= MESSAGES_PER_CHUNK or self._size >= BYTES_PER_CHUNK:
+                self._collected.append(data)
+                if self._collected.is_full:
                     self._close_chunk()
             return
         message = pgoutput.read(data, HEADER_BYTES)
@@ -453,7 +459,7 @@ class SlotReader:
             known = self._relations.get(message.oid)
             if known is None or known[0] != message:
                 # Rows before it have the columns that they were sent with.
-                if self._messages and known is not None:
+                if self._collected and known is not None:
                     self._close_chunk()
                 self._relations[message.oid] = (message, self._transaction.final_lsn)
                 self._described.pop(message.oid, None)
@@ -464,7 +470,7 @@ class SlotReader:
         self._transaction = begin
         self._leave_out = Position(begin.final_lsn) <= self._received
         self._next_seq = 1
-        self._run_start = len(self._messages)
+        self._run_start = len(self._collected)
 
     def _commit(self, commit_lsn: Lsn) -> None:
         if self._transaction is None or commit_lsn != self._transaction.final_lsn:
@@ -493,26 +499,26 @@ class SlotReader:
     def _advance(self, position: Position) -> None:
         if position > self._complete:
             self._complete = position
-        if not self._messages and position > self._received:
+        if not self._collected and position > self._received:
             self._received = position
 
     def _end_run(self) -> None:
         """Close the present transaction's run of messages, if it has any."""
-        count = len(self._messages) - self._run_start
+        count = len(self._collected) - self._run_start
         if self._transaction is not None and count:
             transaction = self._transaction
             self._runs.append(Run(transaction.final_lsn, transaction.commit_ts, transaction.xid, self._next_seq, count))
-            self._run_start = len(self._messages)
+            self._run_start = len(self._collected)
             # Known after decoding; only a transaction that is cut by a chunk's end needs it.
             self._next_seq = 0
 
     def _close_chunk(self) -> None:
         """Decode what was collected. Called by either thread, under the lock."""
         self._end_run()
-        messages, runs = self._messages, self._runs
-        self._messages, self._runs, self._size, self._run_start = [], [], 0, 0
-        if not messages:
+        if not self._collected:
             return
+        messages, runs = self._collected.take(), self._runs
+        self._runs, self._run_start = [], 0
         try:
             batch, last_seq = self._decoder.decode(messages, runs, self._describe_oid, self._received)
         except DefiniteError as error:

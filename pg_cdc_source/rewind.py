@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source import pgoutput
+from pg_cdc_source.binary import Messages
 from pg_cdc_source.changes import BEFORE, ChangeDecoder, Described, Layout, Run, StreamedTable, snapshot_rows
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.libpq import HEADER_BYTES, KEEPALIVE, XLOG_DATA, ReplicationStream, keepalive_end
@@ -175,7 +176,7 @@ def _read(
             def described(other: int, oid: int = oid) -> Described | None:
                 return describe(*relations[other]) if other == oid else None
 
-            batch, _ = decoder.decode(messages, [run], described, Position(Lsn(0)))
+            batch, _ = decoder.decode(Messages.joined(messages), [run], described, Position(Lsn(0)))
             if batch.num_rows:
                 images[oid].add(batch, relations[oid][0].identity)
         messages, size = [], 0

@@ -37,6 +37,7 @@ from messages import (
     update,
 )
 
+from pg_cdc_source.binary import Messages
 from pg_cdc_source.changes import (
     BEFORE,
     CHANGE_FIELDS,
@@ -66,7 +67,7 @@ def decoded(
     schema = layout.schema([one.table for one in found])
     decoder = ChangeDecoder(layout, schema, len(HEADER))
     by_oid = {one.table.oid: one for one in found}
-    batch, last = decoder.decode(messages, runs or [run(len(messages))], by_oid.get, skip)
+    batch, last = decoder.decode(Messages.joined(messages), runs or [run(len(messages))], by_oid.get, skip)
     batch.validate(full=True)
     assert batch.schema == schema
     return batch, last
@@ -285,7 +286,7 @@ def test_relations_without_rows_behind_the_skip_are_not_asked_for() -> None:
 
     decoder = ChangeDecoder(TYPED, TYPED.schema([FULL]), len(HEADER))
     messages = [insert(1, ["1", None, None]), truncate(1), insert(2, ["2", None, None])]
-    batch, _ = decoder.decode(messages, [run(3)], describe, Position(Lsn(100), 2))
+    batch, _ = decoder.decode(Messages.joined(messages), [run(3)], describe, Position(Lsn(100), 2))
     assert batch.column("id").to_pylist() == [2]
 
 

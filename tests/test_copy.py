@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pg_cdc_source.binary import WireBuffer
-from pg_cdc_source.copy import CopyDecoder, CopyMessages, Messages, RefusedValueError, record_batch, select_order
+from pg_cdc_source.binary import Messages, WireBuffer
+from pg_cdc_source.copy import CopyDecoder, CopyMessages, RefusedValueError, record_batch, select_order
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.types import TYPES, Codec, Column, plan

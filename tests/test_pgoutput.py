@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_cdc_source import pgoutput
-from pg_cdc_source.binary import WireBuffer
+from pg_cdc_source.binary import Messages, WireBuffer
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.pgoutput import (
@@ -202,8 +202,9 @@ def delete(tag: bytes, old: Image, *, xid: bytes = b"", oid: int = 9) -> bytes:
 
 
 def walked(messages: Sequence[bytes], columns: int, *, header: int = 0, in_stream: bool = False) -> Rows:
-    buffer, starts, ends, _, _ = tags_and_oids([b"w" * header + message for message in messages], header)
-    return walk(buffer, starts, ends, columns, in_stream=in_stream)
+    joined = Messages.joined([b"w" * header + message for message in messages])
+    starts, _, _ = tags_and_oids(joined, header)
+    return walk(joined.buffer, starts, joined.ends, columns, in_stream=in_stream)
 
 
 def values(tuples: Tuples | None) -> list[list[Value]]:
@@ -270,8 +271,11 @@ def test_rows_in_a_stream_carry_an_xid() -> None:
 
 def test_tags_and_oids_are_behind_the_headers() -> None:
     messages = [b"x" * 25 + insert([], oid=1), b"x" * 25 + delete(b"K", [b"1"], oid=0xFFFFFFFF)]
-    buffer, starts, ends, tags, oids = tags_and_oids(messages, 25)
-    assert [buffer.data[start:end] for start, end in zip(starts, ends, strict=True)] == [m[25:] for m in messages]
+    joined = Messages.joined(messages)
+    starts, tags, oids = tags_and_oids(joined, 25)
+    assert [joined.buffer.data[start:end] for start, end in zip(starts, joined.ends, strict=True)] == [
+        m[25:] for m in messages
+    ]
     assert (bytes(tags), oids.tolist()) == (b"ID", [1, 0xFFFFFFFF])
 
 

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from messages import BY_KEY, HEADER, TYPED, described, insert, update
 
 from pg_cdc_source import replication, spill
+from pg_cdc_source.binary import Collected
 from pg_cdc_source.changes import ChangeDecoder, Described
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.pgoutput import Relation
+from pg_cdc_source.pgoutput import ROWS, Relation
 from pg_cdc_source.replication import Limits, SlotReader, from_ipc
 from pg_cdc_source.spill import Spill
 
@@ -131,11 +132,17 @@ class Session:
             yield keepalive(last + 10)
             yield None
 
-    def receive(self) -> bytes | None:
-        if self.rest == 0:
-            raise TransientError("the session was lost")
-        self.rest -= 1
-        return next(self.messages)
+    def receive(self, rows: Collected | None = None) -> bytes | None:
+        while True:
+            if self.rest == 0:
+                raise TransientError("the session was lost")
+            self.rest -= 1
+            message = next(self.messages)
+            if rows is None or message is None or message[len(HEADER)] not in ROWS:
+                return message
+            rows.append(message)
+            if rows.is_full:
+                return None
 
     def confirm(self, flushed: Lsn, *, ask: bool) -> None:
         self.server.confirmed.append(int(flushed))

@@ -20,8 +20,8 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from pg_cdc_source.arrays import Array
-from pg_cdc_source.binary import Field, MalformedError, WireBuffer
-from pg_cdc_source.copy import CopyDecoder, Messages, RefusedValueError
+from pg_cdc_source.binary import Field, MalformedError, Messages, WireBuffer
+from pg_cdc_source.copy import CopyDecoder, RefusedValueError
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.types import TYPES, Codec, Column, plan
