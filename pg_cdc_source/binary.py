@@ -12,6 +12,7 @@ names). It reads a :class:`Field`: where the values of a column, or the elements
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -150,10 +151,10 @@ class Collected:
         self._drained.messages += 1
         self._drained.bytes = end
 
-    def drain(self, receive: Callable[[int, int, int, int, native.Drained], None]) -> native.Drained:
+    def drain(self, receive: Callable[[int, int, int, int, int], None]) -> native.Drained:
         """Let C add messages: ``receive`` gets data and its capacity, ends and their number, and how far they are."""
         capacity = len(self._data) - WireBuffer.MIN_PADDING
-        receive(self._data.ctypes.data, capacity, self._ends.ctypes.data, self.most, self._drained)
+        receive(self._data.ctypes.data, capacity, self._ends.ctypes.data, self.most, ctypes.addressof(self._drained))
         return self._drained
 
     def take(self) -> Messages:
