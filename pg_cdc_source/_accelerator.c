@@ -218,6 +218,8 @@ EXPORT int pgcdc_decimal(const uint8_t *data, const int64_t *start, const int64_
         const int digits = big16(at), weight = (int16_t)big16(at + 2), sign = big16(at + 4);
         if (length[row] != 8 + 2 * digits || (sign != 0x0000 && sign != 0x4000) || big16(at + 6) > 0x3FFF) return 1;
         if (!digits) continue;
+        /* PostgreSQL strips zeros at both ends. */
+        if (!big16(at + 8) || !big16(at + 6 + 2 * digits)) return 1;
         /* The power of ten that the last digit counts, seen from the type's last place; and how many places that makes. */
         const int shift = 4 * (weight - digits + 1) + scale;
         const int places = 4 * digits + (shift > 0 ? shift : 0);
