@@ -67,7 +67,8 @@ class WireBuffer:
 
     @classmethod
     def over(cls, data: npt.NDArray[np.uint8], used: int) -> WireBuffer:
-        """Take a buffer as it is, with ``used`` bytes of messages and zeros behind them."""
+        """Take a buffer as it is, with ``used`` bytes of messages and zeros, ``MIN_PADDING`` or more, behind them."""
+        assert len(data) - used >= cls.MIN_PADDING
         buffer = cls.__new__(cls)
         buffer._take(data, used)
         return buffer

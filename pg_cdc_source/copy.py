@@ -128,7 +128,7 @@ class CopyDecoder:
     @property
     def padding(self) -> int:
         """How many zeros a buffer has to have behind the rows."""
-        return self._prefix.itemsize
+        return max(self._prefix.itemsize, WireBuffer.MIN_PADDING)
 
     def decode(self, rows: Messages) -> list[pa.Array]:
         """Decode complete rows into one array per codec, in the codecs' order.
