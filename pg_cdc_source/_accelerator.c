@@ -178,6 +178,18 @@ EXPORT int pgcdc_walk_tuples(const uint8_t *data, int64_t *starts, const int64_t
     return 0;
 }
 
+/* Copy messages behind each other, each without `cut` bytes at `at`; every one is longer than that. */
+EXPORT void pgcdc_copy_without(const uint8_t *data, const int64_t *starts, const int64_t *ends, int64_t rows, int64_t at,
+                               int64_t cut, uint8_t *out, int64_t used, int64_t *out_ends) {
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t rest = ends[row] - starts[row] - at - cut;
+        memcpy(out + used, data + starts[row], (size_t)at);
+        memcpy(out + used + at, data + starts[row] + at + cut, (size_t)rest);
+        used += at + rest;
+        out_ends[row] = used;
+    }
+}
+
 /* --- values ------------------------------------------------------------------------------------------------------- */
 
 /* Copy byte strings behind each other; `offsets` has one more than there are. */

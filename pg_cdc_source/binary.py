@@ -102,6 +102,11 @@ class Messages:
         ends = np.cumsum(lengths)
         return cls(WireBuffer(messages, padding), ends - lengths, ends)
 
+    @classmethod
+    def of(cls, octets: bytes, ends: Ints) -> Messages:
+        """Messages that lie behind each other already."""
+        return cls(WireBuffer([octets]), np.concatenate((np.zeros(1, np.int64), ends[:-1])), ends)
+
     def __len__(self) -> int:
         return len(self.starts)
 
@@ -143,14 +148,36 @@ class Collected:
         """Add a message; not to what is full."""
         start = self.size_bytes
         end = start + len(message)
-        if end > len(self._data) - WireBuffer.MIN_PADDING:
-            data, ends = self._data, self._ends
-            self._begin(end)
-            self._data[:start], self._ends[:] = data[:start], ends
+        self._make_room(end)
         self._octets[start:end] = message
         self._positions[len(self)] = end
         self._drained.messages += 1
         self._drained.bytes = end
+
+    def _make_room(self, end: int) -> None:
+        if end > len(self._data) - WireBuffer.MIN_PADDING:
+            data, ends, used = self._data, self._ends, self.size_bytes
+            self._begin(end)
+            self._data[:used], self._ends[:] = data[:used], ends
+
+    def extend(self, messages: Messages, at: int, cut: int) -> int:
+        """Add as many of ``messages`` as there is room for, each without ``cut`` bytes at ``at``; how many."""
+        lengths = messages.ends - messages.starts - cut
+        room = np.searchsorted(np.cumsum(lengths), self.most_bytes - self.size_bytes) + 1
+        count = min(len(messages), self.most - len(self), int(room))
+        first, used = len(self), self.size_bytes
+        end = used + int(lengths[:count].sum())
+        self._make_room(end)
+        into = self._ends[first : first + count]
+        starts, ends = messages.starts[:count], messages.ends[:count]
+        if native.copy_without(messages.buffer.address, starts, ends, at, cut, self._data, used, into):
+            self._drained.messages += count
+            self._drained.bytes = end
+        else:
+            for i in range(count):
+                message = messages.octets(i)
+                self.append(message[:at] + message[at + cut :])
+        return count
 
     def drain(self, receive: Callable[[int, int, int, int, int], None]) -> native.Drained:
         """Let C add messages: ``receive`` gets data and its capacity, ends and their number, and how far they are."""

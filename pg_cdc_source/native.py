@@ -64,6 +64,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "walk_copy": (_INT, (_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER)),
     "walk_tuples": (_INT, (_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER)),
+    "copy_without": (
+        None,
+        (_POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER, _NUMBER, _POINTER),
+    ),
     "gather": (None, (_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _POINTER)),
     "decimal": (_INT, (*_FIELD, _INT, _INT, _POINTER)),
     "printed_integer": (_INT, (*_FIELD, _NUMBER, _NUMBER, _POINTER)),
@@ -142,6 +146,17 @@ def walk_tuples(
         (start, length, valid if column.without_text else None, unchanged if column.not_sent else None)
         for (start, length, valid, unchanged), column in zip(found, columns, strict=True)
     ], after
+
+
+def copy_without(
+    data: int, starts: Ints, ends: Ints, at: int, cut: int, out: npt.NDArray[np.uint8], used: int, out_ends: Ints
+) -> bool:
+    """Copy messages behind the ``used`` bytes of ``out``, each without ``cut`` bytes at ``at``; fill their ends in."""
+    if LIBRARY is None:
+        return False
+    starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
+    LIBRARY.pgcdc_copy_without(data, _at(starts), _at(ends), len(starts), at, cut, _at(out), used, _at(out_ends))
+    return True
 
 
 def gather(data: int, start: Ints, length: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]] | None:

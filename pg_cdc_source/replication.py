@@ -41,7 +41,7 @@ from pg_cdc_source.errors import DefiniteError, TransientError, WireError
 from pg_cdc_source.libpq import HEADER_BYTES, KEEPALIVE, XLOG_DATA, ReplicationStream, keepalive_end
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.pgoutput import Begin, Commit, Relation, StreamAbort, StreamCommit, StreamStart, StreamStop
-from pg_cdc_source.spill import Spill, StreamedTransaction
+from pg_cdc_source.spill import XID_BYTES, Spill, StreamedTransaction
 
 log = logging.getLogger(__name__)
 
@@ -380,12 +380,14 @@ class SlotReader:
                 if self._replay is not None:
                     if next(self._replay, self) is self:
                         self._replay = None
-                    continue
-                count = len(self._collected)
-                takes_rows = self._transaction is not None and self._in_stream is None and not self._leave_out
-                data = stream.receive(self._collected if takes_rows else None)
-                something = something or data is not None or len(self._collected) > count
-                if self._collected.is_full:
+                    break
+                rows = self._rows()
+                count = len(rows or ())
+                data = stream.receive(rows)
+                something = something or data is not None or len(rows or ()) > count
+                if rows is not None and rows.is_full and self._in_stream is not None:
+                    self._in_stream.make_room()
+                elif self._collected.is_full:
                     self._close_chunk()
                     if self._error is not None:
                         break
@@ -397,6 +399,12 @@ class SlotReader:
                     self._take(data)
             self._changed.notify_all()
             return True, True
+
+    def _rows(self) -> Collected | None:
+        """Where messages of rows go without being looked at."""
+        if self._in_stream is not None:
+            return self._in_stream.waiting
+        return self._collected if self._transaction is not None and not self._leave_out else None
 
     def _is_full(self) -> bool:
         if self._wanted is not None:
@@ -480,12 +488,22 @@ class SlotReader:
         self._advance(Position(commit_lsn))
 
     def _replayed(self, streamed: StreamedTransaction, commit: StreamCommit) -> Iterator[None]:
-        """Take a streamed transaction as if it came only now, a message a step."""
+        """Take a streamed transaction as if it came only now, a chunk at most at a step."""
         with contextlib.closing(streamed):
             self._begin(Begin(commit.commit_lsn, commit.commit_ts, commit.xid))
-            for data in streamed.messages():
-                self._take_message(data[HEADER_BYTES], data)
-                yield
+            for part in streamed.parts():
+                tag = part.buffer.data[part.starts[0] + HEADER_BYTES]
+                if tag not in pgoutput.ROWS:
+                    data = part.octets(0)
+                    if tag in pgoutput.IN_STREAM:
+                        data = data[: streamed.xid_at] + data[streamed.xid_at + XID_BYTES :]
+                    self._take_message(int(tag), data)
+                    continue
+                while len(part) and not self._leave_out:
+                    part = part[self._collected.extend(part, streamed.xid_at, XID_BYTES) :]
+                    if self._collected.is_full:
+                        self._close_chunk()
+                        yield
             self._commit(commit.commit_lsn)
 
     def _count_question(self) -> None:

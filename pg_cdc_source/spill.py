@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-import struct
 import tempfile
 from collections.abc import Iterator
 
+import numpy as np
+
 from pg_cdc_source import pgoutput
+from pg_cdc_source.binary import Collected, Messages
 from pg_cdc_source.errors import WireError
 
-_LENGTH = struct.Struct(">I")
-_XID = struct.Struct(">I")
+XID_BYTES = 4
+_ROWS, _IN_STREAM = list(pgoutput.ROWS), list(pgoutput.IN_STREAM)
 # Written at a time, and read back at a time.
 BLOCK_BYTES = 1 << 20
+MESSAGES_PER_BLOCK = 8192
 FILE_BYTES = 64 << 20
 
 
@@ -55,48 +58,62 @@ class StreamedTransaction:
 
     def __init__(self, header_bytes: int) -> None:
         self._xid_at = header_bytes + 1
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
+        self.waiting = Collected(MESSAGES_PER_BLOCK, BLOCK_BYTES)  # messages with their headers, as they came
         self._spill: Spill | None = None
-        self._places: list[tuple[int, int]] = []
+        self._places: list[tuple[tuple[int, int], int]] = []  # of blocks, and how many messages each has
         self._rolled_back: set[int] = set()
 
     def append(self, data: bytes) -> None:
-        """Keep one message with its header, as it came."""
-        self._waiting.append(_LENGTH.pack(len(data)))
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if self._waiting_bytes >= BLOCK_BYTES:
+        self.waiting.append(data)
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Move what waits to a file, if there is much of it."""
+        if self.waiting.is_full:
             self._spill = self._spill or Spill()
-            self._places.append(self._spill.append(b"".join(self._waiting)))
-            self._waiting, self._waiting_bytes = [], 0
+            messages = self.waiting.take()
+            octets = bytes(messages.buffer.data[: messages.buffer.zeros_at])
+            self._places.append((self._spill.append(octets + messages.ends.tobytes()), len(messages)))
 
     def roll_back(self, subxid: int) -> None:
         self._rolled_back.add(subxid)
 
-    def messages(self) -> Iterator[bytes]:
-        """The messages as they would have come outside of a stream, without the xid behind their tag."""
-        for place in self._places:
-            assert self._spill is not None
-            yield from self._unpacked(self._spill.read(place))
-        yield from self._unpacked(b"".join(self._waiting))
+    def parts(self) -> Iterator[Messages]:
+        """The messages in their order: rows that follow each other in one piece, every other message alone.
 
-    def _unpacked(self, block: bytes) -> Iterator[bytes]:
-        at, xid_at = 0, self._xid_at
-        while at < len(block):
-            (length,) = _LENGTH.unpack_from(block, at)
-            at += _LENGTH.size
-            data = block[at : at + length]
-            at += length
-            tag = data[xid_at - 1]
-            if tag not in pgoutput.IN_STREAM:
-                yield data
-                continue
-            if length < xid_at + _XID.size:
-                raise WireError(f"pgoutput: {chr(tag)!r} in a stream: expected an xid, got {length} bytes")
-            (xid,) = _XID.unpack_from(data, xid_at)
-            if tag == pgoutput.RELATION or xid not in self._rolled_back:
-                yield data[:xid_at] + data[xid_at + _XID.size :]
+        Each has the xid of its subtransaction still, 4 bytes at :attr:`xid_at`.
+        """
+        for place, count in self._places:
+            assert self._spill is not None
+            block = self._spill.read(place)
+            size_bytes = len(block) - count * np.dtype(np.int64).itemsize
+            ends = np.frombuffer(block[size_bytes:], np.int64)
+            yield from self._parts_of(Messages.of(block[:size_bytes], ends))
+        yield from self._parts_of(self.waiting.take())
+
+    @property
+    def xid_at(self) -> int:
+        return self._xid_at
+
+    def _parts_of(self, messages: Messages) -> Iterator[Messages]:
+        if not len(messages):
+            return
+        tags = messages.buffer.at_any_byte("u1")[messages.starts + (self._xid_at - 1)]
+        has_xid = np.isin(tags, _IN_STREAM)
+        short = has_xid & (messages.ends - messages.starts < self._xid_at + XID_BYTES)
+        if short.any():
+            i = int(short.argmax())
+            length = int((messages.ends - messages.starts)[i])
+            raise WireError(f"pgoutput: {chr(tags[i])!r} in a stream: expected an xid, got {length} bytes")
+        is_row = np.isin(tags, _ROWS)
+        if self._rolled_back:
+            xids = messages.buffer.at_any_byte(">u4")[messages.starts + self._xid_at]
+            gone = has_xid & (tags != pgoutput.RELATION) & np.isin(xids, list(self._rolled_back))
+            messages, is_row = Messages(messages.buffer, messages.starts[~gone], messages.ends[~gone]), is_row[~gone]
+        # A part begins with every message that is none of a row, and with the row behind it.
+        begins = np.flatnonzero(np.concatenate((np.ones(1, np.bool_), ~is_row[1:] | ~is_row[:-1]))[: len(is_row)])
+        for first, end in zip(begins, [*begins[1:], len(messages)], strict=True):
+            yield messages[first:end]
 
     def close(self) -> None:
         if self._spill is not None:

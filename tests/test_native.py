@@ -76,7 +76,7 @@ def both(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Any]) -> tuple[Any,
 @st.composite
 def broken(draw: st.DrawFn) -> str:
     """A text that is sound, or nearly."""
-    text = draw(st.one_of(*SOUND.values()))
+    text: str = draw(st.one_of(*SOUND.values()))
     for _ in range(draw(st.integers(0, 2))):
         at = draw(st.integers(0, len(text)))
         text = text[:at] + draw(st.sampled_from(list("0123456789-+.e: NIx"))) + text[at + draw(st.integers(0, 1)) :]
