@@ -39,7 +39,8 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, Rows
 from pg_cdc_source.types import Codec
 
-CHANGE_TYPES = pa.array(["snapshot", "insert", "update", "delete", "truncate"])
+# Not an array: the first one that is made imports pandas, which planning has no use for.
+CHANGE_TYPES = ("snapshot", "insert", "update", "delete", "truncate")
 _SNAPSHOT, _INSERT, _UPDATE, _DELETE, _TRUNCATE = range(5)
 
 _UNCHANGED_TYPE = pa.list_(pa.field("element", pa.string(), nullable=True))
@@ -292,7 +293,7 @@ class ChangeDecoder:
 
     def _meta(self, chunk: _Chunk, message: Ints, seq: Ints, kind: Ints, unchanged: pa.Array) -> list[pa.Array]:
         return [
-            CHANGE_TYPES.take(pa.array(kind)),
+            pa.array(CHANGE_TYPES).take(pa.array(kind)),
             pa.array(chunk.lsn[message]),
             pa.array(seq),
             pa.array(chunk.ts[message]).cast(pa.timestamp("us", tz="UTC")),
@@ -482,7 +483,7 @@ def snapshot_rows(
     """
     n = len(columns[0])
     meta = [
-        CHANGE_TYPES.take(pa.array(np.full(n, _SNAPSHOT))),
+        pa.array(CHANGE_TYPES).take(pa.array(np.full(n, _SNAPSHOT))),
         pa.array(np.full(n, lsn, np.int64)),
         pa.array(np.zeros(n, np.int64)),
         pa.nulls(n, pa.timestamp("us", tz="UTC")),

@@ -101,7 +101,7 @@ class PrintedInteger(Decoder):
 
 
 _FLOAT = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]*[1-9])?(?:e[+-][0-9]{2,3})?|NaN|-?Infinity"
-_ZEROS_AND_INFINITIES = pa.array(["0", "-0", "Infinity", "-Infinity"])
+_ZEROS_AND_INFINITIES = ("0", "-0", "Infinity", "-Infinity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class PrintedFloat(Decoder):
         # The cast makes infinity of what is too large, and zero of what is too small.
         extreme = pc.or_(pc.is_inf(floats), pc.equal(floats, pa.scalar(0.0, self.arrow)))
         if extreme.true_count:
-            named = pc.is_in(text, value_set=_ZEROS_AND_INFINITIES)
+            named = pc.is_in(text, value_set=pa.array(_ZEROS_AND_INFINITIES))
             _expect(text, pc.or_(pc.invert(extreme), named), f"a float of {self.arrow.bit_width} bits")
         return Decoded(floats)
 

@@ -46,6 +46,13 @@ def test_spark_is_not_imported_with_the_package() -> None:
     assert (result.stdout, result.returncode) == ("False\n", 0), result.stderr
 
 
+@pytest.mark.parametrize("module", ["batch", "stream"])
+def test_planning_does_not_import_pandas(module: str) -> None:
+    """Spark starts a process for each step of planning, in which pandas would take longer than all the rest."""
+    result = run_python(f"import sys, pg_cdc_source.{module}; print('pandas' in sys.modules)")
+    assert (result.stdout, result.returncode) == ("False\n", 0), result.stderr
+
+
 @pytest.mark.parametrize(("shim", "name"), SHIMS.items())
 def test_the_shim_offers_the_format_to_sparks_lookup(shim: str, name: str) -> None:
     result = run_python(f"import {shim}; print({shim}.DefaultSource.name())")
