@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pg_cdc_source.binary import Decoded, Field, Fixed, Ints, MalformedError, WireBuffer
+from pg_cdc_source.binary import Decoded, Field, Fixed, Ints, MalformedError, WireBuffer, refuse_other_bytes
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.types import Codec, Column
 
@@ -180,7 +180,8 @@ class CopyDecoder:
             beyond = at - ends
             if beyond.max() > 0:
                 raise self._wire_error(i, f"expected a value inside its row, got one {int(beyond.max())} bytes beyond")
-            arrays[i] = self._accept(i, partial(self._codecs[i].decode, Field(buffer, start, length, valid)))
+            field = Field(buffer, start, length, valid)
+            arrays[i] = self._accept(i, partial(refuse_other_bytes, self._codecs[i].decode, field))
         if (at != ends).any():
             raise WireError(
                 f"COPY: expected rows to end after their last field, got {int((ends - at).max())} more bytes"

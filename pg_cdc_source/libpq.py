@@ -1,4 +1,4 @@
-"""The replication protocol on psycopg2's own connection, through the libpq that psycopg2 has loaded.
+"""The replication protocol, and what else psycopg2 keeps to itself, through the libpq that psycopg2 has loaded.
 
 psycopg2's replication cursor confirms positions by itself: while nothing is to be sent, it reports as flushed whatever
 the server's keepalives name, and there is no way to turn that off. The slot would then move past Spark's checkpoint,
@@ -49,6 +49,8 @@ _clear = _function(_QUICK, "PQclear", None, _result)
 _put_copy_data = _function(_WAITING, "PQputCopyData", ctypes.c_int, _connection, ctypes.c_char_p, ctypes.c_int)
 _flush = _function(_WAITING, "PQflush", ctypes.c_int, _connection)
 _get_result = _function(_WAITING, "PQgetResult", _result, _connection)
+_fields = _function(_QUICK, "PQnfields", ctypes.c_int, _result)
+_modifier = _function(_QUICK, "PQfmod", ctypes.c_int, _result, ctypes.c_int)
 
 # Manual, "Streaming Replication Protocol": XLogData is its tag, three numbers of 8 bytes, and the plugin's message.
 XLOG_DATA, KEEPALIVE = b"wk"
@@ -76,12 +78,13 @@ class ReplicationStream:
                 translated(self._what),
                 self._session.cursor(cursor_factory=psycopg2.extras.ReplicationCursor) as cursor,
             ):
-                # The option is a list of identifiers inside a string.
-                quoted = sql.Identifier(publication).as_string(self._session)
+                # The option is a list of identifiers inside a string, which replication commands know in its plainest
+                # form only: psycopg2 would write E'…' where the role has standard_conforming_strings off.
+                names = "'" + sql.Identifier(publication).as_string(self._session).replace("'", "''") + "'"
                 protocol = "'2', streaming 'on'" if streaming and self._session.server_version >= 140000 else "'1'"
                 command = sql.SQL(
                     "START_REPLICATION SLOT {} LOGICAL {} (proto_version {}, publication_names {})"
-                ).format(sql.Identifier(slot), sql.SQL(str(start)), sql.SQL(protocol), sql.Literal(quoted))
+                ).format(sql.Identifier(slot), sql.SQL(str(start)), sql.SQL(protocol), sql.SQL(names))
                 cursor.start_replication_expert(command, decode=False)
             self._pgconn = self._session.pgconn_ptr
             self._copied = ctypes.c_void_p()
@@ -139,6 +142,12 @@ class ReplicationStream:
             # An internal error of the server's. Decoding the same again, in another session, may well succeed.
             return TransientError(f"{self._what}: {text} (SQLSTATE XX000)")
         return classified(code.decode(), text, self._what)
+
+
+def column_modifiers(cursor: Any) -> list[int]:
+    """The type modifier of each column of the rows that ``cursor`` has; -1 is none. psycopg2 shows numeric's only."""
+    result = cursor.pgresult_ptr
+    return [_modifier(result, i) for i in range(_fields(result))]
 
 
 def keepalive_end(data: bytes) -> tuple[Lsn, bool]:

@@ -96,13 +96,14 @@ class Chunk:
 class SlotReader:
     """Reads one slot from ``start`` on, in a thread, until it is closed.
 
-    ``connect`` opens the stream at an LSN; ``describe`` says what a relation's rows are to become, given the relation
-    and the LSN of the commit whose rows it describes: None where they are not wanted; it raises where they cannot be.
+    ``connect`` opens the stream after a position; ``describe`` says what a relation's rows are to become, given the
+    relation and the LSN of the commit whose rows it describes: None where they are not wanted; it raises where they
+    cannot be.
     """
 
     def __init__(
         self,
-        connect: Callable[[Lsn], ReplicationStream],
+        connect: Callable[[Position], ReplicationStream],
         describe: Callable[[Relation, Lsn], Described | None],
         decoder: ChangeDecoder,
         schema: pa.Schema,
@@ -314,7 +315,7 @@ class SlotReader:
         pause = 0.1
         while not self._closed:
             try:
-                with contextlib.closing(self._connect(self._received.next_lsn)) as stream:
+                with contextlib.closing(self._connect(self._received)) as stream:
                     pause = 0.1
                     for _ in self._follow(stream):
                         lost_at = None
