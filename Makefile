@@ -5,18 +5,20 @@
 #   PG_CDC_TEST_BIN=/usr/lib/postgresql/15/bin make integration     another PostgreSQL's binaries
 #   PG_CDC_TEST_URL=postgresql://... make integration               a server that runs already
 #   MARKS= make test                  also what needs programs of Debian's, which .ci/run installs
+#   SPARKS='4.0.4 4.3.0' make matrix  other Sparks than these; their virtual environments are made
 
 PYTHON ?= python3
 MARKS ?= not debian
 PYSPARK ?=
+SPARKS ?= 4.0.4 4.1.4 4.2.1 4.3.0
 
 VENV := .venv$(if $(PYSPARK),-$(PYSPARK))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
-SOURCES := $(shell find pg_cdc_source pyspark_pgcdc pyspark_pgsnapshot -name "*.py" -o -name "*.c" -o -name py.typed) pyproject.toml setup.py README.md LICENSE
+SOURCES := $(shell find pg_cdc_source pyspark_pgcdc pyspark_pgsnapshot -name '*.py' -o -name '*.c' -o -name '*.java' -o -name py.typed) pyproject.toml setup.py README.md LICENSE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test unit integration lint clean python java
+.PHONY: demo bench test unit integration matrix lint clean python java
 
 demo: java $(VENV)/.demo
 	@$(BIN)/pg-cdc demo
@@ -28,6 +30,16 @@ unit: $(VENV)/.dev
 
 integration: java $(VENV)/.dev
 	$(BIN)/pytest integration -m '$(MARKS)'
+
+# Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and README's tables.
+matrix: java
+	for spark in $(SPARKS); do $(MAKE) PYSPARK=$$spark .venv-$$spark/.dev || exit; done
+	.venv-$(lastword $(SPARKS))/bin/python integration/matrix.py $(SPARKS:%=.venv-%/bin/python); found=$$?; \
+	  .venv-$(lastword $(SPARKS))/bin/python tests/readme_tables.py && exit $$found
+
+# All of it takes about an hour and wants the machine for itself. ARGS='--quick', '--only snapshot', ...
+bench: java $(VENV)/.bench
+	@$(BIN)/pg-cdc bench $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -61,7 +73,7 @@ $(VENV)/wheel/.built: $(SOURCES) $(VENV)/.made
 	@touch $@
 
 # The version stays the same while the sources change: only --force-reinstall takes the new wheel.
-$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: $(VENV)/wheel/.built
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/wheel/.built
 	$(PIP) install --force-reinstall --no-deps $(VENV)/wheel/*.whl
 	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$*]" $(if $(PYSPARK),pyspark==$(PYSPARK))
 	@touch $@

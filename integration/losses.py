@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,35 +41,37 @@ def ending_sessions(db: str, like: str, every_seconds: float) -> Iterator[list[i
 
 
 class RestartableServer:
-    """A server that can be stopped and started again."""
+    """A server that can be stopped and started again: one that runs, or with ``data`` and ``command`` a new one."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, data: Path | None = None, command: Sequence[str] = ()) -> None:
         self.url = url
-        with connect(url) as session, session.cursor() as cursor:
-            cursor.execute("SHOW data_directory")
-            row = cursor.fetchone()
-            assert row is not None
-            self._data = Path(row[0])
-        self._command = shlex.split((self._data / "postmaster.opts").read_text())
+        if data is None:
+            with connect(url) as session, session.cursor() as cursor:
+                cursor.execute("SHOW data_directory")
+                row = cursor.fetchone()
+                assert row is not None
+                data = Path(row[0])
+        self.data = data
+        self.command = list(command) or shlex.split((data / "postmaster.opts").read_text())
         self._own: subprocess.Popen[bytes] | None = None
 
     def to_next_timeline(self) -> None:
         """End as a restored or promoted server does; it has to be stopped."""
-        with (self._data / "postgresql.auto.conf").open("a") as conf:
+        with (self.data / "postgresql.auto.conf").open("a") as conf:
             conf.write("restore_command = 'false'\n")
-        (self._data / "recovery.signal").touch()
+        (self.data / "recovery.signal").touch()
 
     def close(self) -> None:
         self.stop("immediate")
 
     def stop(self, mode: str) -> None:
-        pg_ctl = Path(self._command[0]).with_name("pg_ctl")
-        self._run([str(pg_ctl), "-D", str(self._data), "-m", mode, "-t", "20", "stop"]).wait()
+        pg_ctl = Path(self.command[0]).with_name("pg_ctl")
+        self._run([str(pg_ctl), "-D", str(self.data), "-m", mode, "-t", "20", "stop"]).wait()
         if self._own is not None:
             self._own.wait(20)
 
     def start(self) -> None:
-        self._own = self._run(self._command)
+        self._own = self._run(self.command)
 
         def answers() -> bool:
             try:
@@ -81,8 +83,6 @@ class RestartableServer:
         wait_until(answers)
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
-        owner = self._data.stat().st_uid if os.geteuid() == 0 else None
+        owner = self.data.stat().st_uid if os.geteuid() == 0 else None
         nowhere = subprocess.DEVNULL
-        return subprocess.Popen(
-            command, user=owner, cwd=self._data, env={"LC_ALL": "C"}, stdout=nowhere, stderr=nowhere
-        )
+        return subprocess.Popen(command, user=owner, cwd=self.data, env={"LC_ALL": "C"}, stdout=nowhere, stderr=nowhere)

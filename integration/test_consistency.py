@@ -89,6 +89,7 @@ def select_at(db: str, snapshot: str, query: str) -> list[tuple[Any, ...]]:
         return rows
 
 
+@pytest.mark.matrix("one snapshot for all scans of an action")
 def test_rows_under_load_are_those_of_a_select_under_the_same_snapshot(
     db: str, pg: Session, spark: SparkSession
 ) -> None:

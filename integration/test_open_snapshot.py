@@ -64,6 +64,7 @@ def plain_role(server: str, db: str, pg: Session) -> Iterator[str]:
 # --- open_snapshot ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix("several actions under one snapshot, and a slot at its end")
 def test_several_reads_and_actions_see_one_point(db: str, pg: Session, spark: SparkSession, orders: str) -> None:
     before = current_lsn(pg)
     with open_snapshot(db) as snapshot:
@@ -111,6 +112,7 @@ def slot_facts(pg: Session, slot: str) -> tuple[int, bool, str, bool]:
         return int(Lsn.parse(lsn)), active, plugin, temporary
 
 
+@pytest.mark.matrix("several actions under one snapshot, and a slot at its end")
 def test_a_slot_starts_where_the_snapshot_ends(
     db: str, pg: Session, spark: SparkSession, orders: str, slot: str
 ) -> None:

@@ -108,7 +108,7 @@ def test_a_publication_is_read_with_all_it_says(pg: Session, session: Session) -
     run(pg, KEYED, "CREATE PUBLICATION \"P 1\" FOR TABLE b, a WITH (publish = 'insert, truncate')")
     found = read_publication(session, "P 1")
     assert found is not None
-    assert found == Publication("P 1", False, False, True, False, False, True, False, found.tables)
+    assert found == Publication(found.oid, "P 1", False, False, True, False, False, True, False, found.tables)
     assert [(str(table.relation), table.relation.kind) for table in found.tables] == [
         ("public.a", "r"),
         ("public.b", "r"),
@@ -338,10 +338,10 @@ def test_the_facts_of_a_table_are_given(pg: Session, session: Session) -> None:
     run(pg, "ALTER TABLE t REPLICA IDENTITY USING INDEX t_v_key")
     run(pg, "CREATE PUBLICATION p FOR TABLE t")
     (table,) = facts(session, dbtable="t")
-    assert table == StreamTable(table.relation, "i", ("v",), ("id",), ("g",))
+    assert table == StreamTable(table.relation, "i", ("v",), ("id",), ("g",), None)
     run(pg, "ALTER TABLE t REPLICA IDENTITY FULL")
     (table,) = facts(session, dbtable="t")
-    assert table == StreamTable(table.relation, "f", ("id", "v"), ("id",), ("g",))
+    assert table == StreamTable(table.relation, "f", ("id", "v"), ("id",), ("g",), None)
 
 
 def test_generated_columns_are_published_where_postgresql_can(pg: Session, session: Session) -> None:
@@ -503,14 +503,14 @@ def test_a_child_is_streamed_by_itself(pg: Session, session: Session) -> None:
 
 
 @pytest.mark.usefixtures("postgres_15")
-@pytest.mark.parametrize(
-    ("published", "says"), [("a (id)", "a column list for public.a"), ("a WHERE (id > 5)", "a row filter for public.a")]
-)
-def test_parts_of_a_table_are_not_streamed_yet(published: str, says: str, pg: Session, session: Session) -> None:
-    run(pg, KEYED, f"CREATE PUBLICATION p FOR TABLE {published}, b")
-    for given in ({"dbtable": "a"}, {"tables": "public.*"}):
-        refused(ServerSetupError, session, says, "not support yet", **given)
-    assert streamed(session, dbtable="b") == ["public.b"]
+def test_the_facts_of_a_part_of_a_table_are_those_of_the_part(pg: Session, session: Session) -> None:
+    run(pg, KEYED, "CREATE TABLE c (x int, y int, z int, PRIMARY KEY (x, y))")
+    run(pg, "CREATE PUBLICATION p FOR TABLE a (id) WHERE (id > 5), b, c (y, z)")
+    a, b, c = facts(session, tables="*")
+    assert a == StreamTable(a.relation, "d", ("id",), ("id",), ("v",), "(id > 5)")
+    assert (b.unpublished, b.row_filter) == ((), None)
+    # A part of a key is none.
+    assert c == StreamTable(c.relation, "d", (), (), ("x",), None)
 
 
 # --- partitions ------------------------------------------------------------------------------------------------------

@@ -68,10 +68,12 @@ def test_a_table_of_20_blocks_is_cut_as_the_options_say(
     assert rows_of(frame) == [(i,) for i in range(1, 21)]
 
 
+@pytest.mark.matrix("ctid ranges in parallel", since="PostgreSQL 14", before="one range")
 def test_ranges_of_one_size_hold_as_many_rows(db: str, pg: Session, spark: SparkSession) -> None:
     make_blocks(pg, "t", 40)
     sizes = [len(part) for part in load(spark, db, dbtable="t", columns="id", numPartitions=4).rdd.glom().collect()]
-    assert sizes == [10, 10, 10, 10]
+    # Before 14, PostgreSQL reads the whole table for a range of it.
+    assert sizes == ([10, 10, 10, 10] if pg.server_version >= 140000 else [40])
 
 
 def test_ten_thousand_ranges_are_planned_in_a_second(db: str, pg: Session) -> None:
@@ -108,6 +110,7 @@ def test_a_table_that_shrinks_after_loading_is_read(db: str, pg: Session, spark:
 # --- kinds of relations ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix("partitioned tables")
 def test_partitions_of_any_shape_are_read(db: str, pg: Session, spark: SparkSession) -> None:
     run(
         pg,
@@ -166,6 +169,7 @@ def test_inheritance_children_are_read_with_their_parent(db: str, pg: Session, s
     assert rows_of(load(spark, db, dbtable="other", columns="id")) == [(4,), (5,)]
 
 
+@pytest.mark.matrix("views, foreign tables, queries")
 def test_views_and_queries_are_one_partition(db: str, pg: Session, spark: SparkSession) -> None:
     make_blocks(pg, "t", 40)
     run(
@@ -189,6 +193,7 @@ def test_views_and_queries_are_one_partition(db: str, pg: Session, spark: SparkS
     assert rows_of(load(spark, db, query="SELECT 1 AS one -- a comment at the end")) == [(1,)]
 
 
+@pytest.mark.matrix("views, foreign tables, queries")
 def test_foreign_tables_are_read(db: str, pg: Session, spark: SparkSession) -> None:
     with pg.cursor() as cursor:
         cursor.execute("SELECT FROM pg_available_extensions WHERE name = 'postgres_fdw'")

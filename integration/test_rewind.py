@@ -178,6 +178,7 @@ def test_without_changes_the_snapshot_is_read_as_it_is(db: str, pg: Session) -> 
         assert counted(again.rows(None, end)) == expected
 
 
+@pytest.mark.matrix("rewind of an unfinished snapshot")
 def test_many_changes_and_large_transactions_are_turned_back(db: str, pg: Session) -> None:
     run(
         pg,
@@ -199,6 +200,7 @@ def test_many_changes_and_large_transactions_are_turned_back(db: str, pg: Sessio
     assert replica.rows("public.t") == rows_of(pg, "public.t")
 
 
+@pytest.mark.matrix("rewind of an unfinished snapshot")
 def test_partitions_are_turned_back_under_their_root(db: str, pg: Session) -> None:
     run(
         pg,

@@ -302,6 +302,7 @@ TELLING_COLUMNS = (
 )
 
 
+@pytest.mark.matrix("settings of role and database, encodings")
 @pytest.mark.parametrize("level", ["ROLE", "DATABASE"])
 def test_settings_of_role_and_database_change_no_value(
     level: str, db: str, pg: Session, spark: SparkSession, reader: dict[str, str]

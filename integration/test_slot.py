@@ -116,6 +116,8 @@ def test_a_slot_is_read_with_all_it_says(pg: Session, session: Session, name: st
         invalidation=None,
         temporary=False,
         two_phase=False,
+        failover=False,
+        synced=False,
     )
 
 

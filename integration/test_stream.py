@@ -105,6 +105,7 @@ def test_a_typed_stream_gives_the_snapshot_and_then_every_change_in_order(
     assert all(row["_unchanged"] == [] and row["_commit_ts"] is not None for row in changes)
 
 
+@pytest.mark.matrix("several tables in one stream, project()")
 def test_the_envelope_holds_what_the_typed_stream_gives(
     spark: SparkSession, db: str, pg: Session, slot: str, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_the_envelope_holds_what_the_typed_stream_gives(
     assert [values(row, "id", "price") for row in typed[:1000]] == [(i, Decimal(i) / 4) for i in range(1, 1001)]
 
 
+@pytest.mark.matrix("old values")
 def test_before_image_holds_the_old_values_that_were_sent(
     spark: SparkSession, db: str, pg: Session, slot: str, tmp_path: Path
 ) -> None:
@@ -202,6 +204,7 @@ def now(pg: Session) -> float:
         return float(row[0])
 
 
+@pytest.mark.matrix("transactions larger than a batch")
 def test_a_large_transaction_comes_in_many_batches_and_little_memory(
     spark: SparkSession, db: str, pg: Session, slot: str, tmp_path: Path
 ) -> None:

@@ -219,7 +219,16 @@ def read_batches(directory: Path) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.usefixtures("source")
-@pytest.mark.parametrize("point", ["snapshot", "sink", "transaction", "committed", "random"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "snapshot",
+        pytest.param("sink", marks=pytest.mark.matrix("kill -9 of the driver, replay")),
+        "transaction",
+        "committed",
+        "random",
+    ],
+)
 def test_a_killed_driver_goes_on_where_spark_had_come(
     db: str, pg: Session, drivers: Drivers, tmp_path: Path, point: Point
 ) -> None:
@@ -403,6 +412,7 @@ def test_a_driver_that_loses_its_jvm_frees_its_slot_at_once(
     expect_nothing_left(pg)
 
 
+@pytest.mark.matrix("lost sessions and restarts of the server")
 @pytest.mark.usefixtures("source")
 def test_lost_sessions_are_replaced_and_nothing_is_lost_or_repeated(
     db: str, pg: Session, spark: SparkSession, tmp_path: Path
@@ -425,6 +435,7 @@ def test_lost_sessions_are_replaced_and_nothing_is_lost_or_repeated(
     sink.expect_equal(pg)
 
 
+@pytest.mark.matrix("lost sessions and restarts of the server")
 def test_a_restart_of_the_server_neither_waits_for_the_stream_nor_ends_it(spark: SparkSession, tmp_path: Path) -> None:
     sink, go_on = Sink(), threading.Event()
 

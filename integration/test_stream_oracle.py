@@ -293,6 +293,7 @@ def test_a_typed_stream_from_now_has_every_change_since_its_start(
     assert len(sink.filled) > 5
 
 
+@pytest.mark.matrix("stream from the snapshot on")
 def test_snapshot_and_changes_meet_without_a_gap_or_an_overlap(
     db: str, pg: Session, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -328,6 +329,7 @@ def test_snapshot_and_changes_meet_without_a_gap_or_an_overlap(
 # --- triggers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix("Trigger.AvailableNow", since="Spark 4.2", before="in one batch")
 @pytest.mark.parametrize("trigger", ["availableNow", "once"])
 def test_a_run_that_ends_by_itself_takes_what_was_there_at_its_start(
     trigger: str, db: str, pg: Session, spark: SparkSession, tmp_path: Path
@@ -474,6 +476,7 @@ def test_what_lies_between_two_offsets_is_the_same_however_often_and_by_whom_it_
 # --- Spark Connect ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix("Spark Connect")
 def test_a_stream_runs_under_spark_connect(db: str, pg: Session, tmp_path: Path) -> None:
     with pg.cursor() as cursor:
         cursor.execute("CREATE TABLE t (id int PRIMARY KEY, x text)")

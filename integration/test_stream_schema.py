@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from refusals import MOST_FRAMES
 from watch import wait_until
 
-from pg_cdc_source import collapse, stream
+from pg_cdc_source import capture, collapse, stream
 from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, ServerSetupError
 from pg_cdc_source.offsets import StreamOffset
 from pg_cdc_source.stream import HAS_LIMITS, PgCdcDataSource
@@ -155,6 +155,9 @@ def driving(pg: Session, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """``drive(dbtable=…)`` starts a stream. Afterwards it is stopped and its slot dropped."""
     # Partitions are read here and not in a task.
     monkeypatch.setattr(stream, "execution", lambda: "test")
+    # What is found in passing is found sooner.
+    monkeypatch.setattr(capture, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(capture, "WATCH_SECONDS", 0.5)
     drivers: list[Driver] = []
     run(pg, "SET lock_timeout = '30s'")
 
@@ -279,6 +282,7 @@ SHOP = (
 )
 
 
+@pytest.mark.matrix("TRUNCATE")
 @pytest.mark.parametrize("truncate", ["TRUNCATE orders, items, unread, other", "TRUNCATE other, orders CASCADE"])
 def test_each_table_that_is_truncated_has_its_row(truncate: str, pg: Session, drive: Drive) -> None:
     run(pg, *SHOP, "CREATE PUBLICATION s FOR ALL TABLES")
@@ -718,6 +722,7 @@ MORE_SALES = (
 )
 
 
+@pytest.mark.matrix("partitioned tables")
 def test_partitions_come_under_their_root(pg: Session, drive: Drive) -> None:
     run(pg, *SALES)
     driver = drive(dbtable="sales")
@@ -901,6 +906,7 @@ def querying(spark: SparkSession, directory: Path, pg: Session, url: str, **opti
         drop_slots(pg)
 
 
+@pytest.mark.matrix("changed columns, TOAST, collapse()")
 def test_a_query_stops_at_ddl_and_goes_on_with_the_new_columns(
     spark: SparkSession, tmp_path: Path, db: str, pg: Session
 ) -> None:
@@ -919,6 +925,7 @@ def test_a_query_stops_at_ddl_and_goes_on_with_the_new_columns(
         assert query.rows[2]["_commit_lsn"] == query.rows[1]["_commit_lsn"]
 
 
+@pytest.mark.matrix("changed columns, TOAST, collapse()")
 @pytest.mark.usefixtures("toasted")
 def test_collapse_keeps_what_did_not_travel(spark: SparkSession, tmp_path: Path, db: str, pg: Session) -> None:
     run(pg, f"INSERT INTO t SELECT 1, 0, {BIG}")

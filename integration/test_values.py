@@ -195,7 +195,8 @@ OTHERS = {
 
 
 def test_other_values_are_what_postgresql_prints(spark: SparkSession, db: str, pg: Session) -> None:
-    names = [name for name in OTHERS if name != "int4_list"]
+    arrays = ("int4_list", "mood[]")
+    names = [name for name in OTHERS if name not in arrays]
     with pg.cursor() as cursor:
         cursor.execute(
             "CREATE TYPE mood AS ENUM ('sad', 'très heureux'); CREATE TYPE pair AS (a int, b text);"
@@ -211,8 +212,8 @@ def test_other_values_are_what_postgresql_prints(spark: SparkSession, db: str, p
     df = load(spark, db, dbtable="v", numPartitions=2).orderBy("id")
     got = df.selectExpr("id", *(f"c{list(OTHERS).index(name)}" for name in names)).collect()
     assert [tuple(row) for row in got] == expected
-    lists = df.selectExpr("id", f"c{list(OTHERS).index('int4_list')}").collect()
-    assert [tuple(row) for row in lists] == [(i, [i, None]) for i in range(1, 301)]
+    lists = df.selectExpr("id", *(f"c{list(OTHERS).index(name)}" for name in arrays)).collect()
+    assert [tuple(row) for row in lists] == [(i, [i, None], ["sad", None]) for i in range(1, 301)]
 
 
 def test_the_schema_says_what_the_types_are(spark: SparkSession, db: str, pg: Session) -> None:

@@ -36,6 +36,10 @@ class MalformedError(Exception):
     """Bytes that PostgreSQL cannot have sent for this type; the text says what was expected and what came."""
 
 
+class NotUtf8Error(MalformedError):
+    """Text that is not UTF-8: only a database in SQL_ASCII sends it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """Values that the Arrow type cannot hold."""
@@ -230,6 +234,33 @@ def without(valid: Flags | None, refused: Flags) -> Flags:
     return ~refused if valid is None else valid & ~refused
 
 
+_OTHER_BYTES = "bytes that are not UTF-8, which asString cannot hold either"
+
+
+def refuse_other_bytes(read: Callable[[Field], Decoded], values: Field) -> Decoded:
+    """Run ``read`` on values; those with text that is not UTF-8 become NULL and are reported."""
+    try:
+        return read(values)
+    except NotUtf8Error:
+        wrong = np.array([_is_not_utf_8(read, values, i) for i in range(len(values.start))])
+    others = Field(values.buffer, values.start, np.where(wrong, 0, values.length), without(values.valid, wrong))
+    decoded = read(others)
+    return Decoded(
+        decoded.array,
+        (*decoded.refused, *refusals((wrong, _OTHER_BYTES))),
+    )
+
+
+def _is_not_utf_8(read: Callable[[Field], Decoded], values: Field, i: int) -> bool:
+    one = slice(i, i + 1)
+    valid = None if values.valid is None else values.valid[one]
+    try:
+        read(Field(values.buffer, values.start[one], values.length[one], valid))
+    except NotUtf8Error:
+        return True
+    return False
+
+
 class Decoder(ABC):
     """How values of one type become an Arrow array."""
 
@@ -387,7 +418,7 @@ def as_text(octets: pa.Array) -> pa.Array:
     try:
         return octets.cast(pa.string())
     except pa.ArrowInvalid:
-        raise MalformedError("expected UTF-8, got other bytes (a database in SQL_ASCII?)") from None
+        raise NotUtf8Error("expected UTF-8, got other bytes (a database in SQL_ASCII?)") from None
 
 
 @dataclass(frozen=True, slots=True)

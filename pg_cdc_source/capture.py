@@ -25,7 +25,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
@@ -41,7 +41,7 @@ from pg_cdc_source.errors import (
     TransientError,
 )
 from pg_cdc_source.libpq import HEADER_BYTES, ReplicationStream
-from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, StreamOffset
+from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, StreamOffset, end_of_timeline
 from pg_cdc_source.options import StreamOptions
 from pg_cdc_source.pgoutput import Relation as SentRelation
 from pg_cdc_source.processes import Process, driver_process
@@ -93,6 +93,7 @@ class Capture:
         self._driver: Process = driver_process()
         self._limits = Limits(options.max_rows_per_batch, options.max_bytes_per_batch)
         self._session: Session | None = None
+        self._in_recovery = False
         self._identity: SlotIdentity | None = None
         self._publication_mark = ""
         self._plan: StreamPlan | None = None
@@ -109,6 +110,14 @@ class Capture:
 
     def newest(self, start: StreamOffset | None, *, limited: bool) -> StreamOffset:
         """The end of the next batch after ``start``, None being the initial offset; ``start`` if there is nothing."""
+        end = self._newest(start, limited=limited)
+        if self._in_recovery and (start is None or end.position != start.position):
+            # A standby may come to another timeline under a session that lasts. One that is asked for only now is at or
+            # after that of everything up to the end.
+            self._identity = None
+        return replace(end, identity=self._identify())
+
+    def _newest(self, start: StreamOffset | None, *, limited: bool) -> StreamOffset:
         if start is None:
             end = self._begin()
             return end if limited else replace(end, done=len(end.tables), position=self._end_of_wal(end.position))
@@ -204,7 +213,7 @@ class Capture:
         if options.start_from == "slot":
             raise missing_error(options.slot, begun=False)
         plan = self._planned(create=True)
-        spec = SnapshotSpec("require", options.slot, options.slot_timeout_seconds)
+        spec = SnapshotSpec("require", options.slot, options.slot_timeout_seconds, options.failover)
         held = snapshot.make_snapshot(
             options.connection, spec, lambda snapshot_id: session_name(options, "snapshot"), holders=1, stream=True
         )
@@ -241,23 +250,31 @@ class Capture:
         return StreamOffset(self._identify(), origin, tables, done, Position.before(origin), self._publication_mark)
 
     def _next(self, start: StreamOffset) -> StreamOffset:
-        self._watch()
+        if time.monotonic() >= self._watched_at + WATCH_SECONDS:
+            self._watch()
         reader = self._read_from(start.position)
         if self._target is not None and start.position >= self._target:
             return start
-        end = reader.cut(start.position, self._limits, self._target, PATIENCE_SECONDS)
+        end = self._cut(reader, start.position)
         while end == start.position:
             # To give the start again would say that there is no more, so on the way to a target it waits.
             if self._target is None:
                 return start
             if not self._driver.runs():
                 raise TransientError("the driver's JVM is gone")
-            end = reader.cut(start.position, self._limits, self._target, PATIENCE_SECONDS)
-        quiet = reader.is_quiet(start.position, end)
-        if quiet and self._target is None and time.monotonic() < self._moved_at + IDLE_SECONDS:
-            return start
+            end = self._cut(reader, start.position)
         self._moved_at = time.monotonic()
-        return replace(start, position=end)
+        return replace(start, position=end, publication=self._publication_mark)
+
+    def _cut(self, reader: SlotReader, start: Position) -> Position:
+        # A batch without rows only moves the slot, which need not happen all the time.
+        only_rows = self._target is None and time.monotonic() < self._moved_at + IDLE_SECONDS
+        try:
+            return reader.cut(start, self._limits, self._target, PATIENCE_SECONDS, only_rows=only_rows)
+        except SchemaChangedError:
+            # A column that the publication leaves out looks like one that was dropped.
+            self._watch()
+            raise
 
     def _end_of_wal(self, at_least: Position) -> Position:
         return max(at_least, self._target or Position.before(self._flushed()))
@@ -268,7 +285,9 @@ class Capture:
         if self._session is None or self._session.closed:
             self._session = connect(self._options.connection, session_name(self._options, "source"), retry_seconds=30)
             refuse_breaking_pooler(self._options.connection, self._session, session_name(self._options, "source"))
-            snapshot.require_consistent_point(catalog.read_server(self._session), stream=True)
+            server = catalog.read_server(self._session)
+            self._in_recovery = server.in_recovery
+            snapshot.require_consistent_point(server, stream=True, failover=self._options.failover)
         return self._session
 
     def _asking(self, ask: Callable[[Session], T]) -> T:
@@ -303,22 +322,50 @@ class Capture:
 
     def _identify(self) -> SlotIdentity:
         if self._identity is None:
-            with (
-                contextlib.closing(
-                    connect(self._options.connection, session_name(self._options, "source"), replication=True)
-                ) as session,
-                translated("identifying the server"),
-                session.cursor() as cursor,
-            ):
-                cursor.execute("IDENTIFY_SYSTEM")
-                system, timeline, _, database = cursor.fetchone()
+            system, timeline, _, database = self._replication_command("IDENTIFY_SYSTEM")
             self._identity = SlotIdentity(str(system), int(timeline), str(database), self._options.slot)
         return self._identity
+
+    def _replication_command(self, command: str) -> tuple[Any, ...]:
+        name = session_name(self._options, "source")
+        with (
+            contextlib.closing(connect(self._options.connection, name, replication=True)) as session,
+            translated("identifying the server"),
+            session.cursor() as cursor,
+        ):
+            cursor.execute(command)
+            row: tuple[Any, ...] = cursor.fetchone()
+            return row
+
+    def _require_same_history(self, theirs: SlotIdentity, position: Position) -> None:
+        """Raise SlotLostError unless what a stream has read through ``position`` there is the server's past, too.
+
+        A server that was promoted or restored has left its timeline at some LSN; what lies before that is common.
+        """
+        ours = self._identify()
+        if theirs == ours:
+            return
+        if replace(theirs, timeline=ours.timeline) != ours or theirs.timeline > ours.timeline:
+            raise _other(theirs, ours)
+        _, history = self._replication_command(f"TIMELINE_HISTORY {ours.timeline}")
+        # Bytes from older servers.
+        text = history if isinstance(history, str) else bytes(history).decode()
+        end = end_of_timeline(text, theirs.timeline)
+        if end is None:
+            raise _other(theirs, ours)
+        if position.lsn >= end:
+            raise SlotLostError(
+                f"the server was promoted or restored and left timeline {theirs.timeline} at {end}; the stream has "
+                f"read that one up to {position.lsn}, and may have changes that are not in this server's history",
+                remedy="start over with a new checkpoint location and a new slot. So that standbys never lag behind a "
+                "stream: synchronized_standby_slots (PostgreSQL 17)",
+            )
+        log.warning("the server went from timeline %d to %d; the stream goes on", theirs.timeline, ours.timeline)
 
     def _look_at_slot(self) -> Slot | None:
         found = self._asking(lambda session: read_slot(session, self._options.slot))
         if found is not None:
-            check_slot(found, self._identify().database)
+            check_slot(found, self._identify().database, failover=self._options.failover)
         return found
 
     def _planned(self, *, create: bool = False) -> StreamPlan:
@@ -343,31 +390,28 @@ class Capture:
                 "dropped cannot be decoded",
                 remedy="start over with a new checkpoint location and a new slot",
             )
-        self._publication_mark = publication.read_mark(session, options.publication)
         lsn = self._flushed()
-        return plan_stream(session, options, published, lsn)
+        plan = plan_stream(session, options, published, lsn)
+        self._publication_mark = publication.mark_of(published, plan.names)
+        return plan
 
     def _attach(self, *offsets: StreamOffset | None) -> None:
         """Make sure that offsets and slot belong together."""
-        identity = self._identify()
         for offset in offsets:
-            if offset is not None and offset.identity != identity:
-                raise _other(offset.identity, identity)
-        self._planned()
+            if offset is not None:
+                self._require_same_history(offset.identity, offset.position)
+        names = self._planned().names
         marks = [offset.publication for offset in offsets if offset is not None and offset.publication]
         for mark in marks:
-            if changed := publication.find_change(mark, self._publication_mark):
+            if changed := publication.find_change(mark, self._publication_mark, names):
                 raise self._unpublished(changed)
 
     def _watch(self) -> None:
         """Find out whether the publication still sends what is read: newer servers pass over one that is gone."""
-        now = time.monotonic()
-        if now < self._watched_at + WATCH_SECONDS:
-            return
-        self._watched_at = now
+        self._watched_at = time.monotonic()
         try:
-            tables = {table.oid: table.name for table in self._planned().tables}
-            lost = publication.find_lost(self._open(), self._options.publication, self._publication_mark, tables)
+            names = self._planned().names
+            lost = publication.find_lost(self._open(), self._options.publication, self._publication_mark, names)
         except TransientError:
             self._forget_session()
             return
@@ -376,8 +420,8 @@ class Capture:
 
     def _unpublished(self, why: str) -> SchemaChangedError:
         return SchemaChangedError(
-            f"publication {catalog.quoted(self._options.publication)} {why}, so changes are not sent any more",
-            remedy="changes may be missing since: start over with a new checkpoint location and a new slot",
+            f"publication {catalog.quoted(self._options.publication)} {why}, so changes may be missing",
+            remedy="start over with a new checkpoint location and a new slot",
         )
 
     def _read_from(self, position: Position) -> SlotReader:
@@ -387,10 +431,10 @@ class Capture:
             decoder = ChangeDecoder(plan.layout, plan.schema, HEADER_BYTES)
             sessions = itertools.count()
 
-            def connect_stream(start: Lsn) -> ReplicationStream:
+            def connect_stream(received: Position) -> ReplicationStream:
                 # After a lost session large transactions are sent whole: should the server have lost it over one that
                 # is in progress, it gets past that one so.
-                return self._connect_stream(start, streaming=next(sessions) == 0)
+                return self._connect_stream(received, streaming=next(sessions) == 0)
 
             self._reader = SlotReader(connect_stream, self._describe, decoder, plan.schema, position, self._limits)
         return self._reader
@@ -400,7 +444,7 @@ class Capture:
         slot = read_slot(session, self._options.slot)
         if slot is None:
             raise missing_error(self._options.slot, begun=True)
-        check_slot(slot, self._identify().database)
+        check_slot(slot, self._identify().database, failover=self._options.failover)
         check_confirmed(slot, start)
         return slot
 
@@ -413,8 +457,8 @@ class Capture:
 
         retrying(check, attempts=IN_USE_ATTEMPTS, first_pause=0.2)
 
-    def _connect_stream(self, start: Lsn, *, streaming: bool) -> ReplicationStream:
-        options = self._options
+    def _connect_stream(self, received: Position, *, streaming: bool) -> ReplicationStream:
+        options, start = self._options, received.next_lsn
         name = session_name(options, "changes")
         # Each time: while a session is lost, the slot may be lost too, or be made anew.
         with contextlib.closing(connect(options.connection, session_name(options, "source"))) as session:
@@ -423,10 +467,13 @@ class Capture:
             options.connection, name, options.slot, options.publication, start, streaming=streaming
         )
         # The same address may lead to another server by now, to one that was promoted or restored.
-        found = replace(self._identify(), system=stream.system, timeline=stream.timeline)
-        if found != self._identify():
+        before = self._identify()
+        self._identity = replace(before, system=stream.system, timeline=stream.timeline)
+        try:
+            self._require_same_history(before, received)
+        except BaseException:
             stream.close()
-            raise _other(self._identify(), found)
+            raise
         return stream
 
     # --- the initial snapshot -----------------------------------------------------------------------------------------

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.connection import translated
 from pg_cdc_source.errors import AccessError, OptionError
+from pg_cdc_source.libpq import column_modifiers
 from pg_cdc_source.names import QualifiedName
-from pg_cdc_source.types import Column
+from pg_cdc_source.types import CatalogType, Column
 
 # TID range scans, without which every ctid range would read the whole table, came with PostgreSQL 14.
 TID_RANGE_SCAN_VERSION = 140000
-
-# psycopg2 shows a numeric without a modifier (-1) with this precision, because it takes -1 apart like any other.
-_NO_PRECISION = 65535
-_NUMERIC_ARRAY_OID = 1231
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,40 +147,52 @@ def describe(session: Session, select: sql.Composable, doing: str) -> list[Colum
     with translated(doing), session.cursor() as cursor:
         cursor.execute(sql.SQL("SELECT * FROM ({}\n) AS q LIMIT 0").format(select))
         description = cursor.description or ()
-        # psycopg2 gives precision and scale of numeric. Those of its arrays, the only other modifier that matters here,
-        # are the catalog's to say, and only of a table's columns.
-        cursor.execute(
-            "SELECT attrelid, attnum, atttypmod FROM unnest(%s::oid[], %s::int2[]) AS t (oid, attnum)"
-            " JOIN pg_catalog.pg_attribute USING (attnum) WHERE attrelid = t.oid AND atttypid = %s",
-            ([d.table_oid for d in description], [d.table_column for d in description], _NUMERIC_ARRAY_OID),
-        )
-        array_typmods = {(oid, attnum): typmod for oid, attnum, typmod in cursor}
-        found = [
-            (
-                d.name,
-                d.table_column or 0,
-                d.type_code,
-                array_typmods.get((d.table_oid, d.table_column), _numeric_typmod(d.precision, d.scale)),
-            )
-            for d in description
-        ]
+        types = [(d.type_code, modifier) for d, modifier in zip(description, column_modifiers(cursor), strict=True)]
         cursor.execute(
             "SELECT format_type(t.oid, NULLIF(t.typmod, -1)) FROM unnest(%s::oid[], %s::int[])"
             " WITH ORDINALITY AS t (oid, typmod, i) ORDER BY t.i",
-            ([oid for _, _, oid, _ in found], [typmod for *_, typmod in found]),
+            ([oid for oid, _ in types], [modifier for _, modifier in types]),
         )
         names = [name for (name,) in cursor]
     return [
-        Column(name=name, attnum=attnum, type_oid=oid, typmod=typmod, type_name=type_name, not_null=False)
-        for (name, attnum, oid, typmod), type_name in zip(found, names, strict=True)
+        Column(name=d.name, attnum=d.table_column or 0, type=found, type_name=type_name, not_null=False)
+        for d, found, type_name in zip(description, catalog_types(session, types, doing), names, strict=True)
     ]
 
 
-def _numeric_typmod(precision: int | None, scale: int | None) -> int:
-    """Put a numeric's modifier together again from what psycopg2 takes it apart into."""
-    if precision is None or scale is None or precision == _NO_PRECISION:
-        return -1
-    return ((precision << 16) | (scale & 0x7FF)) + 4
+def catalog_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -> list[CatalogType]:
+    """What the catalog says of types that are given by oid and modifier; of one that is gone, only these two."""
+    with translated(doing), session.cursor() as cursor:
+        # With all that they are made of: what domains are over, and the elements of arrays.
+        cursor.execute(
+            "WITH RECURSIVE type AS (SELECT oid, typname, typbasetype, typtypmod, typelem, typarray, typdelim"
+            "  FROM pg_catalog.pg_type WHERE oid = ANY (%s::oid[])"
+            " UNION SELECT t.oid, t.typname, t.typbasetype, t.typtypmod, t.typelem, t.typarray, t.typdelim"
+            "  FROM type JOIN pg_catalog.pg_type AS t ON t.oid = type.typbasetype OR t.oid = type.typelem)"
+            " SELECT type.*,"
+            " (SELECT e.extname FROM pg_catalog.pg_depend AS d JOIN pg_catalog.pg_extension AS e ON e.oid = d.refobjid"
+            "  WHERE d.classid = 'pg_catalog.pg_type'::regclass AND d.objid = type.oid AND d.deptype = 'e'"
+            "  AND d.refclassid = 'pg_catalog.pg_extension'::regclass),"
+            " EXISTS (SELECT FROM pg_catalog.pg_cast AS c WHERE c.castsource = type.oid"
+            "  AND c.casttarget = 'pg_catalog.text'::regtype AND c.castmethod <> 'i') FROM type",
+            (sorted({oid for oid, _ in types}),),
+        )
+        facts = {oid: found for oid, *found in cursor}
+
+    def one(oid: int, modifier: int) -> CatalogType:
+        if oid not in facts:
+            return CatalogType(oid, modifier)
+        name, base_oid, base_modifier, element_oid, _, _, extension, has_text_cast = facts[oid]
+        if base_oid:
+            return one(base_oid, base_modifier)
+        plain = CatalogType(oid, modifier, name, extension or "", has_text_cast=has_text_cast)
+        # Other types than arrays have elements too: they can be subscripted.
+        if element_oid not in facts or facts[element_oid][4] != oid:
+            return plain
+        delimiter = facts[element_oid][5]
+        return replace(plain, element=one(element_oid, modifier), element_oid=element_oid, delimiter=delimiter)
+
+    return [one(oid, modifier) for oid, modifier in types]
 
 
 def not_null_attnums(session: Session, relation: Relation) -> frozenset[int]:

@@ -31,9 +31,10 @@ from pg_cdc_source.binary import (
     WireBuffer,
     as_text,
     byte_strings,
+    refuse_other_bytes,
 )
 from pg_cdc_source.envelope import EnvelopeColumn, json_objects
-from pg_cdc_source.errors import SchemaChangedError, UnrepresentableError, WireError
+from pg_cdc_source.errors import OptionError, SchemaChangedError, UnrepresentableError, WireError
 from pg_cdc_source.names import quote_where_needed
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, Rows
@@ -91,9 +92,21 @@ class Layout:
         if self.envelope:
             return ENVELOPE_SCHEMA
         (table,) = tables
+        refuse_change_names(table.name, [codec.column.name for codec in table.codecs])
         columns = [pa.field(codec.column.name, codec.arrow_type) for codec in table.codecs]
         before = [pa.field(BEFORE, pa.struct(columns))] if self.before_image else []
         return pa.schema([*columns, *CHANGE_FIELDS, *before])
+
+
+def refuse_change_names(table: str, names: Sequence[str]) -> None:
+    """Raise OptionError where a typed row would have two columns of one name; Spark knows no upper and lower case."""
+    taken = {*(field.name for field in CHANGE_FIELDS), BEFORE}
+    for name in names:
+        if name.lower() in taken:
+            raise OptionError(
+                f"{table} has a column {quote_where_needed(name)}, which is the name of one of the change columns",
+                remedy="rename the column in PostgreSQL; or take the envelope (option tables) and its JSON",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +329,8 @@ class ChangeDecoder:
             if image is None:
                 return pa.nulls(len(seq), codec.arrow_type)
             try:
-                decoded = codec.decode_text(Field(chunk.buffer, image.start, image.length, image.valid))
+                field = Field(chunk.buffer, image.start, image.length, image.valid)
+                decoded = refuse_other_bytes(codec.decode_text, field)
             except MalformedError as malformed:
                 raise WireError(f"pgoutput: {_column(described.table, codec)}: {malformed}") from None
             return self._accept(decoded, described.table, codec, lsn, seq)
@@ -475,13 +489,12 @@ def _unchanged(described: Described, images: Sequence[_Images | None], use_old: 
 
 
 def snapshot_rows(
-    columns: Sequence[pa.Array], lsn: Lsn, layout: Layout, table: StreamedTable, schema: pa.Schema
+    columns: Sequence[pa.Array], n: int, lsn: Lsn, layout: Layout, table: StreamedTable, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Rows of the initial snapshot in the stream's schema; in the envelope ``columns`` are texts.
+    """``n`` rows of the initial snapshot in the stream's schema; in the envelope ``columns`` are texts.
 
     They have the snapshot's LSN, no commit, and the number 0.
     """
-    n = len(columns[0])
     meta = [
         pa.array(CHANGE_TYPES).take(pa.array(np.full(n, _SNAPSHOT))),
         pa.array(np.full(n, lsn, np.int64)),
@@ -497,7 +510,7 @@ def snapshot_rows(
         if keyed:
             key = json_objects([described[i] for i in keyed], [columns[i] for i in keyed], [None] * len(keyed))
         names = pa.array([table.name]).take(pa.array(np.zeros(n, np.int64)))
-        after = json_objects(described, columns, [None] * len(columns))
+        after = json_objects(described, columns, [None] * len(columns)) if described else pa.array(["{}"] * n)
         return pa.RecordBatch.from_arrays([names, *meta, key, after, pa.nulls(n, pa.string())], schema=schema)
     before = [pa.nulls(n, schema.field(BEFORE).type)] if layout.before_image else []
     return pa.RecordBatch.from_arrays([*columns, *meta, *before], schema=schema)

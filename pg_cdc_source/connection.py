@@ -111,6 +111,10 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
                 " JOIN pg_catalog.pg_settings AS s ON lower(s.name) = lower(v.name)",
                 (names, [_SETTINGS[name] for name in names]),
             )
+            if session.info.parameter_status("server_encoding") == "SQL_ASCII":
+                # Such a server knows no encoding. Asked for UTF-8 it refuses other bytes without saying where they are;
+                # so it shall send what it has. psycopg2 does not notice and goes on in UTF-8.
+                cursor.execute("SET client_encoding = 'SQL_ASCII'")
     except psycopg2.Error as error:
         session.close()
         raise translate(error, "preparing a session") from None
@@ -131,8 +135,12 @@ def _connect_error(options: ConnectionOptions, given: dict[str, str], error: psy
         return ConnectError(where, remedy="check the database and role names in the connection options")
     if "could not translate host name" in text:
         return ConnectError(where, remedy="check the host name and the DNS of driver and executors")
-    if isinstance(error, psycopg2.ProgrammingError) or "certificate" in text or "SSL" in text:
-        return ConnectError(where, remedy="check the connection options (sslmode, sslrootcert, …)")
+    if any(word in text for word in ("certificate", "SSL", "channel binding")):
+        return ConnectError(where, remedy="check certificates and connection options (sslmode, sslrootcert, …)")
+    # What libpq finds wrong with its settings before it connects.
+    in_settings = ("of service", "service file", "invalid ")
+    if isinstance(error, psycopg2.ProgrammingError) or any(word in text for word in in_settings):
+        return ConnectError(where, remedy="check the connection options")
     if "unsupported startup parameter: replication" in text:
         return ServerSetupError(
             where,
@@ -191,6 +199,9 @@ def classified(code: str, text: str, doing: str, source_function: str | None = N
             remedy="changes made without the publication cannot be decoded: start over with a new checkpoint location "
             "and a new slot, and leave the publication there",
         )
+    if code == "0A000" and "while in recovery" in text:
+        # Before 16. A stream looks at this before it begins; later it means a server that is about to be promoted.
+        return TransientError(where)
     if code in ("53400", "0A000"):
         return ServerSetupError(where)
     return DefiniteError(where)
@@ -203,6 +214,11 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except psycopg2.Error as error:
         raise translate(error, doing) from None
+    except UnicodeDecodeError as error:
+        raise DefiniteError(
+            f"{doing}: {error.object!r} is not UTF-8, and the database's encoding, SQL_ASCII, does not say what it is",
+            remedy="rename what has this name: columns, tables and schemas need names in UTF-8",
+        ) from None
 
 
 def refuse_breaking_pooler(options: ConnectionOptions, session: Session, application_name: str) -> None:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pg_cdc_source import native
-from pg_cdc_source.binary import Decoded, Field, Fixed, Ints, MalformedError, Messages, WireBuffer
+from pg_cdc_source.binary import Decoded, Field, Fixed, Ints, MalformedError, Messages, WireBuffer, refuse_other_bytes
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.types import Codec, Column
 
@@ -141,12 +141,13 @@ class CopyDecoder:
         if found is None:
             return self._decode_with_numpy(rows)
         arrays: dict[int, pa.Array] = {}
-        for i, (values, start, length, valid) in zip(self._order, found, strict=True):
+        for i, (items, start, length, valid) in zip(self._order, found, strict=True):
             decoder = self._codecs[i].decoder
             if isinstance(decoder, Fixed):
-                arrays[i] = self._accept(i, partial(decoder.read_items, values, valid))
+                arrays[i] = self._accept(i, partial(decoder.read_items, items, valid))
             else:
-                arrays[i] = self._accept(i, partial(self._codecs[i].decode, Field(rows.buffer, start, length, valid)))
+                values = Field(rows.buffer, start, length, valid)
+                arrays[i] = self._accept(i, partial(refuse_other_bytes, self._codecs[i].decode, values))
         return [arrays[i] for i in range(len(self._codecs))]
 
     def _decode_with_numpy(self, rows: Messages) -> list[pa.Array]:
@@ -198,7 +199,8 @@ class CopyDecoder:
             beyond = at - ends
             if beyond.max() > 0:
                 raise self._wire_error(i, f"expected a value inside its row, got one {int(beyond.max())} bytes beyond")
-            arrays[i] = self._accept(i, partial(self._codecs[i].decode, Field(buffer, start, length, valid)))
+            field = Field(buffer, start, length, valid)
+            arrays[i] = self._accept(i, partial(refuse_other_bytes, self._codecs[i].decode, field))
         if (at != ends).any():
             raise WireError(
                 f"COPY: expected rows to end after their last field, got {int((ends - at).max())} more bytes"

@@ -20,13 +20,14 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from pg_cdc_source.binary import Field, MalformedError, WireBuffer
-from pg_cdc_source.changes import BEFORE, CHANGE_FIELDS
+from pg_cdc_source.changes import BEFORE, CHANGE_FIELDS, refuse_change_names
 from pg_cdc_source.envelope import EnvelopeColumn, columns_from_json
 from pg_cdc_source.errors import OptionError, PgCdcError, UnrepresentableError, WireError
 from pg_cdc_source.names import QualifiedName, nearest, quote_where_needed
@@ -55,15 +56,17 @@ def project(
 
     ``df`` is what the option ``tables`` gives, streaming or not. ``table`` is looked up in PostgreSQL now, by the
     connection's options (``url`` and the others); ``asString``, ``numericAs``, ``unrepresentable`` and ``beforeImage``
-    mean what they mean for ``pgcdc``. Raises OptionError, and what looking up a table raises; the query raises
-    UnrepresentableError, and SchemaChangedError for rows that have other columns than the table has now.
+    mean what they mean for ``pgcdc``. A column that a row of the envelope lacks, because it was added later or the
+    publication does not send it, is NULL and listed in ``_unchanged``. Raises OptionError, and what looking up a table
+    raises; the query raises UnrepresentableError, and SchemaChangedError for rows that have other columns than the
+    table has now.
     """
     _expect_columns(df, _ENVELOPE_NAMES, "project() takes what the option tables gives of pgcdc")
     plan = make_plan(_projection_options(table, url, options))
     assert plan.relation is not None
     name = str(QualifiedName((plan.relation.schema, plan.relation.name)))
     codecs = tuple(plan.codecs)
-    _expect_no_change_column(name, [codec.column.name for codec in codecs])
+    refuse_change_names(name, [codec.column.name for codec in codecs])
     projection = _Projection(name, codecs, plan.options.unrepresentable, beforeImage)
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -100,16 +103,6 @@ def _projection_options(table: str, url: str | None, options: dict[str, str | in
     return parse_snapshot_options({**given, "dbtable": table})
 
 
-def _expect_no_change_column(table: str, names: Sequence[str]) -> None:
-    taken = {name.lower() for name in (*_CHANGE_NAMES, BEFORE)}
-    for name in names:
-        if name.lower() in taken:
-            raise OptionError(
-                f"{table} has a column {quote_where_needed(name)}, which is the name of one of the change columns",
-                remedy="rename the column in PostgreSQL",
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class _Projection:
     """How rows of one table are decoded, on executors."""
@@ -128,20 +121,37 @@ class _Projection:
     def typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Decode at least one row: change columns, then the objects ``image`` and ``before``."""
         # Spark may hand over another time zone, or offsets of 64 bits.
-        changes = [batch.column(field.name).cast(field.type) for field in CHANGE_FIELDS]
-        arrays = [*self._decode(batch, _IMAGE), *changes]
+        changes = {field.name: batch.column(field.name).cast(field.type) for field in CHANGE_FIELDS}
+        arrays, present = self._decode(batch, _IMAGE)
+        changes["_unchanged"] = self._with_absent(changes["_unchanged"], changes["_change_type"], present)
+        arrays += changes.values()
         if self.before_image:
             struct_type = self.schema.field(BEFORE).type
             missing = batch.column("before").is_null()
-            arrays.append(
-                pa.StructArray.from_arrays(self._decode(batch, "before"), fields=list(struct_type), mask=missing)
-            )
+            olds, _ = self._decode(batch, "before")
+            arrays.append(pa.StructArray.from_arrays(olds, fields=list(struct_type), mask=missing))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _decode(self, batch: pa.RecordBatch, objects: str) -> list[pa.Array]:
+    def _decode(self, batch: pa.RecordBatch, objects: str) -> tuple[list[pa.Array], list[pa.BooleanArray]]:
+        """The columns' values, and where each was present."""
         columns = [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in self.codecs]
-        texts = columns_from_json(batch.column(objects).cast(pa.string()), columns)
-        return [self._values(batch, codec, text) for codec, (text, _) in zip(self.codecs, texts, strict=True)]
+        texts, present = zip(*columns_from_json(batch.column(objects).cast(pa.string()), columns), strict=True)
+        return [self._values(batch, codec, text) for codec, text in zip(self.codecs, texts, strict=True)], list(present)
+
+    def _with_absent(
+        self, unchanged: pa.ListArray, change_type: pa.StringArray, present: Sequence[pa.BooleanArray]
+    ) -> pa.ListArray:
+        """List the columns that whole rows lack without saying so: no NULL without a sign."""
+        whole = pc.is_in(change_type, pa.array(["snapshot", "insert", "update"]))
+        lists: list[list[str]] | None = None
+        for codec, there in zip(self.codecs, present, strict=True):
+            lacking = np.flatnonzero(pc.and_not(whole, there).to_numpy(zero_copy_only=False))
+            if len(lacking):
+                lists = unchanged.to_pylist() if lists is None else lists
+                for row in lacking:
+                    if codec.column.name not in lists[row]:
+                        lists[row].append(codec.column.name)
+        return unchanged if lists is None else pa.array(lists, unchanged.type)
 
     def _values(self, batch: pa.RecordBatch, codec: Codec, texts: pa.StringArray) -> pa.Array:
         name = quote_where_needed(codec.column.name)
@@ -248,6 +258,12 @@ class _Batch:
         fields = tuple(df.schema.fields)
         names = [field.name for field in fields]
         found = _find_keys(keys, names)
+        for i in found:
+            if "map<" in fields[i].dataType.simpleString():
+                raise OptionError(
+                    f"collapse() has the key {quote_where_needed(names[i])}, and Spark cannot compare maps",
+                    remedy=f"read it with asString={quote_where_needed(names[i])}",
+                )
         values = tuple(i for i, name in enumerate(names) if name not in (*_CHANGE_NAMES, BEFORE) and i not in found)
         before = names.index(BEFORE) if BEFORE in names else None
         return cls(df.toDF(*(f"c{i}" for i in range(len(names)))), fields, found, values, before)

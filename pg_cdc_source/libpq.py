@@ -1,4 +1,4 @@
-"""The replication protocol on psycopg2's own connection, through the libpq that psycopg2 has loaded.
+"""The replication protocol, and what else psycopg2 keeps to itself, through the libpq that psycopg2 has loaded.
 
 psycopg2's replication cursor confirms positions by itself: while nothing is to be sent, it reports as flushed whatever
 the server's keepalives name, and there is no way to turn that off. The slot would then move past Spark's checkpoint,
@@ -59,6 +59,8 @@ _flush = _function(_WAITING, "PQflush", ctypes.c_int, _connection)
 _get_result = _function(_WAITING, "PQgetResult", _result, _connection)
 _exec = _function(_WAITING, "PQexec", _result, _connection, ctypes.c_char_p)
 _status = _function(_QUICK, "PQresultStatus", ctypes.c_int, _result)
+_fields = _function(_QUICK, "PQnfields", ctypes.c_int, _result)
+_modifier = _function(_QUICK, "PQfmod", ctypes.c_int, _result, ctypes.c_int)
 
 # Of the same libpq, as C calls them.
 _GET_COPY_DATA, _FREE = (ctypes.cast(getattr(_QUICK, name), ctypes.c_void_p) for name in ("PQgetCopyData", "PQfreemem"))
@@ -90,12 +92,13 @@ class ReplicationStream:
                 translated(self._what),
                 self._session.cursor(cursor_factory=psycopg2.extras.ReplicationCursor) as cursor,
             ):
-                # The option is a list of identifiers inside a string.
-                quoted = sql.Identifier(publication).as_string(self._session)
+                # The option is a list of identifiers inside a string, which replication commands know in its plainest
+                # form only: psycopg2 would write E'…' where the role has standard_conforming_strings off.
+                names = "'" + sql.Identifier(publication).as_string(self._session).replace("'", "''") + "'"
                 protocol = "'2', streaming 'on'" if streaming and self._session.server_version >= 140000 else "'1'"
                 command = sql.SQL(
                     "START_REPLICATION SLOT {} LOGICAL {} (proto_version {}, publication_names {})"
-                ).format(sql.Identifier(slot), sql.SQL(str(start)), sql.SQL(protocol), sql.Literal(quoted))
+                ).format(sql.Identifier(slot), sql.SQL(str(start)), sql.SQL(protocol), sql.SQL(names))
                 cursor.start_replication_expert(command, decode=False)
             self._pgconn = self._session.pgconn_ptr
             self._copied = ctypes.c_void_p()
@@ -231,6 +234,12 @@ def copy_out(
         _clear(result)
     while result := _get_result(pgconn):
         _clear(result)
+
+
+def column_modifiers(cursor: Any) -> list[int]:
+    """The type modifier of each column of the rows that ``cursor`` has; -1 is none. psycopg2 shows numeric's only."""
+    result = cursor.pgresult_ptr
+    return [_modifier(result, i) for i in range(_fields(result))]
 
 
 def keepalive_end(data: bytes) -> tuple[Lsn, bool]:

@@ -1,14 +1,12 @@
-"""Decode ``numeric``: base-10,000 digits into DECIMAL, or PostgreSQL's text into DOUBLE."""
+"""Decode ``numeric``: base-10,000 digits into DECIMAL."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pg_cdc_source import native
 from pg_cdc_source.binary import (
@@ -18,8 +16,6 @@ from pg_cdc_source.binary import (
     Flags,
     Ints,
     MalformedError,
-    as_text,
-    byte_strings,
     fixed_array,
     refusals,
     without,
@@ -178,38 +174,3 @@ def _headers(values: Field) -> tuple[Ints, Ints, Ints, Ints]:
     if display_scale.max() > _MAX_DISPLAY_SCALE:
         raise MalformedError(f"expected a display scale up to {_MAX_DISPLAY_SCALE}, got {int(display_scale.max())}")
     return at, digits, (weight ^ 0x8000) - 0x8000, sign
-
-
-_TEXT = re.compile(r"-?[0-9]+(\.[0-9]+)?|NaN|-?Infinity")
-
-
-@dataclass(frozen=True, slots=True)
-class TextAsDouble(Decoder):
-    """``numeric_out``'s text, as the nearest double.
-
-    Not ``::float8``: PostgreSQL ends the whole COPY with an error where a numeric is too large for it.
-    """
-
-    arrow = pa.float64()
-
-    def read(self, values: Field) -> Decoded:
-        text = as_text(byte_strings(values, values.start, values.length))
-        try:
-            doubles = text.cast(self.arrow)
-        except pa.ArrowInvalid:
-            doubles = pa.array([_double(item) for item in text.to_pylist()], self.arrow)
-        infinite = pc.is_inf(doubles)
-        if not infinite.true_count:
-            return Decoded(doubles)
-        named = pc.ends_with(text, "Infinity")
-        too_large = pc.and_not(infinite, named).fill_null(False)
-        array = pc.if_else(too_large, pa.scalar(None, self.arrow), doubles)
-        return Decoded(array, refusals((too_large.to_numpy(zero_copy_only=False), "too large for a double")))
-
-
-def _double(text: str | None) -> float | None:
-    if text is None:
-        return None
-    if not _TEXT.fullmatch(text):
-        raise MalformedError(f"expected the text of a numeric, got {len(text)} characters that are none")
-    return float(text)

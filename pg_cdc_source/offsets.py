@@ -74,6 +74,19 @@ class SlotIdentity:
     slot: str
 
 
+def end_of_timeline(history: str, timeline: int) -> Lsn | None:
+    """Where a timeline ended, by the history file of one that came after it; None where it is no ancestor.
+
+    A line has the ancestor's number, the LSN at which the next one left it, and a reason; # begins a comment
+    (timeline.c: readTimeLineHistory).
+    """
+    for line in history.splitlines():
+        words = line.split("#", 1)[0].split(None, 2)
+        if len(words) > 1 and int(words[0]) == timeline:
+            return Lsn.parse(words[1])
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
     """One offset of a stream.

@@ -337,6 +337,14 @@ _STREAM_OPTIONS = (
         without="required",
     ),
     Option(
+        "failover",
+        "pgcdc",
+        "make a slot that standbys keep a copy of (PostgreSQL 17 and later), from which the stream goes on when one of "
+        "them takes over",
+        _boolean,
+        "false",
+    ),
+    Option(
         "publication",
         "pgcdc",
         "publication of the tables; created when missing, kept when the query stops",
@@ -559,6 +567,7 @@ class StreamOptions:
     dbtable: QualifiedName | None
     tables: tuple[TablePattern, ...]
     slot: str
+    failover: bool
     publication: str
     publication_mode: PublicationMode
     start_from: StartFrom
@@ -622,6 +631,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         dbtable=values["dbtable"],
         tables=values["tables"] or (),
         slot=values["slot"],
+        failover=values["failover"],
         publication=values["publication"] or values["slot"],
         publication_mode=values["publicationMode"],
         start_from=values["startFrom"],
@@ -657,7 +667,7 @@ def _stream_contradictions(given: _Given) -> Iterator[OptionError]:
             remedy="choose a name for the stream's replication slot in the option slot; it is created when missing, "
             "and no other stream may use it",
         )
-    for name in ("partitionBytes", "slotTimeout"):
+    for name in ("failover", "partitionBytes", "slotTimeout"):
         if name in names and values["startFrom"] == "slot":
             yield OptionError(
                 f"{name} is not used with startFrom=slot",

@@ -12,12 +12,16 @@ found here, before anything is read:
   there. This package never does that to somebody's production: such a publication is not created.
 - **Identity of partitions.** WAL has the old values of the leaf's identity, pgoutput labels them by the root's. Where
   the leaf's has less, columns would look NULL that are not: refused.
+- **Row filters, column lists.** A stream has the rows and columns that its publication sends, from its snapshot on.
+  The server sends what an update brings under a filter as an insert, what it takes away as a delete: so the rows under
+  it are a table of their own. Another filter or list leaves a gap, as does a table that was taken out for a while. Each
+  of them gives the table a new entry in the catalog, by which ``find_change`` finds out.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg2
@@ -31,7 +35,9 @@ from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSet
 from pg_cdc_source.names import QualifiedName, TablePattern
 from pg_cdc_source.options import StreamOptions
 
-# From this version on, a publication can send stored generated columns.
+# From these versions on, a publication can have schemas, row filters and column lists; and send stored generated
+# columns.
+_SCHEMAS_VERSION = 150000
 _GENERATED_VERSION = 180000
 
 # An error names so many tables and then counts.
@@ -40,17 +46,22 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table under the name that its changes have; ``columns`` None means all, ``row_filter`` is SQL."""
+    """A table under the name that its changes have; ``columns`` None means all, ``row_filter`` is SQL.
+
+    ``entries`` are the oids by which the catalog lists it, its schema or its root; none where all tables are published.
+    """
 
     relation: Relation
     columns: tuple[str, ...] | None
     row_filter: str | None
+    entries: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
     """What a publication sends. ``generated``: also stored generated columns (PostgreSQL 18)."""
 
+    oid: int
     name: str
     all_tables: bool
     via_root: bool
@@ -77,13 +88,18 @@ class ReplicaIdentity:
 
 @dataclass(frozen=True, slots=True)
 class StreamTable:
-    """A table of a stream. ``unpublished`` are its generated columns, which snapshots have and changes do not."""
+    """A table of a stream. ``unpublished`` are columns that changes do not have: generated ones, or not listed.
+
+    ``identity_columns`` and ``primary_key`` are empty where they do not travel whole: a part of a key tells no rows
+    apart.
+    """
 
     relation: Relation
     kind: str
     identity_columns: tuple[str, ...]
     primary_key: tuple[str, ...]
     unpublished: tuple[str, ...]
+    row_filter: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +129,16 @@ def read_publication(session: Session, name: str) -> Publication | None:
         if row is None:
             return None
         oid, all_tables, via_root, inserts, updates, deletes, truncates, generated = row
+        schemas = ""
+        if session.server_version >= _SCHEMAS_VERSION:
+            schemas = " UNION ALL SELECT oid, pnnspid FROM pg_catalog.pg_publication_namespace WHERE pnpubid = %(oid)s"
         cursor.execute(
-            "SELECT c.oid, n.nspname, c.relname, c.relkind,"
-            " CASE WHEN to_jsonb(r) ->> 'prattrs' IS NOT NULL THEN to_jsonb(t) -> 'attnames' END,"
-            " to_jsonb(t) ->> 'rowfilter'"
+            "WITH entry (oid, object) AS ("
+            "SELECT oid, prrelid FROM pg_catalog.pg_publication_rel WHERE prpubid = %(oid)s"
+            + schemas
+            + "), found AS (SELECT c.oid, n.nspname, c.relname, c.relkind, n.oid AS namespace,"
+            " CASE WHEN to_jsonb(r) ->> 'prattrs' IS NOT NULL THEN to_jsonb(t) -> 'attnames' END AS columns,"
+            " to_jsonb(t) ->> 'rowfilter' AS row_filter"
             " FROM pg_catalog.pg_publication_tables AS t"
             " JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname"
             " JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename"
@@ -128,16 +150,26 @@ def read_publication(session: Session, name: str) -> Publication | None:
             "  JOIN pg_catalog.pg_class AS a ON a.relnamespace = m.oid AND a.relname = o.tablename"
             "  JOIN pg_partition_ancestors(c.oid) AS up (oid) ON up.oid = a.oid"
             "  WHERE o.pubname = %(name)s AND a.oid <> c.oid))"
-            ' ORDER BY n.nspname COLLATE "C", c.relname COLLATE "C"',
+            # A table is listed by its own name, a root's, or that of a schema of either.
+            "), place (table_oid, object) AS (SELECT oid, unnest(ARRAY[oid, namespace]) FROM found"
+            " UNION SELECT f.oid, unnest(ARRAY[a.oid, a.relnamespace]) FROM found AS f"
+            "  CROSS JOIN pg_partition_ancestors(f.oid) AS up (oid) JOIN pg_catalog.pg_class AS a ON a.oid = up.oid),"
+            " listed (table_oid, entries) AS (SELECT p.table_oid, array_agg(e.oid::bigint ORDER BY e.oid)"
+            "  FROM place AS p JOIN entry AS e ON e.object = p.object GROUP BY p.table_oid)"
+            " SELECT f.oid, f.nspname, f.relname, f.relkind, f.columns, f.row_filter, l.entries"
+            " FROM found AS f LEFT JOIN listed AS l ON l.table_oid = f.oid"
+            ' ORDER BY f.nspname COLLATE "C", f.relname COLLATE "C"',
             {"oid": oid, "name": name, "via_root": via_root},
         )
         # By oid, because before 14 the view repeats a partition that is listed beside its root.
         tables = {
-            relation[0]: PublishedTable(Relation(*relation), None if columns is None else tuple(columns), row_filter)
-            for *relation, columns, row_filter in cursor
+            relation[0]: PublishedTable(
+                Relation(*relation), None if columns is None else tuple(columns), row_filter, tuple(entries or ())
+            )
+            for *relation, columns, row_filter, entries in cursor
         }
     return Publication(
-        name, all_tables, via_root, inserts, updates, deletes, truncates, generated, tuple(tables.values())
+        oid, name, all_tables, via_root, inserts, updates, deletes, truncates, generated, tuple(tables.values())
     )
 
 
@@ -234,6 +266,7 @@ def ensure_publication(session: Session, options: StreamOptions) -> Publication:
     ancestors = _read_ancestors(session, [relation.oid for relation in relations])
     oids = {relation.oid for relation in relations}
     planned = Publication(
+        0,
         options.publication,
         all_tables=False,
         via_root=True,
@@ -243,7 +276,7 @@ def ensure_publication(session: Session, options: StreamOptions) -> Publication:
         truncates=True,
         generated=server.version_num >= _GENERATED_VERSION,
         tables=tuple(
-            PublishedTable(relation, None, None)
+            PublishedTable(relation, None, None, ())
             for relation in relations
             if not any(ancestor.oid in oids for ancestor in ancestors.get(relation.oid, ()))
         ),
@@ -387,8 +420,6 @@ def stream_tables(session: Session, options: StreamOptions, publication: Publica
         found.update((relation.oid, relation) for relation in matches)
     for tree in _read_trees(session, list(found.values())).values():
         _refuse_unstreamable(tree)
-    for oid in found:
-        _refuse_partial(publication, published[oid])
     return tuple(_sorted(found.values()))
 
 
@@ -507,16 +538,6 @@ def _refuse_unstreamable(tree: Sequence[_Node]) -> None:
             )
 
 
-def _refuse_partial(publication: Publication, table: PublishedTable) -> None:
-    for has, what in ((table.columns, "a column list"), (table.row_filter, "a row filter")):
-        if has is not None:
-            raise ServerSetupError(
-                f"publication {catalog.quoted(publication.name)} has {what} for {table.relation}, which streams do not "
-                "support yet",
-                remedy="use a publication that has the whole table (option publication), and select in Spark",
-            )
-
-
 def read_stream_tables(
     session: Session, publication: Publication, relations: Sequence[Relation]
 ) -> tuple[StreamTable, ...]:
@@ -526,14 +547,18 @@ def read_stream_tables(
     """
     trees = _read_trees(session, relations)
     identities = read_identities(session, [node.relation.oid for tree in trees.values() for node in tree])
-    generated = _read_generated(session, relations, stored_are_sent=publication.generated)
+    unpublished = _read_unpublished(session, publication, relations)
+    filters = {table.relation.oid: table.row_filter for table in publication.tables}
     tables = []
     for relation in relations:
         if publication.updates or publication.deletes:
             _refuse_lesser_identities(session, [node.relation for node in trees[relation.oid]], identities)
-        identity, unpublished = identities[relation.oid], generated.get(relation.oid, ())
-        columns = tuple(column for column in identity.columns if column not in unpublished)
-        tables.append(StreamTable(relation, identity.kind, columns, identity.primary_key, unpublished))
+        identity, missing = identities[relation.oid], unpublished[relation.oid]
+        columns = tuple(column for column in identity.columns if column not in missing)
+        if identity.kind != "f" and columns != identity.columns:
+            columns = ()
+        key = () if set(identity.primary_key) & set(missing) else identity.primary_key
+        tables.append(StreamTable(relation, identity.kind, columns, key, missing, filters[relation.oid]))
     return tuple(tables)
 
 
@@ -564,18 +589,27 @@ def _named(identity: ReplicaIdentity) -> str:
     return "the whole row" if identity.kind == "f" else ", ".join(map(catalog.quoted, identity.columns))
 
 
-def _read_generated(
-    session: Session, relations: Sequence[Relation], *, stored_are_sent: bool
+def _read_unpublished(
+    session: Session, publication: Publication | None, relations: Sequence[Relation]
 ) -> dict[int, tuple[str, ...]]:
-    """Names of generated columns that are not sent, by the table's oid."""
-    with translated("reading generated columns"), session.cursor() as cursor:
+    """Names of columns that are not sent, or would not be, by the table's oid."""
+    lists = {} if publication is None else {table.relation.oid: table.columns for table in publication.tables}
+    # One that is missing will be made so.
+    stored_are_sent = session.server_version >= _GENERATED_VERSION if publication is None else publication.generated
+    unpublished: dict[int, tuple[str, ...]] = {relation.oid: () for relation in relations}
+    with translated("reading the columns that are published"), session.cursor() as cursor:
         cursor.execute(
-            "SELECT attrelid, array_agg(attname::text ORDER BY attnum) FROM pg_catalog.pg_attribute"
-            " WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped AND attgenerated <> ''"
-            " AND NOT (%s AND attgenerated = 's') GROUP BY attrelid",
-            ([relation.oid for relation in relations], stored_are_sent),
+            "SELECT attrelid, attname, attgenerated FROM pg_catalog.pg_attribute WHERE attrelid = ANY (%s::oid[])"
+            " AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum",
+            (list(unpublished),),
         )
-        return {oid: tuple(names) for oid, names in cursor}
+        for oid, name, generated in cursor:
+            listed = lists.get(oid)
+            # A list may name stored generated columns, whatever the publication says of them otherwise.
+            sent = name in listed if listed is not None else not generated or (generated == "s" and stored_are_sent)
+            if not sent:
+                unpublished[oid] += (name,)
+    return unpublished
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
@@ -597,50 +631,73 @@ def _listed(relations: Sequence[Relation]) -> str:
 # --- while a stream runs ---------------------------------------------------------------------------------------------
 
 
-def read_mark(session: Session, name: str) -> str:
-    """What tells a publication from a later one of the same name, and what it sends; empty where there is none.
+def mark_of(publication: Publication, oids: Collection[int]) -> str:
+    """What tells a publication from a later one of the same name, and what it sends of these tables.
 
-    It is kept in checkpoints: the oid, and a letter for each kind of change (insert, update, delete, truncate).
+    It is kept in checkpoints: ``16390 iudt 16384:16391 16387:16392+16394rc`` is the oid, a letter for each kind of
+    change (insert, update, delete, truncate), and for each table its entries, r for a row filter, c for a column list.
+    An entry stays when names change, and is another one when filter or list are (pg_publication_rel).
     """
-    with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
-        cursor.execute(
-            "SELECT oid::bigint || ' ' || concat(CASE WHEN pubinsert THEN 'i' END, CASE WHEN pubupdate THEN 'u' END,"
-            " CASE WHEN pubdelete THEN 'd' END, CASE WHEN pubtruncate THEN 't' END)"
-            " FROM pg_catalog.pg_publication WHERE pubname = %s",
-            (name,),
-        )
-        row = cursor.fetchone()
-        return "" if row is None else str(row[0])
+    kinds = {"i": publication.inserts, "u": publication.updates, "d": publication.deletes, "t": publication.truncates}
+    listed = [
+        f" {table.relation.oid}:{'+'.join(map(str, table.entries))}"
+        + ("r" if table.row_filter is not None else "")
+        + ("c" if table.columns is not None else "")
+        for table in publication.tables
+        if table.entries and table.relation.oid in oids
+    ]
+    return f"{publication.oid} {''.join(letter for letter, sent in kinds.items() if sent)}{''.join(listed)}"
 
 
-def find_change(mark: str, now: str) -> str:
-    """In words what became of a publication between two marks; empty where it sends all that it did."""
-    (oid, sent), (oid_now, sent_now) = ((*text.split(" "), "")[:2] for text in (mark, now))
+def find_change(mark: str, now: str, names: Mapping[int, str]) -> str:
+    """In words what became of a publication between two marks; empty where it sends all that it did.
+
+    ``names`` are those of the stream's tables by oid. A table that only one of the marks has is passed over.
+    """
+    (oid, sent, *listed), (oid_now, sent_now, *listed_now) = (f"{text} ".split(" ") for text in (mark, now))
     if oid != oid_now:
-        return "was dropped" + (" and created again" if now else "")
+        return "was dropped and created again"
     kinds = {"i": "inserts", "u": "updates", "d": "deletes", "t": "truncates"}
     lost = [what for letter, what in kinds.items() if letter in sent and letter not in sent_now]
-    return f"leaves out {', '.join(lost)} now" if lost else ""
+    if lost:
+        return f"leaves out {', '.join(lost)} now"
+    before = dict(_parsed_entries(listed))
+    for table, (entries_now, flags_now) in _parsed_entries(listed_now):
+        entries, flags = before.get(table, (entries_now, flags_now))
+        for letter, what in (("r", "row filter"), ("c", "column list")):
+            if (letter in flags) != (letter in flags_now):
+                return f"has {'a' if letter in flags_now else 'no'} {what} for {names[table]} now"
+        if entries.isdisjoint(entries_now):
+            otherwise = ", or given another row filter or column list" if flags else ""
+            return f"has {names[table]} anew: it was dropped from it and added again{otherwise}"
+    return ""
 
 
-def find_lost(session: Session, name: str, mark: str, tables: Mapping[int, str]) -> str:
-    """In words what became of a publication by which a stream reads ``tables`` (names by oid); empty where nothing."""
-    if changed := find_change(mark, read_mark(session, name)):
+def _parsed_entries(listed: Sequence[str]) -> Iterator[tuple[int, tuple[set[str], str]]]:
+    for text in filter(None, listed):
+        table, _, rest = text.partition(":")
+        entries = rest.rstrip("rc")
+        yield int(table), (set(entries.split("+")), rest[len(entries) :])
+
+
+def find_lost(session: Session, name: str, mark: str, names: Mapping[int, str]) -> str:
+    """In words what became of a publication by which a stream reads tables (names by oid); empty where nothing."""
+    publication = read_publication(session, name)
+    if publication is None:
+        return "was dropped"
+    if changed := find_change(mark, mark_of(publication, names), names):
         return changed
+    published = {table.relation.oid for table in publication.tables}
+    lost = [oid for oid in names if oid not in published]
+    if not lost:
+        return ""
     with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
-        cursor.execute(
-            "SELECT wanted.oid, c.oid IS NULL FROM unnest(%s::oid[]) AS wanted (oid)"
-            " LEFT JOIN (pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)"
-            " ON c.oid = wanted.oid LEFT JOIN (SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables"
-            " WHERE pubname = %s) AS t ON t.schemaname = n.nspname AND t.tablename = c.relname"
-            " WHERE t.tablename IS NULL ORDER BY 1 LIMIT 5",
-            (list(tables), name),
-        )
-        gone = [f"{tables[table]}{', which was dropped' if dropped else ''}" for table, dropped in cursor]
-    return f"has lost {'; '.join(gone)}" if gone else ""
+        cursor.execute("SELECT oid::bigint FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[])", (lost,))
+        there = {oid for (oid,) in cursor}
+    gone = [f"{names[oid]}{'' if oid in there else ', which was dropped'}" for oid in sorted(lost)[:_MOST_NAMED]]
+    return f"has lost {'; '.join(gone)}"
 
 
-def read_unpublished(session: Session, name: str, relations: Sequence[Relation]) -> dict[int, tuple[str, ...]]:
-    """Names of generated columns that a publication does not send or would not, by the table's oid."""
-    found = read_publication(session, name)
-    return _read_generated(session, relations, stored_are_sent=found is not None and found.generated)
+def read_unpublished(session: Session, name: str, relation: Relation) -> tuple[str, ...]:
+    """Names of a table's columns that a publication does not send, or would not if there were one."""
+    return _read_unpublished(session, read_publication(session, name), [relation])[relation.oid]

@@ -19,6 +19,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psycopg2
@@ -188,12 +189,16 @@ class _Reader:
         # Once more, since only now the lock keeps the name with its heap.
         self._expect_planned_names(session)
         snapshot.check_files(session, self._doing)
-        for planned, attnum, found in zip(columns, self._piece.attnums, now, strict=False):
-            if (planned.name, attnum, planned.type_oid, planned.typmod) != (
+        # A modifier that says nothing about decoding, as varchar's, may have changed.
+        found_codecs = replace(self._plan, columns=tuple(now)).codecs
+        for codec, attnum, found_codec in zip(self._codecs, self._piece.attnums, found_codecs, strict=False):
+            planned, found = codec.column, found_codec.column
+            if (planned.name, attnum, planned.type_oid, codec.decoder, codec.select_sql) != (
                 found.name,
                 found.attnum,
                 found.type_oid,
-                found.typmod,
+                found_codec.decoder,
+                found_codec.select_sql,
             ):
                 raise SchemaChangedError(
                     f"{self._doing}: column {planned.name} ({planned.type_name}) is not the column it was when the "
@@ -213,12 +218,11 @@ class _Reader:
         return select_from(self._plan, self._piece, [sql.Identifier(name) for name in names], None)
 
     def _copy_statement(self, blocks: BlockRange) -> sql.Composable:
-        """COPY with the columns in the order that the decoder wants, cast as their codecs say."""
+        """COPY with the columns in the order that the decoder wants, each as its codec says."""
         items: list[sql.Composable] = []
         for i in select_order(self._codecs):
             codec = self._codecs[i]
-            cast = sql.SQL(f"::{codec.select_sql_cast}" if codec.select_sql_cast else "")
-            items.append(sql.SQL("{}{}").format(sql.Identifier(codec.column.name), cast))
+            items.append(sql.SQL(codec.select_sql).format(sql.Identifier(codec.column.name)))
         select = select_from(self._plan, self._piece, items, blocks if self._piece.heap else None)
         return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(select)
 

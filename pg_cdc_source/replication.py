@@ -97,13 +97,14 @@ class Chunk:
 class SlotReader:
     """Reads one slot from ``start`` on, in a thread, until it is closed.
 
-    ``connect`` opens the stream at an LSN; ``describe`` says what a relation's rows are to become, given the relation
-    and the LSN of the commit whose rows it describes: None where they are not wanted; it raises where they cannot be.
+    ``connect`` opens the stream after a position; ``describe`` says what a relation's rows are to become, given the
+    relation and the LSN of the commit whose rows it describes: None where they are not wanted; it raises where they
+    cannot be.
     """
 
     def __init__(
         self,
-        connect: Callable[[Lsn], ReplicationStream],
+        connect: Callable[[Position], ReplicationStream],
         describe: Callable[[Relation, Lsn], Described | None],
         decoder: ChangeDecoder,
         schema: pa.Schema,
@@ -179,12 +180,15 @@ class SlotReader:
             self._changed.notify_all()
         self._poke()
 
-    def cut(self, start: Position, limits: Limits, ceiling: Position | None, patience: float) -> Position:
+    def cut(
+        self, start: Position, limits: Limits, ceiling: Position | None, patience: float, *, only_rows: bool = False
+    ) -> Position:
         """Where a batch from ``start`` ends; ``start`` itself when nothing has come within ``patience`` seconds.
 
-        Nothing beyond ``ceiling`` is taken. Raises what the thread has met, once all that
-        came before it was handed out. Spark asks for the next batch when it is done with the one that ends at
-        ``start``, so chunks up to there make room; confirmed they are only when Spark says so.
+        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end without a row before it is nothing. Raises what
+        the thread has met, once all that came before it was handed out. Spark asks for the next batch when it is done
+        with the one that ends at ``start``, so chunks up to there make room; confirmed they are only when Spark says
+        so.
         """
         deadline = time.monotonic() + patience
         with self._locked():
@@ -194,7 +198,7 @@ class SlotReader:
                 if self._collected and (self._complete > start or self._is_full()):
                     self._close_chunk()
                 end = self._end_of_batch(start, limits, ceiling)
-                if end > start:
+                if end > start and not (only_rows and self._is_quiet(start, end)):
                     return end
                 if self._error is not None:
                     raise self._error
@@ -202,11 +206,6 @@ class SlotReader:
                 if rest <= 0:
                     return start
                 self._changed.wait(rest)
-
-    def is_quiet(self, start: Position, end: Position) -> bool:
-        """Whether there is neither a row after ``start`` up to ``end``, nor an error to be told of behind it."""
-        with self._locked():
-            return self._error is None and not any(c.last > start and c.first <= end for c in self._chunks)
 
     def read_through(self, end: Position, alive: Callable[[], bool]) -> None:
         """Read until ``end`` is here, without limits. Raises what keeps that from happening."""
@@ -242,6 +241,10 @@ class SlotReader:
         return [self._between(chunk, start, end) for chunk in chunks]
 
     # --- cutting ----------------------------------------------------------------------------------------------------
+
+    def _is_quiet(self, start: Position, end: Position) -> bool:
+        """Whether there is neither a row after ``start`` up to ``end``, nor an error to be told of behind it."""
+        return self._error is None and not any(c.last > start and c.first <= end for c in self._chunks)
 
     def _end_of_batch(self, start: Position, limits: Limits, ceiling: Position | None) -> Position:
         bound = self._complete if ceiling is None else min(self._complete, ceiling)
@@ -314,7 +317,7 @@ class SlotReader:
         pause = 0.1
         while not self._closed:
             try:
-                with contextlib.closing(self._connect(self._received.next_lsn)) as stream:
+                with contextlib.closing(self._connect(self._received)) as stream:
                     pause = 0.1
                     for _ in self._follow(stream):
                         lost_at = None

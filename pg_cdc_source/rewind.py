@@ -112,7 +112,7 @@ class _Images:
 
 
 def rewind(
-    connect: Callable[[Lsn], ReplicationStream],
+    connect: Callable[[Position], ReplicationStream],
     layout: Layout,
     schema: pa.Schema,
     tables: Sequence[StreamedTable],
@@ -129,6 +129,8 @@ def rewind(
     rewound = {}
     for table in tables:
         images = found[table.oid]
+        if not table.codecs:
+            images.missing = "it has no columns to tell rows by"
         if images.missing is not None:
             log.warning(
                 "the initial snapshot of %s was interrupted and is read again as of %s instead of %s: %s; rows may "
@@ -146,7 +148,7 @@ def rewind(
 
 
 def _read(
-    connect: Callable[[Lsn], ReplicationStream],
+    connect: Callable[[Position], ReplicationStream],
     tables: Sequence[StreamedTable],
     describe: Callable[[Relation, Lsn], Described | None],
     layout: Layout,
@@ -181,7 +183,7 @@ def _read(
                 images[oid].add(batch, relations[oid][0].identity)
         messages, size = [], 0
 
-    with closing(connect(origin)) as stream:
+    with closing(connect(Position.before(origin))) as stream:
         for data in _messages(stream, origin, snapshot_lsn, alive):
             if data[HEADER_BYTES] in pgoutput.ROWS or data[HEADER_BYTES] == pgoutput.TRUNCATE:
                 messages.append(data)
@@ -287,6 +289,6 @@ def _chunks(rows: pa.Table, table: StreamedTable, layout: Layout, schema: pa.Sch
     for start in range(0, rows.num_rows, ROWS_PER_CHUNK):
         batch = _one_batch(rows.slice(start, ROWS_PER_CHUNK))
         arrays = [array.cast(codec.arrow_type) for array, codec in zip(batch.columns, table.codecs, strict=True)]
-        out = snapshot_rows(arrays, lsn, layout, table, schema)
+        out = snapshot_rows(arrays, batch.num_rows, lsn, layout, table, schema)
         chunks.append(Chunk(out.num_rows, out.nbytes, Position(lsn, 0), Position(lsn, 0), to_ipc(out)))
     return tuple(chunks)

@@ -88,7 +88,7 @@ def plan_in(session: Session, server: Server, options: SnapshotOptions, relation
         not_null = catalog.not_null_attnums(session, relation)
         columns = [replace(column, not_null=column.attnum in not_null) for column in columns]
     _check_names(options, [column.name for column in columns])
-    if not columns:
+    if not columns and not options.lsn_column:
         # Rows without values would not even be counted.
         raise OptionError(f"{relation or 'the query'} has no columns to read", remedy="leave it out, or add a column")
     return Plan(options, relation, tuple(columns), server)

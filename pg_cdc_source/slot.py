@@ -23,6 +23,7 @@ class Slot:
     """A row of pg_replication_slots.
 
     ``invalidation`` is why the server gave it up, in the words of invalidation_reason (17), found out on older ones.
+    ``failover`` says that standbys keep copies of it; on a standby, ``synced`` that it is such a copy.
     ``confirmed_flush`` is None while it is being created and for physical slots.
     """
 
@@ -37,14 +38,17 @@ class Slot:
     invalidation: str | None
     temporary: bool
     two_phase: bool
+    failover: bool
+    synced: bool
 
 
 def read_slot(session: Session, name: str) -> Slot | None:
     """The slot of this name; None where there is none."""
     with translated(f"reading slot {name}"), session.cursor() as cursor:
-        # As JSON, because columns differ by version: two_phase came with 14, conflicting with 16, its reason with 17.
+        # As JSON, because columns differ by version: two_phase came with 14, conflicting with 16, others with 17.
         cursor.execute(
-            "SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = %s",
+            "SELECT to_jsonb(s) || jsonb_build_object('in_recovery', pg_is_in_recovery())"
+            " FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = %s",
             (name,),
         )
         found = cursor.fetchone()
@@ -68,6 +72,8 @@ def read_slot(session: Session, name: str) -> Slot | None:
         invalidation=reason,
         temporary=row["temporary"],
         two_phase=row.get("two_phase", False),
+        failover=row.get("failover", False),
+        synced=row.get("synced", False) and row["in_recovery"],
     )
 
 
@@ -88,10 +94,10 @@ def missing_error(name: str, *, begun: bool) -> SlotLostError | OptionError:
     )
 
 
-def check_slot(slot: Slot, database: str) -> None:
+def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
     """Raise OptionError for a slot that is none of a stream in this database, SlotLostError for one that is given up.
 
-    TransientError says that it is still being created.
+    TransientError says that it is still being created. With ``failover`` it has to be one that standbys copy.
     """
     drop = f"SELECT pg_drop_replication_slot('{slot.name}')"
     other = f"choose another name in the option slot; or, if nobody needs it, drop it: {drop}"
@@ -107,6 +113,11 @@ def check_slot(slot: Slot, database: str) -> None:
             f"{catalog.quoted(database)}",
             remedy=f"connect to that database; or {other}",
         )
+    if slot.synced:
+        raise OptionError(
+            f"slot {slot.name} is this standby's copy of its primary's slot, to be read once the standby was promoted",
+            remedy="connect to the primary; several in host with target_session_attrs=read-write find it by themselves",
+        )
     if slot.temporary:
         raise OptionError(f"slot {slot.name} is temporary: it ends with the session that made it", remedy=other)
     if slot.two_phase:
@@ -114,6 +125,12 @@ def check_slot(slot: Slot, database: str) -> None:
             f"slot {slot.name} sends transactions when they are prepared (two_phase), a stream reads them when they "
             "are committed",
             remedy=other,
+        )
+    if failover and not slot.failover:
+        raise OptionError(
+            f"slot {slot.name} was made without failover: standbys keep no copy of it",
+            remedy="run, in a replication connection (psql 'replication=database …'): ALTER_REPLICATION_SLOT "
+            f"{slot.name} (FAILOVER true); or leave out the option failover",
         )
     if slot.invalidation is not None:
         why = slot.invalidation

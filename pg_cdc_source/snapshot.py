@@ -53,11 +53,12 @@ _DO_WITHOUT = ", or use consistentPoint=off (a snapshot without LSN)"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSpec:
-    """How a snapshot is to be made; the part of the options that its maker needs."""
+    """How a snapshot is to be made; the part of the options that its maker needs. ``failover`` is the slot's."""
 
     consistent_point: ConsistentPoint
     slot: str | None
     slot_timeout_seconds: float
+    failover: bool = False
 
 
 @dataclass(slots=True)
@@ -119,12 +120,13 @@ def make_snapshot(
     session = connect(options, name_for(""))
     try:
         server = catalog.read_server(session)
-        if spec.consistent_point != "off":
+        # On a standby a slot waits for what the primary writes at its leisure, or not at all: too long for a maybe.
+        if spec.consistent_point == "require" or (spec.consistent_point == "auto" and not server.in_recovery):
             try:
-                require_consistent_point(server, stream=stream)
-                return _at_consistent_point(options, spec, name_for, holders, session, stream=stream)
+                require_consistent_point(server, stream=stream, failover=spec.failover)
+                return _at_consistent_point(options, spec, name_for, holders, session, server, stream=stream)
             except (ServerSetupError, TransientError):
-                if spec.consistent_point == "require" or spec.slot:
+                if spec.consistent_point == "require":
                     raise
         with translated("opening a snapshot"), session.cursor() as cursor:
             cursor.execute(_BEGIN)
@@ -133,8 +135,11 @@ def make_snapshot(
         session.close()
 
 
-def require_consistent_point(server: Server, *, stream: bool = False) -> None:
-    """Raise ServerSetupError when this server or role cannot make a logical slot, worded for what it is made for."""
+def require_consistent_point(server: Server, *, stream: bool = False, failover: bool = False) -> None:
+    """Raise ServerSetupError when this server or role cannot make a logical slot, worded for what it is made for.
+
+    ``failover`` asks for a slot that standbys keep a copy of.
+    """
     what, otherwise = ("a stream", "") if stream else ("a consistent point", _DO_WITHOUT)
     if server.wal_level != "logical":
         raise ServerSetupError(
@@ -149,6 +154,15 @@ def require_consistent_point(server: Server, *, stream: bool = False) -> None:
     if server.in_recovery and server.version_num < 160000:
         raise ServerSetupError(
             f"{what} on a standby needs PostgreSQL 16 or later", remedy=f"connect to the primary{otherwise}"
+        )
+    if failover and server.version_num < 170000:
+        raise ServerSetupError(
+            "standbys keep copies of slots from PostgreSQL 17 on", remedy="leave out the option failover"
+        )
+    if failover and server.in_recovery:
+        raise ServerSetupError(
+            "a standby makes no slots that other standbys keep copies of",
+            remedy="connect to the primary, or leave out the option failover",
         )
 
 
@@ -168,6 +182,7 @@ def _at_consistent_point(
     name_for: Callable[[str], str],
     holders: int,
     watcher: Session,
+    server: Server,
     *,
     stream: bool,
 ) -> Held:
@@ -181,9 +196,10 @@ def _at_consistent_point(
             with translated("opening a snapshot"):
                 cursor.execute(_BEGIN)
             kind = "" if spec.slot else "TEMPORARY "
-            # This form works on every supported version. The command has to come first in its transaction.
-            create = f'CREATE_REPLICATION_SLOT "{slot}" {kind}LOGICAL pgoutput USE_SNAPSHOT'
-            consistent_point = _create_slot(cursor, create, slot, spec.slot_timeout_seconds, watcher, stream=stream)
+            # The bare word works on every supported version. The command has to come first in its transaction.
+            how = "(SNAPSHOT 'use', FAILOVER true)" if spec.failover else "USE_SNAPSHOT"
+            create = f'CREATE_REPLICATION_SLOT "{slot}" {kind}LOGICAL pgoutput {how}'
+            consistent_point = _create_slot(cursor, create, slot, spec, watcher, server, stream=stream)
             created = True
             snapshot_id = export_snapshot(session)
             if not spec.slot:
@@ -228,18 +244,29 @@ def drop_slot(session: Session, slot: str) -> None:
         )
 
 
-def _create_slot(cursor: Any, create: str, slot: str, timeout_seconds: float, watcher: Session, *, stream: bool) -> Lsn:
-    """Create the slot within ``timeout_seconds``; statement_timeout does not end this command, a cancel does."""
+def _create_slot(
+    cursor: Any, create: str, slot: str, spec: SnapshotSpec, watcher: Session, server: Server, *, stream: bool
+) -> Lsn:
+    """Create the slot within slotTimeout; statement_timeout does not end this command, a cancel does."""
+    timeout_seconds = spec.slot_timeout_seconds
     timer = threading.Timer(timeout_seconds, cursor.connection.cancel)
     timer.start()
     try:
         cursor.execute(create)
         return Lsn.parse(cursor.fetchone()[1])
     except psycopg2.errors.QueryCanceled:
+        otherwise = "" if stream else _DO_WITHOUT
+        if server.in_recovery:
+            raise TransientError(
+                f"slot {slot} found no consistent point within {timeout_seconds:g} s, because on a standby it waits "
+                "until the primary has logged its running transactions, and these have ended",
+                remedy="run SELECT pg_log_standby_snapshot() on the primary while the slot waits; or raise slotTimeout"
+                f"{otherwise}",
+            ) from None
         raise TransientError(
             f"slot {slot} found no consistent point within {timeout_seconds:g} s, because it waits for every running "
             f"transaction that has written: {_writers(watcher)}",
-            remedy=f"end them, or raise slotTimeout{'' if stream else _DO_WITHOUT}",
+            remedy=f"end them, or raise slotTimeout{otherwise}",
         ) from None
     except psycopg2.errors.ConfigurationLimitExceeded as error:
         raise ServerSetupError(

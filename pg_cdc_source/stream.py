@@ -150,7 +150,8 @@ class PgCdcReader(DataSourceStreamReader):
         if part.rewound is not None:
             batches = part.rewound.leave_out(batches)
         for batch in batches:
-            yield snapshot_rows(batch.columns, part.lsn, layout, part.table, self._schema)
+            columns = batch.columns[: len(part.table.codecs)]
+            yield snapshot_rows(columns, batch.num_rows, part.lsn, layout, part.table, self._schema)
 
 
 class ReaderWithoutLimits(PgCdcReader):

@@ -53,6 +53,11 @@ class StreamPlan:
     schema: pa.Schema
     lsn: Lsn
 
+    @property
+    def names(self) -> dict[int, str]:
+        """The tables' names by oid."""
+        return {table.oid: table.name for table in self.tables}
+
 
 def plan_typed(options: StreamOptions) -> tuple[Layout, Plan]:
     """Look up the one table of a typed stream, before there is a publication or a slot."""
@@ -60,8 +65,8 @@ def plan_typed(options: StreamOptions) -> tuple[Layout, Plan]:
     with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
         refuse_breaking_pooler(options.connection, session, session_name(options, "planning"))
         relation = catalog.find_relation(session, options.dbtable)
-        unpublished = publication.read_unpublished(session, options.publication, [relation])
-        scanned = _plan_scan(session, options, relation, unpublished.get(relation.oid, ()))
+        unpublished = publication.read_unpublished(session, options.publication, relation)
+        scanned = _plan_scan(session, options, relation, unpublished, None)
     return layout_of(options), scanned
 
 
@@ -81,20 +86,23 @@ def session_name(options: StreamOptions, what: str) -> str:
     return f"pgcdc:{options.slot}:{what}"
 
 
-def _plan_scan(session: Session, options: StreamOptions, relation: Relation, unpublished: tuple[str, ...]) -> Plan:
+def _plan_scan(
+    session: Session, options: StreamOptions, relation: Relation, unpublished: tuple[str, ...], row_filter: str | None
+) -> Plan:
     columns = tuple(name for name in catalog.attnums(session, relation) if name not in unpublished)
     snapshot_options = SnapshotOptions(
         connection=options.connection,
         dbtable=QualifiedName((relation.schema, relation.name)),
         query=None,
         columns=columns,
-        where=None,
+        where=row_filter,
         partition_bytes=options.partition_bytes,
         num_partitions=None,
         consistent_point="off",
         slot=None,
         snapshot=None,
-        lsn_column=None,
+        # Rows of a table without columns are counted by this one.
+        lsn_column=None if columns else "lsn",
         as_string=columns if options.dbtable is None else options.as_string,
         numeric_as=options.numeric_as,
         unrepresentable=options.unrepresentable,
@@ -108,7 +116,7 @@ def _plan_scan(session: Session, options: StreamOptions, relation: Relation, unp
 def plan_stream(session: Session, options: StreamOptions, published: Publication, lsn: Lsn) -> StreamPlan:
     """Look up the tables of a stream; ``lsn`` is a position that the server had reached before."""
     facts = publication.read_stream_tables(session, published, publication.stream_tables(session, options, published))
-    scans = [_plan_scan(session, options, fact.relation, fact.unpublished) for fact in facts]
+    scans = [_plan_scan(session, options, fact.relation, fact.unpublished, fact.row_filter) for fact in facts]
     raw = [catalog.raw_types(session, fact.relation) for fact in facts]
     tables = tuple(
         StreamedTable(
@@ -202,9 +210,19 @@ def _is_wanted_now(options: StreamOptions, relation: SentRelation) -> bool:
 
 def _reads_alike(options: StreamOptions, codec: types.Codec, found: RelationColumn) -> bool:
     """Whether another type's text is read the same way, as a longer varchar's is."""
-    other = replace(codec.column, type_oid=found.type_oid, typmod=found.typmod)
+    other = replace(codec.column, type=_catalog_type(options, found))
     if options.dbtable is None:
         # Text is read as it is, but it has to stand the same way in JSON.
         return EnvelopeColumn("", other.type_oid).kind == EnvelopeColumn("", codec.column.type_oid).kind
     as_string = codec.column.name in options.as_string
     return types.plan(other, as_string=as_string, numeric_as=options.numeric_as).text_decoder == codec.text_decoder
+
+
+def _catalog_type(options: StreamOptions, found: RelationColumn) -> types.CatalogType:
+    """What a type is that a column did not have when it was planned; one that is gone has only its text."""
+    # A session of its own, as above.
+    with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
+        (known,) = catalog.catalog_types(
+            session, [(found.type_oid, found.typmod)], f"looking for the type of column {catalog.quoted(found.name)}"
+        )
+    return known

@@ -39,7 +39,6 @@ from pg_cdc_source.binary import (
     refusals,
     without,
 )
-from pg_cdc_source.numeric import TextAsDouble
 
 Octet = npt.NDArray[np.uint8]
 
@@ -125,46 +124,66 @@ class PrintedFloat(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class PrintedBoolean(Decoder):
-    """``boolout``: ``t`` or ``f``."""
+    """``boolout``: ``t`` or ``f``; ``bit_out`` of one bit: ``1`` or ``0``."""
 
+    true: str = "t"
+    false: str = "f"
     arrow = pa.bool_()
 
     def read(self, values: Field) -> Decoded:
         letter = values.buffer.at_any_byte("u1")[values.first_byte()]
-        true = letter == ord("t")
-        if values.present((values.length != 1) | ~(true | (letter == ord("f")))).any():
-            raise MalformedError("expected t or f, got other text")
+        true = letter == ord(self.true)
+        if values.present((values.length != 1) | ~(true | (letter == ord(self.false)))).any():
+            raise MalformedError(f"expected {self.true} or {self.false}, got other text")
         bits = pa.py_buffer(np.packbits(true, bitorder="little"))
         return Decoded(pa.Array.from_buffers(self.arrow, len(true), [bitmap(values.valid), bits]))
 
 
-# The byte that two hex digits, read as one integer of 16 bits, stand for; 256 where they are none.
-_BYTE_OF_HEX = np.full(2**16, 256, np.uint16)
-_BYTE_OF_HEX[np.frombuffer(bytes(range(256)).hex().encode("ascii"), np.uint16)] = np.arange(256)
-_HEX_PREFIX = np.frombuffer(b"\\x", np.uint16)[0]
+_DIGITS = bytes(range(256)).hex().encode("ascii")
+
+
+def _bytes_of_hex(digits: bytes) -> npt.NDArray[np.uint16]:
+    """Return the byte that two digits, read as one integer of 16 bits, stand for; 256 where they are none."""
+    octets = np.full(2**16, 256, np.uint16)
+    octets[np.frombuffer(digits, np.uint16)] = np.arange(256)
+    return octets
+
+
+_BYTE_OF_LOWER_CASE, _BYTE_OF_UPPER_CASE = _bytes_of_hex(_DIGITS), _bytes_of_hex(_DIGITS.upper())
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedOctets(Decoder):
-    r"""``byteaout`` under ``bytea_output = hex``: ``\x`` and two lower-case digits for every byte."""
+    r"""``byteaout`` under ``bytea_output = hex``: ``\x`` and two lower-case digits for every byte.
 
+    PostGIS's ``LWGEOM_out`` and ``geography_out``: no prefix, and digits in upper case.
+    """
+
+    prefix: str = "\\x"
+    upper_case: bool = False
     arrow = pa.binary()
 
     def read(self, values: Field) -> Decoded:
-        prefix = values.buffer.at_any_byte("u2")[values.first_byte()]
-        if values.present((values.length < 2) | (values.length % 2 == 1) | (prefix != _HEX_PREFIX)).any():
-            raise MalformedError("expected \\x and two digits for every byte, got other text")
-        two = np.int64(2) if values.valid is None else 2 * values.valid.astype(np.int64)
-        digits = byte_strings(values, values.start + two, values.length - two)
-        octets = _BYTE_OF_HEX[_content(digits).view(np.uint16)]
+        skipped = len(self.prefix)
+        wrong = (values.length < skipped) | ((values.length - skipped) % 2 == 1)
+        octet, at = values.buffer.at_any_byte("u1"), values.first_byte()
+        for k, letter in enumerate(self.prefix):
+            wrong |= octet[at + k] != ord(letter)
+        if values.present(wrong).any():
+            raise MalformedError(f"expected {self.prefix or 'nothing'} and two digits for every byte, got other text")
+        before = np.int64(skipped) if values.valid is None else skipped * values.valid.astype(np.int64)
+        digits = byte_strings(values, values.start + before, values.length - before)
+        table = _BYTE_OF_UPPER_CASE if self.upper_case else _BYTE_OF_LOWER_CASE
+        octets = table[content(digits).view(np.uint16)]
         if len(octets) and octets.max() > 255:
-            raise MalformedError("expected hexadecimal digits in lower case, got other characters")
+            case = "upper" if self.upper_case else "lower"
+            raise MalformedError(f"expected hexadecimal digits in {case} case, got other characters")
         offsets = np.frombuffer(digits.buffers()[1], np.int32)[: len(digits) + 1] // 2
         buffers = [bitmap(values.valid), pa.py_buffer(offsets), pa.py_buffer(octets.astype(np.uint8))]
         return Decoded(pa.Array.from_buffers(self.arrow, len(digits), buffers))
 
 
-def _content(strings: pa.Array) -> Octet:
+def content(strings: pa.Array) -> Octet:
     """Return the bytes of all strings of :func:`~pg_cdc_source.binary.byte_strings`, one behind the other."""
     _, offsets, content = strings.buffers()
     return np.frombuffer(content or b"", np.uint8)[: np.frombuffer(offsets, np.int32)[len(strings)]]
@@ -262,22 +281,40 @@ class PrintedDecimal(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class PrintedDouble(Decoder):
-    """``numeric_out``, as the nearest double, as :class:`~pg_cdc_source.numeric.TextAsDouble` gives it."""
+    """``numeric_out``, as the nearest double.
+
+    Not ``::float8``: PostgreSQL ends the whole COPY with an error where a numeric is too large for it.
+    """
 
     arrow = pa.float64()
 
     def read(self, values: Field) -> Decoded:
         text = _texts(values)
         _expect(text, _matches(text, f"{_NUMBER}|NaN|-?Infinity"), "a numeric")
-        return TextAsDouble().read(values)
+        try:
+            doubles = text.cast(self.arrow)
+        except pa.ArrowInvalid:
+            # Arrow takes only so many digits.
+            doubles = pa.array([None if item is None else float(item) for item in text.to_pylist()], self.arrow)
+        infinite = pc.is_inf(doubles)
+        if not infinite.true_count:
+            return Decoded(doubles)
+        too_large = pc.and_not(infinite, pc.ends_with(text, "Infinity")).fill_null(False)
+        array = pc.if_else(too_large, pa.scalar(None, self.arrow), doubles)
+        return Decoded(array, refusals((_flags(too_large), "too large for a double")))
 
 
 # What a byte may do besides being part of an element. White space is what array_isspace takes for it.
 _ENDS, _MISPLACED, _QUOTES = 1, 2, 3
-_ROLE = np.zeros(256, np.uint8)
-_ROLE[list(b",}")] = _ENDS
-_ROLE[list(b"{\\ \t\n\r\v\f")] = _MISPLACED
-_ROLE[ord('"')] = _QUOTES
+
+
+def _roles(delimiter: str) -> Octet:
+    roles = np.zeros(256, np.uint8)
+    roles[[ord(delimiter), ord("}")]] = _ENDS
+    roles[list(b"{\\ \t\n\r\v\f")] = _MISPLACED
+    roles[ord('"')] = _QUOTES
+    return roles
+
 
 _NULL = np.frombuffer(b"NULL", np.uint32)[0]
 _LOWER_CASE = np.frombuffer(b"    ", np.uint32)[0]
@@ -292,8 +329,9 @@ class PrintedArray(Decoder):
     r"""``array_out``: ``{1,NULL,"a \"b\" \\ c"}``, with ``[2:3]=`` in front where it does not start at 1.
 
     An element is quoted where it is empty, reads NULL in any case, or has a brace, comma, quote, backslash or white
-    space in it. Within quotes, a backslash stands before each quote and backslash. All arrays are split at once: each
-    byte behind the first brace belongs to an element or ends one, and the next begins there, be it in the next row::
+    space in it. Within quotes, a backslash stands before each quote and backslash. A few types have another delimiter
+    than a comma (box: ``;``, PostGIS's: ``:``). All arrays are split at once: each byte behind the first brace belongs
+    to an element or ends one, and the next begins there, be it in the next row::
 
         {1,NULL,3}{"a,b"}
          1,NULL,3} "a,b"}
@@ -301,6 +339,7 @@ class PrintedArray(Decoder):
     """
 
     element: Decoder
+    delimiter: str = ","
     arrow: pa.DataType = field(init=False)
 
     def __post_init__(self) -> None:
@@ -315,7 +354,8 @@ class PrintedArray(Decoder):
         count = np.zeros(n, np.int64)
         children = pa.array([], self.element.arrow)
         if some.any():
-            elements, count[some] = _split(Field(values.buffer, values.start[some] + 1, values.length[some] - 1))
+            bodies = Field(values.buffer, values.start[some] + 1, values.length[some] - 1)
+            elements, count[some] = _split(bodies, self.delimiter)
             decoded = self.element.read(elements)
             row_of = np.repeat(np.arange(n), count)
             refused += tuple(
@@ -349,12 +389,12 @@ def _special(values: Field) -> tuple[Flags, tuple[Refused, ...]]:
     return special, tuple(Refused(rows[refusal.rows], refusal.reason) for refusal in refusals(*reasons))
 
 
-def _split(bodies: Field) -> tuple[Field, Ints]:
+def _split(bodies: Field, delimiter: str) -> tuple[Field, Ints]:
     """Return all elements of ``bodies``, which are arrays without their first brace, and how many each body has."""
-    octets, row_end = _content(byte_strings(bodies, bodies.start, bodies.length)), np.cumsum(bodies.length)
+    octets, row_end = content(byte_strings(bodies, bodies.start, bodies.length)), np.cumsum(bodies.length)
     if (octets[row_end - 1] != ord("}")).any():
         raise MalformedError("expected a brace at the end of an array, got another character")
-    role, escape = _ROLE.take(octets), _escapes(octets)
+    role, escape = _roles(delimiter).take(octets), escapes(octets)
     if len(escape):
         escaped = octets[escape + 1]
         if ((escaped != ord('"')) & (escaped != ord("\\"))).any():
@@ -375,7 +415,7 @@ def _split(bodies: Field) -> tuple[Field, Ints]:
         raise MalformedError("expected one closing brace and quotes in pairs, got others")
     start = np.concatenate((np.zeros(1, np.int64), end[:-1] + 1))
     if (start == end).any():
-        raise MalformedError("expected an element between commas, got none")
+        raise MalformedError("expected an element between delimiters, got none")
     # Quotes come in pairs, so that one pair for each element that begins with one leaves none elsewhere.
     quoted = octets[start] == ord('"')
     pairs = np.count_nonzero(quote) == 2 * np.count_nonzero(quoted)
@@ -399,7 +439,7 @@ def _split(bodies: Field) -> tuple[Field, Ints]:
     return Field(buffer, start, length, valid if len(null) else None), np.diff(last, prepend=-1)
 
 
-def _escapes(octets: Octet) -> Ints:
+def escapes(octets: Octet) -> Ints:
     """Return where backslashes stand that escape the next byte: the first, third, … of each run of them."""
     at = np.flatnonzero(octets == ord("\\"))
     if not len(at):

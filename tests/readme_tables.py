@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -15,29 +16,75 @@ from pg_cdc_source.options import NumericAs, option_table_markdown
 README = Path(__file__).parents[1] / "README.md"
 
 
-def _spark_type(column: types.Column) -> str:
+def _spark_type(found: types.CatalogType) -> str:
+    column = types.Column("value", 1, found, found.name, False)
     codec = types.plan(column, as_string=False, numeric_as=NumericAs("string"))
     schema = from_arrow_schema(pa.schema([pa.field("value", codec.arrow_type)]), prefer_timestamp_ntz=True)
-    return schema["value"].dataType.simpleString().upper()
+    return schema["value"].dataType.simpleString().upper().replace("<", "&lt;").replace(">", "&gt;")
+
+
+# Types that are two by their modifier: name and modifier of the one, name of the others.
+BY_MODIFIER = {
+    "numeric": ("numeric(p,s), p ≤ 38", (12 << 16 | 2) + 4, "numeric, or p > 38"),
+    "bit": ("bit(1)", 1, "bit(n), n > 1"),
+}
 
 
 def type_table() -> str:
     rows = []
     for pg_type in types.TYPES:
-        if pg_type.decoder is None:
-            declared = types.Column("value", 1, pg_type.oid, (12 << 16 | 2) + 4, "numeric(12,2)", False)
-            rows.append(("numeric(p,s), p ≤ 38", _spark_type(declared).replace("12,2", "p,s")))
-        column = types.Column("value", 1, pg_type.oid, -1, pg_type.name, False)
-        name = "numeric, or p > 38" if pg_type.decoder is None else pg_type.name
-        rows.append((name, _spark_type(column) + (" (see `numericAs`)" if pg_type.decoder is None else "")))
-    by_spark: dict[str, list[str]] = {}
-    for name, spark in rows:
-        by_spark.setdefault(spark, []).append(name)
-    lines = [f"| {', '.join(f'`{name}`' for name in names)} | {spark} |" for spark, names in by_spark.items()]
-    lines.append("| one-dimensional arrays of all these | ARRAY of the element's type |")
-    lines.append("| domains | as their base type |")
-    lines.append("| every other type | STRING, exactly as PostgreSQL prints it |")
-    return "\n".join(["| PostgreSQL | Spark |", "| --- | --- |", *lines])
+        name = pg_type.name
+        if name in BY_MODIFIER:
+            declared, modifier, name = BY_MODIFIER[name]
+            spark = _spark_type(types.CatalogType(pg_type.oid, modifier)).replace("12,2", "p,s")
+            rows.append((declared, spark, ""))
+        spark = _spark_type(types.CatalogType(pg_type.oid, -1, pg_type.name, pg_type.extension))
+        rows.append((name, spark + " (see `numericAs`)" * (pg_type.name == "numeric"), pg_type.jdbc))
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, spark, jdbc in rows:
+        alike.setdefault((spark, jdbc), []).append(name)
+    lines = [
+        f"| {', '.join(f'`{name}`' for name in names)} | {spark} | {jdbc} |" for (spark, jdbc), names in alike.items()
+    ]
+    lines.append("| domains | as what they are over in the end | |")
+    lines.append("| every other type | STRING, exactly as PostgreSQL prints it | |")
+    lines.append(
+        "| one-dimensional arrays of all these | ARRAY of the element's type | fails for `money` and `time`; STRING for"
+        " domains; other text for geometric types and `interval` |"
+    )
+    head = ["| PostgreSQL | Spark | where Spark's JDBC source differs |", "| --- | --- | --- |"]
+    return "\n".join([*head, *lines])
+
+
+MATRIX = README.with_name("integration") / "matrix.json"
+
+
+def matrix_table(product: str) -> str:
+    """What ``make matrix`` found on each version of a product, with the newest one of the other.
+
+    The columns of Spark have what else was run as well: the oldest of both.
+    """
+    runs = json.loads(MATRIX.read_text())["runs"]
+    if not runs:
+        return "(Not run yet.)"
+    newest = {name: max((run[name] for run in runs), key=_in_order) for name in ("postgresql", "spark")}
+    if product == "postgresql":
+        columns = {run["postgresql"]: run for run in runs if run["spark"] == newest["spark"]}
+    else:
+        columns = {run["spark"]: run for run in runs if run["postgresql"] == newest["postgresql"]}
+        columns |= {
+            f"{run['spark']} on {run['postgresql']}": run
+            for run in runs
+            if newest["spark"] != run["spark"] and newest["postgresql"] != run["postgresql"]
+        }
+    features = list(runs[-1]["features"])
+    lines = [[feature, *(run["features"][feature] for run in columns.values())] for feature in features]
+    title = {"postgresql": "PostgreSQL", "spark": "Spark"}[product]
+    return "\n".join(f"| {' | '.join(line)} |" for line in ([title, *columns], ["---"] * (len(columns) + 1), *lines))
+
+
+def _in_order(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 TABLES = {
@@ -46,6 +93,8 @@ TABLES = {
     "pgcdc options": lambda: option_table_markdown("pgcdc"),
     "libpq keywords": lambda: ", ".join(f"`{keyword}`" for keyword in sorted(LIBPQ_KEYWORDS)) + ".",
     "types": type_table,
+    "matrix of PostgreSQL": lambda: matrix_table("postgresql"),
+    "matrix of Spark": lambda: matrix_table("spark"),
 }
 
 

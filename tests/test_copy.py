@@ -14,11 +14,12 @@ from pg_cdc_source.binary import Messages, WireBuffer
 from pg_cdc_source.copy import CopyDecoder, CopyMessages, RefusedValueError, record_batch, select_order
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.options import NumericAs
-from pg_cdc_source.types import TYPES, Codec, Column, plan
+from pg_cdc_source.types import TYPES, CatalogType, Codec, Column, plan
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 
-OIDS = {pg_type.name: pg_type.oid for pg_type in TYPES} | {"int4[]": 1007}
+KINDS = {pg_type.name: CatalogType(pg_type.oid) for pg_type in TYPES if pg_type.oid}
+KINDS["int4[]"] = CatalogType(1007, element=KINDS["int4"], element_oid=KINDS["int4"].oid)
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 
@@ -27,7 +28,7 @@ def codecs(*columns: str) -> list[Codec]:
     """Plan columns that are written as ``int4`` or ``int4!``, which is NOT NULL."""
     return [
         plan(
-            Column(f"c{i}", i, OIDS[name.rstrip("!")], -1, name.rstrip("!"), name.endswith("!")),
+            Column(f"c{i}", i, KINDS[name.rstrip("!")], name.rstrip("!"), name.endswith("!")),
             as_string=False,
             numeric_as=NumericAs("string"),
         )

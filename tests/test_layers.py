@@ -18,7 +18,19 @@ SOURCES = {path.stem: path for path in sorted((ROOT / PACKAGE).glob("*.py"))}
 LAYERS: list[tuple[set[str], set[str]]] = [
     ({"errors", "names", "conninfo", "options", "offsets"}, set()),
     (
-        {"binary", "numeric", "arrays", "text", "types", "copy", "ctid", "pgoutput", "changes", "envelope"},
+        {
+            "binary",
+            "numeric",
+            "arrays",
+            "text",
+            "extensions",
+            "types",
+            "copy",
+            "ctid",
+            "pgoutput",
+            "changes",
+            "envelope",
+        },
         {"numpy", "pyarrow"},
     ),
     (

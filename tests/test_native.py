@@ -25,7 +25,7 @@ from pg_cdc_source.numeric import Decimal
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.pgoutput import tags_and_oids, walk
 from pg_cdc_source.text import PrintedDecimal, PrintedFloat, PrintedInteger, PrintedMoment
-from pg_cdc_source.types import Column, plan
+from pg_cdc_source.types import CatalogType, Column, plan
 
 DECODERS: dict[str, Decoder] = {
     "int2": PrintedInteger(pa.int16(), range=pa.int16()),
@@ -135,7 +135,7 @@ def test_numerics_mean_the_same_to_c_as_to_numpy(declared: tuple[int, int], valu
 
 
 CODECS = [
-    plan(Column(f"c{i}", i, oid, -1, "", False), as_string=False, numeric_as=NumericAs("string"))
+    plan(Column(f"c{i}", i, CatalogType(oid), "", False), as_string=False, numeric_as=NumericAs("string"))
     for i, oid in enumerate((20, 21, 23, 16, 25, 2950, 701))  # int8, int2, int4, bool, text, uuid, float8
 ]
 

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_cdc_source.errors import DefiniteError
-from pg_cdc_source.offsets import ALL, INITIAL, Lsn, Position, SlotIdentity, StreamOffset, split_names
+from pg_cdc_source.offsets import (
+    ALL,
+    INITIAL,
+    Lsn,
+    Position,
+    SlotIdentity,
+    StreamOffset,
+    end_of_timeline,
+    split_names,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,18 @@ def test_an_lsn_orders_and_counts_as_its_number() -> None:
     assert Lsn.parse("1/0") - Lsn.parse("0/FFFFFFFF") == 1
     assert Lsn.parse("9/0") < Lsn.parse("10/0")
     assert json.dumps(Lsn(5)) == "5"
+
+
+HISTORY = """1\t0/3000158\tno recovery target specified
+
+2\t16/B374D848\tbefore 2026-11-21 10:00:00+00 # and a # comment
+# 3\t17/0\tcommented out
+"""
+
+
+@pytest.mark.parametrize(("timeline", "end"), [(1, "0/3000158"), (2, "16/B374D848"), (3, None), (10, None)])
+def test_a_timeline_ends_where_the_history_of_a_later_one_says(timeline: int, end: str | None) -> None:
+    assert end_of_timeline(HISTORY, timeline) == (None if end is None else Lsn.parse(end))
 
 
 # --- positions ------------------------------------------------------------------------------------------------------

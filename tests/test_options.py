@@ -491,6 +491,7 @@ def test_what_a_stream_is_not_given_has_the_documented_default() -> None:
         dbtable=QualifiedName(("public", "orders")),
         tables=(),
         slot="orders_1",
+        failover=False,
         publication="orders_1",
         publication_mode="create",
         start_from="snapshot",
@@ -510,6 +511,7 @@ def test_what_a_stream_is_not_given_has_the_documented_default() -> None:
 def test_everything_that_a_stream_is_given_arrives() -> None:
     options = parse_stream(
         host="db.example",
+        failover="true",
         publication="Orders",
         publicationMode="require",
         startFrom="Snapshot",
@@ -529,6 +531,7 @@ def test_everything_that_a_stream_is_given_arrives() -> None:
         dbtable=QualifiedName(("public", "orders")),
         tables=(),
         slot="orders_1",
+        failover=True,
         publication="Orders",
         publication_mode="require",
         start_from="snapshot",
@@ -661,6 +664,7 @@ def test_an_option_that_no_stream_has_gets_a_remedy(key: str, says: str) -> None
         ({"slot": "s", "tables": "a", "unrepresentable": "null"}, "unrepresentable is not used with tables"),
         ({**STREAM, "startFrom": "slot", "partitionBytes": "1MB"}, "partitionBytes is not used with startFrom=slot"),
         ({**STREAM, "startFrom": "slot", "slotTimeout": "1s"}, "slotTimeout is not used with startFrom=slot"),
+        ({**STREAM, "startFrom": "slot", "failover": "true"}, "failover is not used with startFrom=slot"),
         ({**STREAM, "startFrom": "now", "partitionBytes": "1MB"}, "partitionBytes is not used with startFrom=now"),
         ({**STREAM, "database": "a", "dbname": "a"}, "database and dbname are the same"),
     ],

@@ -30,7 +30,7 @@ def test_the_wheel_holds_every_module_and_nothing_else() -> None:
     packaged = {str(file) for file in FILES if file.suffix in (".py", ".typed")}
     sources = {
         str(path.relative_to(ROOT))
-        for package in ("pg_cdc_source", *SHIMS)
+        for package in ("pg_cdc_source", "pg_cdc_source/bench", *SHIMS)
         for path in (ROOT / package).iterdir()
         if path.suffix in (".py", ".typed")
     }

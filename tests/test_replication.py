@@ -112,9 +112,10 @@ class Server:
     confirmed: list[int] = field(default_factory=list)
     sessions: int = 0
 
-    def connect(self, start: Lsn) -> Any:
+    def connect(self, received: Position) -> Any:
         self.sessions += 1
-        return Session(self, [t for t in self.transactions if t.lsn >= start], self.losses.pop() if self.losses else -1)
+        sent = [t for t in self.transactions if t.lsn >= received.next_lsn]
+        return Session(self, sent, self.losses.pop() if self.losses else -1)
 
 
 class Session:

@@ -18,7 +18,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.replication import from_ipc
 from pg_cdc_source.rewind import Rewound, _Images, _turn_back
-from pg_cdc_source.types import Column, plan
+from pg_cdc_source.types import CatalogType, Column, plan
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 
@@ -32,7 +32,10 @@ Row = tuple[str | None, int, float | None]
 
 
 def table(key: Sequence[str], columns: Sequence[tuple[str, int]] = COLUMNS) -> StreamedTable:
-    planned = [Column(name, i + 1, oid, -1, name, False) for i, (name, oid) in enumerate(columns)]
+    arrays = {1007: CatalogType(1007, element=CatalogType(23), element_oid=23)}
+    planned = [
+        Column(name, i + 1, arrays.get(oid, CatalogType(oid)), name, False) for i, (name, oid) in enumerate(columns)
+    ]
     codecs = tuple(plan(column, as_string=False, numeric_as=NumericAs("string")) for column in planned)
     return StreamedTable(1, "public.t", codecs, tuple((oid, -1) for _, oid in columns), tuple(key), "f")
 

@@ -9,7 +9,7 @@ import struct
 import uuid
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from pg_cdc_source.binary import Decoded, Field, MalformedError, WireBuffer
 from pg_cdc_source.options import NumericAs
-from pg_cdc_source.types import TYPES, Codec, Column, plan
+from pg_cdc_source.types import TYPES, CatalogType, Codec, Column, plan
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 
@@ -35,9 +35,10 @@ def typmod(precision: int, scale: int) -> int:
 def codec(
     name: str, modifier: int = -1, *, array: bool = False, as_string: bool = False, numeric_as: NumericAs = STRING
 ) -> Codec:
-    oid = TYPE_OF[name].array_oid if array else TYPE_OF[name].oid
-    column = Column("c", 1, oid, modifier, name + "[]" * array, False)
-    return plan(column, as_string=as_string, numeric_as=numeric_as)
+    found = CatalogType(TYPE_OF[name].oid, modifier, name, TYPE_OF[name].extension)
+    if array:
+        found = CatalogType(99_999, modifier, f"_{name}", element=found, element_oid=found.oid)
+    return plan(Column("c", 1, found, name + "[]" * array, False), as_string=as_string, numeric_as=numeric_as)
 
 
 def decimal(precision: int, scale: int, *, array: bool = False) -> Codec:
@@ -132,6 +133,21 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
         for text in (str(uuid.UUID(int=0)), str(uuid.UUID(int=2**128 - 1)), "01234567-89ab-cdef-0123-456789abcdef")
     ],
     "numeric": [(text, text) for text in ("0", "1.500", "NaN", "Infinity", "-1e3")],
+    "bit": [("10101", "10101"), ("0", "0")],
+    **{name: [(text, text)] for name, text in (("time", "24:00:00"), ("timetz", "12:00:00+02"), ("interval", "P1M2D"))},
+    "citext": [("MiXed", "MiXed"), ("", "")],
+    "hstore": [
+        ("", []), ('"a"=>"1"', [("a", "1")]), ('"a"=>NULL', [("a", None)]), ('"a"=>"NULL"', [("a", "NULL")]),
+        ('""=>"", "a"=>NULL, "b"=>"=>, ", "cc"=>"x"', [("", ""), ("a", None), ("b", "=>, "), ("cc", "x")]),
+        ('"\\""=>"\\\\", ","=>NULL, "é\\\\"=>"\\"=>\\""', [('"', "\\"), (",", None), ("é\\", '"=>"')]),
+        ('"=>NULL"=>NULL', [("=>NULL", None)]),
+        # In the order of a server's encoding in which they are 1 and 2 bytes.
+        ('"é"=>"1", "ab"=>"2"', [("é", "1"), ("ab", "2")]),
+    ],
+    "vector": [("[1]", [1.0]), ("[1,-2.5,1e+20]", [1.0, -2.5, 1.0000000200408773e20]), ("[0,-0]", [0.0, -0.0])],
+    "halfvec": [("[65504,5.9604645e-08]", [65504.0, 2.0**-24]), ("[1]", [1.0])],
+    "geometry": [("0101000000000000000000F87F000000000000F87F", struct.pack("<BIdd", 1, 1, math.nan, math.nan))],
+    "geography": [("0101AB", b"\x01\x01\xab")],
 }  # fmt: skip
 
 
@@ -177,8 +193,47 @@ def test_what_is_read_as_string_is_the_text_as_it_is() -> None:
     for name in TYPE_OF:
         assert decode(codec(name, as_string=True), "é {", None) == ["é {", None]
         assert decode(codec(name, array=True, as_string=True), "{{", None) == ["{{", None]
-    interval = plan(Column("c", 1, 1186, -1, "interval", False), as_string=False, numeric_as=STRING)
+    interval = plan(Column("c", 1, CatalogType(1186), "interval", False), as_string=False, numeric_as=STRING)
     assert decode(interval, "P1Y", None, "PT0S") == ["P1Y", None, "PT0S"]
+
+
+def test_one_bit_is_a_boolean_and_more_are_text() -> None:
+    how = codec("bit", 1)
+    assert (how.arrow_type, decode(how, "1", None, "0")) == (pa.bool_(), [True, None, False])
+    assert decode(codec("bit", 1, array=True), "{1,NULL,0}", "{}") == [[True, None, False], []]
+    for text in ("", "2", "t", "11", "1 "):
+        with pytest.raises(MalformedError, match="expected 1 or 0"):
+            read(how, "1", text)
+    assert decode(codec("bit", 2), "10") == ["10"]
+    assert decode(codec("bit"), "1") == ["1"]
+
+
+def test_arrays_have_the_delimiter_of_their_elements_type() -> None:
+    box = CatalogType(603, name="box")
+    of_boxes = CatalogType(1020, element=box, element_oid=603, delimiter=";")
+    how = plan(Column("c", 1, of_boxes, "box[]", False), as_string=False, numeric_as=STRING)
+    assert decode(how, "{(1,1),(0,0);NULL;(2,2),(1,1)}", "{}") == [["(1,1),(0,0)", None, "(2,2),(1,1)"], []]
+    with pytest.raises(MalformedError, match="expected"):
+        read(how, "{(1,1);}")
+
+
+def test_a_domain_over_arrays_in_an_array_is_an_array_of_arrays() -> None:
+    numbers = CatalogType(1007, element=CatalogType(23), element_oid=23)
+    of_numbers = CatalogType(99_999, element=numbers, element_oid=88_888)
+    how = plan(Column("c", 1, of_numbers, "numbers[]", False), as_string=False, numeric_as=STRING)
+    assert decode(how, '{"{1,NULL}",NULL,"{}"}', "{}", None) == [[[1, None], None, []], [], None]
+    assert refused(read(how, "{NULL}", '{"{1}","{{1},{2}}"}')) == [
+        (1, "an element: an array of more than one dimension")
+    ]
+
+
+def test_maps_in_arrays_are_split_twice() -> None:
+    texts = [text for text, _ in GOOD["hstore"]]
+    assert decode(codec("hstore", array=True), array_out([*texts, None]), None, "{}") == [
+        [*(pairs for _, pairs in GOOD["hstore"]), None],
+        None,
+        [],
+    ]
 
 
 def test_floats_keep_negative_zero_and_are_nan() -> None:
@@ -329,6 +384,21 @@ MALFORMED: dict[str, list[str | bytes]] = {
         *("2024-02-03 04:05:06+00:00", "2024-02-03 04:05:06 BC+00", "10000-01-01 00:00:00"),
     ],
     "numeric": [*NUMERICS],
+    "hstore": [
+        *("a", '"a"', '""', '"a"=>', '"a"=>"1', '"a"=>1', '"a"=>null', '"a"=>""x""', '=>"a"', 'NULL=>"a"'),
+        *('"a\\"=>"b"', '"a"=>"1",', '"a"=>"1", ', '"a"=>NULL,', '"a"=>NULL, ', '"a"=>NULL, NULL', '"a"=>NULL, "b"'),
+        *('"a"=>"1","b"=>"2"', '"a"=>"1"  "b"=>"2"', '"a"=>"1"=>"2"', '"a", "b"=>"c"', '"a"=>"b", "c"', '"a""b"'),
+        *('"a"=>NULL"b"=>""',),
+        *(' "a"=>"1"', '"a"=>"1" ', '"a" => "1"', '"a"=>"\\1"', '"a"=>"1\\', '"a"=>"1"\\', '\\"a"=>"1"', '"a"\\=>"1"'),
+        *('"a"=>"1", "a"=>"2"', '"a"=>NULL, "b"=>"", "b"=>NULL'),
+        *(b'"\xff"=>"1"', b'"a"=>"\xff"', b'"a\xff'),
+    ],
+    "vector": [
+        *("", "[", "[]", "]", "1", "[1", "1]", "[1,]", "[,1]", "[1,,2]", "[1]2]", "[1][2]", "[[1]]", "{1}", "[,]"),
+        *("[1, 2]", "[ 1]", "[1]\n", "[-]", "[1.50]", "[0x1]", "[1e5]", "[1e+400]", "[1;2]", "[[1]"),
+        *("[NaN]", "[1,Infinity]", "[-Infinity]", b"\xff", b"[\xff]"),
+    ],
+    "geometry": ["0", "0G", "\\x01", "0a", " 01", "01 ", "010", b"\xff\xff"],
 }  # fmt: skip
 
 
@@ -461,6 +531,19 @@ def floats32() -> st.SearchStrategy[tuple[str, float]]:
     return finite.map(lambda value: (str(np.float32(value)).removesuffix(".0").replace("inf", "Infinity"), value))
 
 
+def hstore_out(items: dict[str, str | None]) -> tuple[str, list[tuple[str, str | None]]]:
+    def quoted(text: str) -> str:
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    pairs = sorted(items.items(), key=lambda pair: (len(pair[0].encode()), pair[0].encode()))
+    return ", ".join(f"{quoted(k)}=>{'NULL' if v is None else quoted(v)}" for k, v in pairs), pairs
+
+
+def vectors(width: Literal[16, 32]) -> st.SearchStrategy[tuple[str, list[float]]]:
+    numbers = st.lists(st.floats(width=width, allow_nan=False, allow_infinity=False), min_size=1, max_size=6)
+    return numbers.map(lambda xs: ("[" + ",".join(str(np.float32(x)).removesuffix(".0") for x in xs) + "]", xs))
+
+
 # PostgreSQL's text has no NUL.
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.sampled_from('{},"\\ \nNUL'))
 ANY: dict[str, st.SearchStrategy[tuple[str, Any]]] = {
@@ -475,6 +558,10 @@ ANY: dict[str, st.SearchStrategy[tuple[str, Any]]] = {
     "timestamp": st.datetimes().map(lambda t: (moment_out(t), t)),
     "timestamptz": st.datetimes(timezones=st.just(UTC)).map(lambda t: (moment_out(t), t)),
     "uuid": st.uuids().map(lambda u: (str(u), str(u))),
+    "hstore": st.dictionaries(ANY_TEXT, st.none() | ANY_TEXT, max_size=5).map(hstore_out),
+    "vector": vectors(32),
+    "halfvec": vectors(16),
+    "geometry": st.binary(max_size=40).map(lambda b: (b.hex().upper(), b)),
 }
 
 
@@ -562,9 +649,10 @@ def test_any_bytes_decode_or_are_malformed_whatever_stands_around_them(name: str
 @settings(max_examples=500)
 @given(st.sampled_from(list(TYPE_OF)), st.data())
 def test_a_changed_byte_never_touches_the_neighbours(name: str, data: st.DataObject) -> None:
-    how = codec(name, array=data.draw(st.booleans()))
+    array = data.draw(st.booleans())
+    how = codec(name, array=array)
     texts = [text for text, _ in GOOD[name] if 0 < len(text) < 99]
-    if pa.types.is_list(how.arrow_type):
+    if array:
         texts = [array_out(texts), array_out([*texts, None])]
     sound = data.draw(st.sampled_from(texts)).encode()
     changed = bytearray(sound)

@@ -24,12 +24,14 @@ from pg_cdc_source.binary import Field, MalformedError, Messages, WireBuffer
 from pg_cdc_source.copy import CopyDecoder, RefusedValueError
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.options import NumericAs
-from pg_cdc_source.types import TYPES, Codec, Column, plan
+from pg_cdc_source.text import PrintedArray
+from pg_cdc_source.types import TYPES, CatalogType, Codec, Column, plan
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 
-OIDS = {pg_type.name: pg_type.oid for pg_type in TYPES}
-ARRAY_OIDS = {pg_type.name: pg_type.array_oid for pg_type in TYPES}
+# An extension's types have other oids in every database.
+OIDS = {pg_type.name: pg_type.oid or 90_000 + i for i, pg_type in enumerate(TYPES)}
+EXTENSION_OF = {pg_type.name: pg_type.extension for pg_type in TYPES}
 STRING = NumericAs("string")
 UTC = dt.timezone.utc
 
@@ -41,8 +43,10 @@ def typmod(precision: int, scale: int) -> int:
 def codec(
     name: str, modifier: int = -1, *, array: bool = False, as_string: bool = False, numeric_as: NumericAs = STRING
 ) -> Codec:
-    oid = (ARRAY_OIDS if array else OIDS)[name]
-    column = Column("c", 1, oid, modifier, name + "[]" * array, False)
+    found = CatalogType(OIDS[name], modifier, name, EXTENSION_OF[name])
+    if array:
+        found = CatalogType(99_999, modifier, f"_{name}", element=found, element_oid=found.oid)
+    column = Column("c", 1, found, name + "[]" * array, False)
     return plan(column, as_string=as_string, numeric_as=numeric_as)
 
 
@@ -92,6 +96,18 @@ def array(oid: int, *elements: bytes | None, lower_bound: int = 1) -> bytes:
     return b"".join(parts)
 
 
+def hstore(*pairs: tuple[str, str | None]) -> bytes:
+    """Encode as ``hstore_send`` does."""
+    items = [None if text is None else text.encode() for pair in pairs for text in pair]
+    sent = [struct.pack(">i", -1) if one is None else struct.pack(">i", len(one)) + one for one in items]
+    return struct.pack(">i", len(pairs)) + b"".join(sent)
+
+
+def vector(form: str, *floats: float, unused: int = 0) -> bytes:
+    """Encode as ``vector_send`` ("f") and ``halfvec_send`` ("e") do."""
+    return struct.pack(f">HH{len(floats)}{form}", len(floats), unused, *floats)
+
+
 MICROSECONDS_TO_END_OF_9999 = 252_455_615_999_999_999
 MICROSECONDS_TO_YEAR_1 = -63_082_281_600_000_000
 
@@ -137,6 +153,22 @@ GOOD: list[tuple[str, list[tuple[bytes, Any]]]] = [
             (b"\xff" * 16, "ffffffff-ffff-ffff-ffff-ffffffffffff"),
         ],
     ),
+    ("citext", [(b"MiXed", "MiXed")]),
+    (
+        "hstore",
+        [
+            (hstore(), []),
+            (hstore(("a", "1")), [("a", "1")]),
+            (
+                hstore(("", None), ("a", "NULL"), ("é", ""), ("long", "x" * 9000)),
+                [("", None), ("a", "NULL"), ("é", ""), ("long", "x" * 9000)],
+            ),
+        ],
+    ),
+    ("vector", [(vector("f", 1.0), [1.0]), (vector("f", 0.0, -2.5, 1e20), [0.0, -2.5, 1.0000000200408773e20])]),
+    ("halfvec", [(vector("e", 65504.0, 2.0**-24, -0.5), [65504.0, 2.0**-24, -0.5]), (vector("e", 1.0), [1.0])]),
+    ("geometry", [(bytes(range(21)), bytes(range(21))), (b"", b"")]),
+    ("geography", [(b"\1\1\0\0\0", b"\1\1\0\0\0")]),
 ]
 
 
@@ -199,7 +231,7 @@ DECIMALS = [
 def test_numeric_is_the_decimal_it_is_declared_as(precision: int, scale: int, texts: list[str]) -> None:
     how = codec("numeric", typmod(precision, scale))
     assert how.arrow_type == pa.decimal128(precision, scale)
-    assert how.select_sql_cast is None
+    assert how.select_sql == "{0}"
     expected = [Decimal(text) for text in texts]
     assert decode(how, *map(numeric, texts)) == expected
     assert decode(how, None, *map(numeric, texts), None) == [None, *expected, None]
@@ -247,10 +279,10 @@ def _text(unscaled: int, scale: int) -> str:
 def test_declared_numeric_becomes_a_decimal_where_one_holds_it(precision: int, scale: int, arrow: pa.DataType) -> None:
     how = codec("numeric", typmod(precision, scale))
     assert how.arrow_type == arrow
-    assert how.select_sql_cast == (None if pa.types.is_decimal(arrow) else "text")
+    assert how.select_sql == ("{0}" if pa.types.is_decimal(arrow) else "{0}::text")
     elements = codec("numeric", typmod(precision, scale), array=True)
     assert elements.arrow_type.value_type == arrow
-    assert elements.select_sql_cast == (None if pa.types.is_decimal(arrow) else "text[]")
+    assert elements.select_sql == how.select_sql
 
 
 def test_numeric_with_negative_scale_and_with_scale_beyond_precision() -> None:
@@ -299,7 +331,7 @@ def test_a_wide_decimal_refuses_one_digit_too_many_on_either_side() -> None:
 
 def test_numeric_as_double_takes_the_nearest_and_refuses_overflow() -> None:
     how = codec("numeric", numeric_as=NumericAs("double"))
-    assert (how.arrow_type, how.select_sql_cast) == (pa.float64(), "text")
+    assert (how.arrow_type, how.select_sql) == (pa.float64(), "{0}::text")
     texts = ["0.1", "-0.0", "123456789012345678901234567890", "Infinity", "-Infinity", "0." + "0" * 400 + "1"]
     assert decode(how, None, *[t.encode() for t in texts]) == [None, *map(float, texts)]
     assert math.isnan(decode(how, b"NaN")[0])
@@ -314,7 +346,7 @@ def test_numeric_as_double_takes_the_nearest_and_refuses_overflow() -> None:
 
 def test_numeric_without_an_equivalent_is_text() -> None:
     assert decode(codec("numeric"), b"1.500", b"NaN") == ["1.500", "NaN"]
-    assert decode(codec("numeric", array=True), array(25, b"1.500", None)) == [["1.500", None]]
+    assert decode(codec("numeric", array=True), b"{1.500,NULL}") == [["1.500", None]]
 
 
 UNREPRESENTABLE = [
@@ -378,13 +410,31 @@ def test_one_very_long_array_among_short_ones() -> None:
 MALFORMED = [
     *((pg_type.name, b"x" * n) for pg_type in TYPES if (w := codec(pg_type.name).width) for n in (0, w - 1, w + 1)),
     ("bool", b"\2"),
-    ("text", b"\xff"),
-    ("text", b"\xc3"),
-    ("name", b"\xed\xa0\x80"),
-    ("json", b"\xff"),
     ("jsonb", b""),
     ("jsonb", b"\2{}"),
-    ("jsonb", b"\1\xff"),
+    ("hstore", b""),
+    ("hstore", bytes(3)),
+    ("hstore", bytes(5)),
+    ("hstore", struct.pack(">i", -1)),
+    ("hstore", struct.pack(">i", 1)),
+    ("hstore", struct.pack(">i", 2**31 - 1)),
+    ("hstore", hstore(("a", "1"))[:-1]),
+    ("hstore", hstore(("a", "1")) + b"x"),
+    ("hstore", hstore(("a", "1"), ("b", None)).replace(b"\0\0\0\2", b"\0\0\0\1")),
+    ("hstore", hstore(("a", "1"), ("b", None)).replace(b"\0\0\0\2", b"\0\0\0\3")),
+    ("hstore", struct.pack(">iiic", 1, -1, 1, b"x")),
+    ("hstore", struct.pack(">iii", 1, 0, -2)),
+    ("hstore", struct.pack(">iii", 1, 2**31 - 1, 0)),
+    ("hstore", hstore(("a", None), ("a", "1"))),
+    ("hstore", hstore(("a", ""), ("b", ""), ("b", ""))),
+    *((name, sent) for name in ("vector", "halfvec") for sent in (b"", bytes(3), bytes(4), struct.pack(">HH", 1, 0))),
+    ("vector", vector("f", 1.0)[:-1]),
+    ("vector", vector("f", 1.0) + b"\0"),
+    ("vector", vector("e", 1.0)),
+    ("vector", vector("f", 1.0, unused=1)),
+    *(("vector", vector("f", 1.0, x)) for x in (math.nan, math.inf, -math.inf)),
+    *(("halfvec", vector("e", 1.0, x)) for x in (math.nan, math.inf, -math.inf)),
+    ("halfvec", vector("f", 1.0)),
 ]
 
 
@@ -396,6 +446,30 @@ def test_malformed_values_name_column_and_type(name: str, sent: bytes) -> None:
             decode(codec(name), *values, unrepresentable="null")
     with pytest.raises(WireError, match=rf"column c \({name}\[\]\): .*expected"):
         decode(codec(name, array=True), array(OIDS[name], good), array(OIDS[name], good, sent), unrepresentable="null")
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("text", b"\xff"),
+        ("text", b"\xc3"),
+        ("name", b"\xed\xa0\x80"),
+        ("json", b"\xff"),
+        ("jsonb", b"\1\xff"),
+        ("hstore", struct.pack(">iici", 1, 1, b"\xff", -1)),
+        ("hstore", struct.pack(">iicic", 1, 1, b"a", 1, b"\xff")),
+    ],
+)
+def test_text_that_is_not_utf_8_is_refused_by_its_row_alone(name: str, sent: bytes) -> None:
+    good = GOOD[[case[0] for case in GOOD].index(name)][1][0][0]
+    for values in ([sent], [good, None, sent, good], [sent, good, sent]):
+        with pytest.raises(RefusedValueError, match="not UTF-8") as refused:
+            decode(codec(name), *values)
+        assert refused.value.row == values.index(sent)
+        others = [None if value is sent else value for value in values]
+        assert decode(codec(name), *values, unrepresentable="null") == decode(codec(name), *others)
+    arrays = [array(OIDS[name], good), array(OIDS[name], good, sent)]
+    assert decode(codec(name, array=True), *arrays, unrepresentable="null")[1] is None
 
 
 def test_an_empty_jsonb_does_not_borrow_its_version_from_what_follows() -> None:
@@ -479,25 +553,47 @@ def test_any_bytes_decode_or_raise_a_wire_error(name: str, is_array: bool, sent:
 
 @pytest.mark.parametrize("name", list(OIDS))
 def test_as_string_reads_what_postgresql_prints(name: str) -> None:
-    # bool::text is 'true'; bpchar::text strips the padding; what is text already needs no cast.
-    as_it_is = {"name", "text", "json", "bpchar", "varchar"}
+    # bpchar::text strips the padding; what is text already needs no cast.
+    as_it_is = {"name", "text", "json", "bpchar", "varchar", "citext"}
     how = codec(name, as_string=True)
-    assert how.select_sql_cast == (None if name in as_it_is else "name" if name == "bool" else "text")
+    assert how.select_sql == ("{0}" if name in as_it_is else "{0}::text")
     assert decode(how, "é".encode(), None) == ["é", None]
     elements = codec(name, array=True, as_string=True)
-    assert (elements.arrow_type, elements.select_sql_cast) == (pa.string(), "text")
+    assert (elements.arrow_type, elements.select_sql) == (pa.string(), "{0}::text")
 
 
-@pytest.mark.parametrize(("oid", "cast"), [(1186, "text"), (869, "name"), (650, "text"), (99_999, "text")])
-def test_a_type_without_a_row_in_the_table_is_read_as_text(oid: int, cast: str) -> None:
-    how = plan(Column("c", 1, oid, -1, "whatever", False), as_string=False, numeric_as=STRING)
-    assert (how.arrow_type, how.select_sql_cast, how.width) == (pa.string(), cast, None)
+PRINTED = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
+
+
+@pytest.mark.parametrize("oid", [1186, 869, 650, 99_999])
+def test_a_type_without_a_row_in_the_table_is_read_as_text(oid: int) -> None:
+    for has_text_cast, select in ((False, "{0}::text"), (True, PRINTED)):
+        found = CatalogType(oid, has_text_cast=has_text_cast)
+        how = plan(Column("c", 1, found, "whatever", False), as_string=False, numeric_as=STRING)
+        assert (how.arrow_type, how.select_sql, how.width) == (pa.string(), select, None)
+        of_it = CatalogType(99_998, element=found, element_oid=oid)
+        how = plan(Column("c", 1, of_it, "whatever[]", False), as_string=False, numeric_as=STRING)
+        assert (how.arrow_type.value_type, how.select_sql) == (pa.string(), "{0}::text")
+        assert decode(how, b'{a,NULL,"{b}"}', b"{}", None) == [["a", None, "{b}"], [], None]
+
+
+def test_a_cast_of_users_does_not_print() -> None:
+    """A type that has a row of its own, but another cast to text."""
+    how = plan(Column("c", 1, CatalogType(16, has_text_cast=True), "bool", False), as_string=True, numeric_as=STRING)
+    assert how.select_sql == PRINTED
+
+
+@pytest.mark.parametrize("name", ["hstore", "vector", "halfvec", "geometry", "geography", "citext"])
+def test_only_an_extensions_own_types_are_read_as_its_types(name: str) -> None:
+    for found in (CatalogType(OIDS[name], -1, name), CatalogType(OIDS[name], -1, name, "other")):
+        how = plan(Column("c", 1, found, name, False), as_string=False, numeric_as=STRING)
+        assert (how.arrow_type, how.select_sql) == (pa.string(), "{0}::text")
 
 
 def test_the_table_names_each_type_once() -> None:
-    oids = [oid for pg_type in TYPES for oid in (pg_type.oid, pg_type.array_oid)]
-    assert len(set(oids)) == len(oids)
-    assert {pg_type.name for pg_type in TYPES} - {"numeric"} == {name for name, _ in GOOD}
+    assert len({(pg_type.extension, pg_type.name) for pg_type in TYPES}) == len(TYPES)
+    assert len({pg_type.oid for pg_type in TYPES}) == 1 + sum(pg_type.oid > 0 for pg_type in TYPES)
+    assert {pg_type.name for pg_type in TYPES if pg_type.decoder is not None} == {name for name, _ in GOOD}
 
 
 SPARK_TYPES: dict[str, spark.DataType] = {
@@ -520,6 +616,16 @@ SPARK_TYPES: dict[str, spark.DataType] = {
     "numeric": spark.DecimalType(12, 2),
     "uuid": spark.StringType(),
     "jsonb": spark.StringType(),
+    "time": spark.StringType(),
+    "timetz": spark.StringType(),
+    "interval": spark.StringType(),
+    "bit": spark.StringType(),
+    "citext": spark.StringType(),
+    "hstore": spark.MapType(spark.StringType(), spark.StringType()),
+    "vector": spark.ArrayType(spark.FloatType()),
+    "halfvec": spark.ArrayType(spark.FloatType()),
+    "geometry": spark.BinaryType(),
+    "geography": spark.BinaryType(),
 }
 
 
@@ -541,4 +647,4 @@ def test_arrow_types_are_those_of_spark(name: str) -> None:
 def test_columns_and_codecs_survive_pickling(name: str) -> None:
     for how in (codec(name), codec(name, array=True), codec(name, typmod(9, 3))):
         assert pickle.loads(pickle.dumps(how)) == how  # noqa: S301 - made here
-        assert isinstance(how.decoder, Array) == how.column.type_name.endswith("[]")
+        assert isinstance(how.decoder, Array | PrintedArray) == how.column.type_name.endswith("[]")

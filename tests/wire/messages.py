@@ -12,7 +12,7 @@ from pg_cdc_source.changes import Described, Layout, Run, StreamedTable
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options import NumericAs
 from pg_cdc_source.pgoutput import Relation, RelationColumn
-from pg_cdc_source.types import Column, plan
+from pg_cdc_source.types import CatalogType, Column, plan
 
 HEADER = b"w" + bytes(24)
 NOTHING = Position(Lsn(0))
@@ -60,15 +60,19 @@ OIDS = {"int4": 23, "text": 25, "numeric": 1700, "bool": 16, "int4[]": 1007, "da
 OF_10_2 = (10 << 16 | 2) + 4
 
 
+def catalog_type(kind: str) -> CatalogType:
+    if kind.endswith("[]"):
+        element = catalog_type(kind.removesuffix("[]"))
+        return CatalogType(OIDS[kind], element=element, element_oid=element.oid)
+    return CatalogType(OIDS[kind], OF_10_2 if kind == "numeric" else -1)
+
+
 def streamed(
     oid: int, name: str, columns: Mapping[str, str], key: Sequence[str] = (), identity: str = "d", **how: Any
 ) -> StreamedTable:
-    planned = [
-        Column(name, i + 1, OIDS[kind], OF_10_2 if kind == "numeric" else -1, kind, False)
-        for i, (name, kind) in enumerate(columns.items())
-    ]
+    planned = [Column(name, i + 1, catalog_type(kind), kind, False) for i, (name, kind) in enumerate(columns.items())]
     codecs = tuple(plan(column, **{"as_string": False, "numeric_as": NumericAs("string"), **how}) for column in planned)
-    types = tuple((column.type_oid, column.typmod) for column in planned)
+    types = tuple((column.type_oid, column.type.typmod) for column in planned)
     return StreamedTable(oid, name, codecs, types, tuple(key), identity)
 
 
