@@ -19,6 +19,7 @@ LAYERS: list[tuple[set[str], set[str]]] = [
     ({"errors", "names", "conninfo", "options", "offsets"}, set()),
     (
         {
+            "native",
             "binary",
             "numeric",
             "arrays",
