@@ -1,0 +1,194 @@
+"""Where a run takes place: its server with tables that are made when they are asked for, its Spark, its meter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg2
+from psycopg2.extensions import connection as Session
+from psycopg2.extensions import parse_dsn
+from pyspark.sql import SparkSession
+
+from pg_cdc_source import register
+from pg_cdc_source.bench import datasets, peers
+from pg_cdc_source.bench.datasets import Dataset
+from pg_cdc_source.bench.meter import Meter, timings
+from pg_cdc_source.bench.question import Sample
+from pg_cdc_source.embedded import embedded_postgres
+from pg_cdc_source.local_spark import end_jvm, start_session, stop_session
+
+# As a small production server would have them; what would come at its own time (checkpoints, autovacuum) stays away.
+_SERVER = {
+    "autovacuum": "off",
+    "checkpoint_timeout": "1d",
+    "max_connections": "200",
+    "max_replication_slots": "60",
+    "max_wal_senders": "30",
+    "max_wal_size": "20GB",
+    "shared_buffers": "1GB",
+}
+# The server counts as one of the machine's programs: tasks, backends and the JVM share its cores.
+CORES = os.cpu_count() or 1
+# Partitions of a table that is read, for all contenders alike.
+PARTITIONS = 4 * CORES
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured. ``rows`` are those of the wide table; the rest follows the issue's proportions."""
+
+    rows: int
+    rounds: int
+    latency_seconds: float
+    planned_tables: int
+    planned_ranges: int
+    warm_up: bool = True
+
+    @property
+    def changes(self) -> int:
+        return max(1_000, self.rows * 3 // 10)
+
+
+FULL = Scale(rows=4_000_000, rounds=5, latency_seconds=30, planned_tables=1_000, planned_ranges=10_000)
+QUICK = Scale(rows=20_000, rounds=1, latency_seconds=3, planned_tables=20, planned_ranges=200, warm_up=False)
+
+
+class Lab:
+    """One server, one JVM, and what was made on them. ``home`` holds all files of our processes."""
+
+    def __init__(self, url: str, home: Path, scale: Scale) -> None:
+        self.url = url
+        self.home = home
+        self.scale = scale
+        self.server = parse_dsn(url)
+        self.admin = self.connect()
+        self.meter = Meter(int(self.value("SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int")), home)
+        self._spark: SparkSession | None = None
+        self._tables: set[str] = set()
+
+    # --- PostgreSQL ---------------------------------------------------------------------------------------------------
+
+    def connect(self) -> Session:
+        session = psycopg2.connect(self.url)
+        session.autocommit = True
+        return session
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> None:
+        with self.admin.cursor() as cursor:
+            cursor.execute(statement, values or None)
+
+    def value(self, query: str, values: Sequence[Any] = ()) -> Any:
+        with self.admin.cursor() as cursor:
+            cursor.execute(query, values or None)
+            return cursor.fetchone()[0]
+
+    def table(self, dataset: Dataset, times: float = 1.0) -> tuple[str, int]:
+        """The name and the rows of a table, ``times`` as large as the run's rows make it."""
+        rows = dataset.rows(int(self.scale.rows * times))
+        name = f"{dataset.name}_{rows}"
+        if name not in self._tables:
+            datasets.create(self.admin, dataset, name, rows)
+            self._tables.add(name)
+        return name, rows
+
+    def table_bytes(self) -> dict[str, int]:
+        """The sizes of the tables that were made."""
+        return {name: int(self.value("SELECT pg_table_size(%s::regclass)", (name,))) for name in sorted(self._tables)}
+
+    # --- Spark --------------------------------------------------------------------------------------------------------
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._spark is None:
+            conf = {"spark.log.level": "ERROR", "spark.driver.memory": "2g"}
+            if peers.JDBC_DRIVER.exists():
+                conf["spark.driver.extraClassPath"] = str(peers.JDBC_DRIVER)
+            self._spark = start_session(f"local[{CORES}]", conf, self.home, log=self.home / "spark.log")
+            register(self._spark)
+        return self._spark
+
+    def restart_spark(self) -> SparkSession:
+        """A new session in the same JVM: its Python workers have taken no memory yet."""
+        if self._spark is not None:
+            stop_session(self._spark)
+            self._spark = None
+        return self.spark
+
+    def spark_processes(self) -> Iterator[psutil.Process]:
+        """The Python processes below the JVM: workers, their daemon, planners, sources of streams."""
+        spark = self.spark
+        gateway = spark.sparkContext._gateway
+        assert gateway is not None
+        return iter(psutil.Process(gateway.proc.pid).children(recursive=True))
+
+    # --- other processes ----------------------------------------------------------------------------------------------
+
+    def in_own_process(self, module: str, *arguments: str) -> Sample:
+        """Run a module of this package that prints its measures as JSON; it gets the server's URL on stdin.
+
+        What it has measured itself, without its own start and end, goes before what is measured from here.
+        """
+        found: dict[str, float] = {}
+
+        def work() -> int:
+            with self.start(module, *arguments) as process:
+                output, errors = process.communicate(self.url)
+            if process.returncode != 0:
+                raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{errors[-3000:]}")
+            found.update(json.loads(output.splitlines()[-1]))
+            return int(found["rows"])
+
+        server_cpu_s = self.meter.measure(work).measures["server_cpu_s"]
+        own = timings(int(found["rows"]), found["wall_s"], found["client_cpu_s"], server_cpu_s)
+        return Sample({**found, **own})
+
+    @contextmanager
+    def start(self, module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Run a module of this package, which takes the server's URL from stdin, at most until the block ends."""
+        command = [sys.executable, "-m", f"pg_cdc_source.bench.{module}", *arguments]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=self.home, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def program(self, command: Sequence[str | Path]) -> str:
+        """Run a program that finds this lab's server by libpq's variables, and return what it prints."""
+        names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD", "dbname": "PGDATABASE"}
+        settings = {names[key]: value for key, value in self.server.items()}
+        result = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise RuntimeError(f"{command[0]} failed:\n{result.stderr[-3000:]}")
+        return result.stdout
+
+    def scratch(self) -> Path:
+        """A directory that is not there yet."""
+        return self.home / secrets.token_hex(6)
+
+
+@contextmanager
+def open_lab(scale: Scale, bin_dir: Path | None) -> Iterator[Lab]:
+    """Start a server, and Spark when it is asked for; leaves nothing behind."""
+    with contextlib.ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg_cdc_source-bench-")))
+        url = stack.enter_context(embedded_postgres(_SERVER, bin_dir=bin_dir))
+        lab = Lab(url, home, scale)
+        stack.callback(lab.admin.close)
+        # Spark's JVM, its workers, and the keepers with them.
+        stack.callback(end_jvm)
+        yield lab
+        if lab._spark is not None:
+            stop_session(lab._spark)

@@ -1,0 +1,119 @@
+"""Measure what a piece of work takes: wall time, CPU of the clients, CPU of the server, memory.
+
+CPU is the kernel's own account of whole process trees. A process that has ended counts through the parent that waited
+for it, so backends and Python workers that live for a moment are counted as well; nothing is sampled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from pg_cdc_source.bench.question import Sample
+
+WATCH_SECONDS = 0.1
+
+
+class Meter:
+    """Measures work done by this process and all that it has started, on the server whose postmaster is given."""
+
+    def __init__(self, postmaster_pid: int, home: Path) -> None:
+        """``home`` is the directory for temporary files of our processes: keepers, which are nobody's children, are
+        known by it."""
+        self._me = psutil.Process()
+        self._postmaster = psutil.Process(postmaster_pid)
+        self._home = str(home)
+
+    def measure(self, work: Callable[[], int]) -> Sample:
+        """Run ``work``, which says how many rows it has brought."""
+        clients, server, start = self._clients_cpu(), self._server_cpu(), time.perf_counter()
+        rows = work()
+        wall = time.perf_counter() - start
+        client_cpu, server_cpu = self._clients_cpu() - clients, self._server_cpu() - server
+        return Sample(timings(rows, wall, client_cpu, server_cpu))
+
+    def _clients_cpu(self) -> float:
+        server = {self._postmaster.pid, *(child.pid for child in self._postmaster.children(recursive=True))}
+        ours = [process for process in self._me.children(recursive=True) if process.pid not in server]
+        return sum(map(_cpu_with_ended_children, {self._me, *ours, *self._keepers()}))
+
+    def _server_cpu(self) -> float:
+        backends = self._postmaster.children(recursive=True)
+        return _cpu_with_ended_children(self._postmaster) + sum(map(_cpu_with_ended_children, backends))
+
+    def _keepers(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if "pg_cdc_source.keeper" in process.cmdline() and process.environ().get("TMPDIR") == self._home:
+                    yield process
+
+
+def timings(rows: int, wall_s: float, client_cpu_s: float, server_cpu_s: float) -> dict[str, float]:
+    """The measures that every contender has."""
+    return {
+        "rows": rows,
+        "wall_s": wall_s,
+        "client_cpu_s": client_cpu_s,
+        "server_cpu_s": server_cpu_s,
+        "wall_us_per_row": wall_s * 1e6 / rows,
+        "client_cpu_us_per_row": client_cpu_s * 1e6 / rows,
+        "server_cpu_us_per_row": server_cpu_s * 1e6 / rows,
+        "cpu_us_per_row": (client_cpu_s + server_cpu_s) * 1e6 / rows,
+        "rows_per_s": rows / wall_s,
+    }
+
+
+def _cpu_with_ended_children(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+@contextmanager
+def watching(look: Callable[[], None]) -> Iterator[None]:
+    """Call ``look`` again and again in a thread until the block ends. What it raises is raised there."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def watch() -> None:
+        try:
+            while not stop.wait(WATCH_SECONDS):
+                look()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=watch, name="bench-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+class Peak:
+    """The most memory that one of some processes ever had resident, as the kernel tells at each look."""
+
+    def __init__(self, processes: Callable[[], Iterator[psutil.Process]]) -> None:
+        self._processes = processes
+        self.bytes = 0
+
+    def look(self) -> None:
+        for process in self._processes():
+            # A process that ends meanwhile has no such line any more.
+            with contextlib.suppress(OSError, IndexError, psutil.Error):
+                self.bytes = max(self.bytes, peak_rss_bytes(process.pid))
+
+
+def peak_rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024

@@ -1,0 +1,42 @@
+"""``format("bench_numpy_alone")``: ``pgsnapshot`` as it is where the accelerator was not compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from pg_cdc_source import native
+from pg_cdc_source.batch import PgSnapshotDataSource, PgSnapshotReader
+
+
+class NumpyAloneSource(PgSnapshotDataSource):
+    """Reads as ``pgsnapshot`` does, with NumPy alone."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "bench_numpy_alone"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        super().reader(schema)
+        return NumpyAloneReader(self._planned())
+
+
+class NumpyAloneReader(PgSnapshotReader):
+    """Turns the accelerator off for as long as a partition is read: the worker reads others later."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with numpy_alone():
+            yield from super().read(partition)
+
+
+@contextmanager
+def numpy_alone() -> Iterator[None]:
+    library, native.LIBRARY = native.LIBRARY, None
+    try:
+        yield
+    finally:
+        native.LIBRARY = library

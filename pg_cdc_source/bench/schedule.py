@@ -1,0 +1,149 @@
+"""The arithmetic of docs/scale.md: what a large snapshot takes on a cluster, from the costs of each row measured here.
+
+Each part of the way has its own time, and the longest is the snapshot's: the executors' cores, the server's cores, the
+network, the disk. How ranges fill cores is simulated, and the simulation is held against a run on this machine: the
+question ``schedule``.
+
+``python -m pg_cdc_source.bench.schedule benchmarks/results.json`` prints the tables of docs/scale.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# What is worked out: 10 TB, in ranges as they are by default.
+_TOTAL, _RANGE = 10e12, 64e6
+EXECUTORS = (4, 8, 16, 32, 64)
+CORES_PER_EXECUTOR = 4
+
+
+def makespan(seconds: Sequence[float], cores: int) -> float:
+    """When the last of some tasks ends that start in order, each on the core that is free first, as Spark does it."""
+    free = [0.0] * cores
+    for length in seconds:
+        heapq.heappush(free, heapq.heappop(free) + length)
+    return max(free)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a row costs where, and a task by itself. ``row_bytes`` of heap; on the wire a row is about as large."""
+
+    row_bytes: float
+    client_us: float
+    server_us: float
+    task_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a snapshot runs on. Bandwidths are in bytes a second."""
+
+    executors: int
+    server_cores: int
+    network: float = 10e9 / 8
+    disk: float = 2e9
+    cores_per_executor: int = CORES_PER_EXECUTOR
+
+    @property
+    def cores(self) -> int:
+        return self.executors * self.cores_per_executor
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds that each part of the way takes by itself; the longest is the wall."""
+
+    parts: Mapping[str, float]
+
+    @property
+    def wall(self) -> str:
+        return max(self.parts, key=lambda name: self.parts[name])
+
+    @property
+    def seconds(self) -> float:
+        return self.parts[self.wall]
+
+
+def estimate(table_bytes: Sequence[float], range_bytes: float, costs: Costs, cluster: Cluster) -> Estimate:
+    """What a snapshot of some tables takes, each cut into even ranges of at most ``range_bytes``."""
+    total = sum(table_bytes)
+    rows = total / costs.row_bytes
+    return Estimate(
+        {
+            "executors": makespan(_task_seconds(table_bytes, range_bytes, costs), cluster.cores),
+            "server": rows * costs.server_us / 1e6 / cluster.server_cores,
+            "network": total / cluster.network,
+            "disk": total / cluster.disk,
+        }
+    )
+
+
+def _task_seconds(table_bytes: Sequence[float], range_bytes: float, costs: Costs) -> list[float]:
+    tasks = []
+    for size in table_bytes:
+        count = max(1, -int(-size // range_bytes))
+        tasks += [costs.task_s + size / count / costs.row_bytes * costs.client_us / 1e6] * count
+    return tasks
+
+
+def sizes(total: float, tables: int) -> list[float]:
+    """Sizes of tables as they are in a database that has grown: the k-th largest has a k-th of the largest."""
+    harmonic = sum(1 / k for k in range(1, tables + 1))
+    return [total / harmonic / k for k in range(1, tables + 1)]
+
+
+# --- from a run's results --------------------------------------------------------------------------------------------
+
+
+def costs_of(results: Mapping[str, Any]) -> Costs:
+    """Read the costs out of results.json: how CPU grows with the rows and with the partitions of the wide table."""
+    questions = {question["name"]: question["contenders"] for question in results["questions"]}
+
+    def growth(question: str, less: str, more: str, measure: str) -> float:
+        one, other = (questions[question][name]["medians"][measure]["median"] for name in (less, more))
+        return float(other - one)
+
+    in_rows = functools.partial(growth, "growth-rows", "1x", "16x")
+    largest = int(questions["growth-rows"]["16x"]["medians"]["rows"]["median"])
+    task_s = growth("growth-partitions", "4", "64", "client_cpu_s") / (64 - 4)
+    return Costs(
+        row_bytes=results["table_bytes"][f"wide_{largest}"] / largest,
+        client_us=in_rows("client_cpu_s") * 1e6 / in_rows("rows"),
+        server_us=in_rows("server_cpu_s") * 1e6 / in_rows("rows"),
+        task_s=max(0.0, task_s),
+    )
+
+
+def print_tables(costs: Costs) -> None:
+    print(
+        f"A row: {costs.row_bytes:.0f} bytes, {costs.client_us:.2f} µs of an executor's core, {costs.server_us:.2f} µs"
+        f" of the server's. A task: {costs.task_s * 1e3:.0f} ms. Ranges of 64 MB.\n"
+    )
+    tables = {"one table": [_TOTAL], "1,000 tables": sizes(_TOTAL, 1_000)}
+    print(f"| executors of {CORES_PER_EXECUTOR} cores | {' | '.join(tables)} |")
+    print("| --- | --- | --- |")
+    for executors in EXECUTORS:
+        found = [estimate(each, _RANGE, costs, Cluster(executors, 16)).parts["executors"] for each in tables.values()]
+        print(f"| {executors} | {' | '.join(map(_hours, found))} |")
+    print("\n| however many executors | at least |\n| --- | --- |")
+    for server_cores in (16, 64):
+        parts = estimate([_TOTAL], _RANGE, costs, Cluster(1, server_cores)).parts
+        print(f"| {server_cores} cores of the server | {_hours(parts['server'])} |")
+    print(f"| network of 10 Gbit/s | {_hours(parts['network'])} |")
+    print(f"| disk of 2 GB/s | {_hours(parts['disk'])} |")
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h"
+
+
+if __name__ == "__main__":
+    print_tables(costs_of(json.loads(Path(sys.argv[1]).read_text())))

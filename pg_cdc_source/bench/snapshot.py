@@ -1,0 +1,153 @@
+"""Questions about snapshots: beside Spark's JDBC source, beside readers to Arrow, beside the limit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pg_cdc_source.bench import datasets, peers, to_arrow
+from pg_cdc_source.bench.datasets import Dataset
+from pg_cdc_source.bench.lab import CORES, PARTITIONS, Lab
+from pg_cdc_source.bench.numpy_alone import NumpyAloneSource
+from pg_cdc_source.bench.question import Contender, Missing, Question, Sample, Target
+from pg_cdc_source.bench.ready import ReadySource, write_batch
+
+OURS = "pgsnapshot"
+NUMPY_ALONE = "pgsnapshot, NumPy alone"
+JDBC = "Spark JDBC"
+LIMIT = "the limit"
+
+MEASURES = ("wall_s", "client_cpu_s", "server_cpu_s", "rows_per_s")
+
+# Wall time as a multiple of JDBC's, with NumPy alone and with the accelerator; nothing is asked of the other tables.
+_AGAINST_JDBC = {"wide": (0.8, 0.68), "skewed": (0.5, 0.5), "uuid_key": (0.35, 0.35)}
+_AGAINST_LIMIT = (1.5, 1.25)
+
+
+# --- beside Spark's JDBC source --------------------------------------------------------------------------------------
+
+
+def against_jdbc(dataset: Dataset, lab: Lab) -> Question:
+    table, rows = lab.table(dataset)
+    jdbc = peers.missing_jdbc() or Contender(JDBC, partial(read_by_jdbc, lab, dataset, table, rows))
+    bounds = _AGAINST_JDBC.get(dataset.name)
+    how = "cut by its integer key" if dataset.key else "one partition, because the key is a UUID"
+    return Question(
+        f"snapshot-{dataset.name}",
+        f"A snapshot of {rows:,} rows ({dataset.name}) into Spark, to a no-op sink",
+        [*ours(lab, table, rows), jdbc],
+        MEASURES,
+        [] if bounds is None else wall_targets(*bounds, to=JDBC),
+        plotted=2,
+        notes=f"{PARTITIONS} partitions; JDBC with fetchsize 10000, {how}. JVM warm.",
+    )
+
+
+def ours(lab: Lab, table: str, rows: int) -> list[Contender | Missing]:
+    """The connector as it is installed, and without its accelerator where it has one."""
+    installed = Contender(OURS, partial(read_by_spark, lab, table, rows))
+    if missing := peers.missing_accelerator():
+        return [installed, missing]
+    lab.spark.dataSource.register(NumpyAloneSource)
+    return [installed, Contender(NUMPY_ALONE, partial(read_by_spark, lab, table, rows, NumpyAloneSource.name()))]
+
+
+def wall_targets(numpy_alone: float, accelerated: float, to: str) -> list[Target]:
+    if peers.missing_accelerator():
+        return [Target("wall_s", OURS, "at most", numpy_alone, to=to)]
+    both = ((OURS, accelerated), (NUMPY_ALONE, numpy_alone))
+    return [Target("wall_s", name, "at most", bound, to=to) for name, bound in both]
+
+
+def read_by_spark(lab: Lab, table: str, rows: int, source: str = OURS, **options: str | int) -> Sample:
+    """One action of ours that reads a table and throws it away."""
+
+    def work() -> int:
+        settings: dict[str, str | int] = {"url": lab.url, "dbtable": table, "numPartitions": PARTITIONS, **options}
+        lab.spark.read.format(source).options(**settings).load().write.format("noop").mode("overwrite").save()
+        return rows
+
+    return lab.meter.measure(work)
+
+
+def read_by_jdbc(lab: Lab, dataset: Dataset, table: str, rows: int) -> Sample:
+    server = lab.server
+    options: dict[str, str | int] = {
+        "url": f"jdbc:postgresql://{server['host']}:{server['port']}/{server['dbname']}",
+        "user": server["user"],
+        "password": server["password"],
+        "driver": "org.postgresql.Driver",
+        "dbtable": table,
+        "fetchsize": 10_000,
+    }
+    if dataset.key is not None:
+        ends = {bound: lab.value(f"SELECT {bound}({dataset.key}) FROM {table}") for bound in ("min", "max")}
+        options |= {"partitionColumn": dataset.key, "numPartitions": PARTITIONS}
+        options |= {"lowerBound": ends["min"], "upperBound": ends["max"]}
+
+    def work() -> int:
+        lab.spark.read.format("jdbc").options(**options).load().write.format("noop").mode("overwrite").save()
+        return rows
+
+    return lab.meter.measure(work)
+
+
+# --- beside readers to Arrow -----------------------------------------------------------------------------------------
+
+
+def against_arrow_readers(lab: Lab) -> Question:
+    table, rows = lab.table(datasets.WIDE)
+    contenders: list[Contender | Missing] = [Contender(OURS, partial(lab.in_own_process, "to_arrow", OURS, table))]
+    contenders.append(
+        peers.missing_accelerator()
+        or Contender(NUMPY_ALONE, partial(lab.in_own_process, "to_arrow", NUMPY_ALONE, table))
+    )
+    for name in peers.ARROW_PEERS:
+        run = Contender(name, partial(lab.in_own_process, "to_arrow", name, table))
+        contenders.append(peers.missing_arrow_peer(name) or run)
+    return Question(
+        "arrow",
+        f"{rows:,} rows (wide) to Arrow in one Python process",
+        contenders,
+        ("client_cpu_us_per_row", "wall_s", "client_cpu_s", "server_cpu_s", "peak_rss_mb"),
+        [Target("client_cpu_s", OURS, "at most", 1.0, to=name) for name in peers.ARROW_PEERS],
+        notes="Each run is a new process; imports are not counted. ADBC gives numerics as strings, the others typed.",
+    )
+
+
+# --- beside the limit ------------------------------------------------------------------------------------------------
+
+
+def against_the_limit(lab: Lab) -> Question:
+    table, rows = lab.table(datasets.WIDE)
+    path = lab.home / "ready.arrow"
+    batch = next(to_arrow.ours(lab.url, table))
+    write_batch(batch, path)
+    lab.spark.dataSource.register(ReadySource)
+    batches: int = max(1, rows // batch.num_rows)
+
+    def give_ready_batches() -> int:
+        options: dict[str, str | int] = {"path": str(path), "batches": batches, "partitions": PARTITIONS}
+        lab.spark.read.format("bench_ready").options(**options).load().write.format("noop").mode("overwrite").save()
+        return batches * int(batch.num_rows)
+
+    def copy_to_nowhere() -> int:
+        lab.execute(f"COPY {table} TO '/dev/null' (FORMAT binary)")
+        return rows
+
+    def limit() -> Sample:
+        spark = lab.meter.measure(give_ready_batches).measures
+        # As many rows as the table has; the file's batches may be a few fewer.
+        spark_cpu_s = spark["client_cpu_us_per_row"] * rows / 1e6
+        server_cpu_s = lab.meter.measure(copy_to_nowhere).measures["server_cpu_s"]
+        wall_s = (server_cpu_s + spark_cpu_s) / CORES
+        return Sample({"wall_s": wall_s, "client_cpu_s": spark_cpu_s, "server_cpu_s": server_cpu_s})
+
+    return Question(
+        "limit",
+        f"{rows:,} rows (wide) into Spark, and the least that PostgreSQL and Spark alone would take",
+        [*ours(lab, table, rows), Contender(LIMIT, limit)],
+        ("wall_s", "client_cpu_s", "server_cpu_s"),
+        wall_targets(*_AGAINST_LIMIT, to=LIMIT),
+        notes=f"The limit: CPU of COPY (FORMAT binary) to /dev/null on the server, and of Spark taking ready batches"
+        f" of {batch.num_rows:,} rows, over {CORES} cores.",
+    )

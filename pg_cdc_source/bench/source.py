@@ -1,0 +1,106 @@
+"""Questions about what reading costs the source: CPU of backends, WAL that is held back, connections."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from functools import partial
+
+from pg_cdc_source.bench import datasets, peers
+from pg_cdc_source.bench.datasets import WIDE
+from pg_cdc_source.bench.lab import CORES, Lab
+from pg_cdc_source.bench.meter import watching
+from pg_cdc_source.bench.question import Contender, Question, Sample, Target
+from pg_cdc_source.bench.snapshot import JDBC, OURS, read_by_jdbc, read_by_spark
+
+_COPY = "COPY by psql"
+_IN_ONE_PROCESS = "pgsnapshot, one process"
+_WRITES_PER_SECOND = 500
+
+# What the oldest slot keeps, and the sessions of ours: the keeper's, and those of this run. An earlier run's snapshot
+# stays for a while.
+_LOOK = """
+SELECT coalesce(max(pg_current_wal_lsn() - restart_lsn), 0)::float8,
+  (SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgsnapshot%%'
+    AND (backend_start >= %s OR application_name NOT LIKE '%%:%%:%%'))
+FROM pg_replication_slots
+"""
+
+
+def cpu(lab: Lab) -> Question:
+    table, rows = lab.table(datasets.WIDE)
+
+    def copy_by_psql() -> int:
+        program = peers.find_program("psql")
+        assert program is not None
+        lab.program([program, "-X", "-c", f"\\copy {table} TO '/dev/null' (FORMAT binary)"])
+        return rows
+
+    jdbc = peers.missing_jdbc() or Contender(JDBC, partial(read_by_jdbc, lab, datasets.WIDE, table, rows))
+    return Question(
+        "source-cpu",
+        f"{rows:,} rows (wide): CPU of PostgreSQL's backends",
+        [
+            Contender(OURS, partial(read_by_spark, lab, table, rows)),
+            Contender(_IN_ONE_PROCESS, partial(lab.in_own_process, "to_arrow", OURS, table)),
+            peers.missing_program("psql", _COPY) or Contender(_COPY, lambda: lab.meter.measure(copy_by_psql)),
+            jdbc,
+        ],
+        ("server_cpu_s", "server_cpu_us_per_row", "wall_s"),
+        [
+            Target("server_cpu_s", OURS, "at most", 1.05, to=_COPY),
+            Target("server_cpu_s", _IN_ONE_PROCESS, "at most", 1.05, to=_COPY),
+        ],
+        notes="Connections, planning and the keeper's snapshot are counted. psql is one session that copies all.",
+    )
+
+
+def wal(lab: Lab) -> Question:
+    table, rows = lab.table(datasets.WIDE)
+    lab.execute(f"DROP TABLE IF EXISTS written; CREATE TABLE written ({WIDE.columns})")
+
+    def run(keeps_slot: bool) -> Sample:
+        held: list[tuple[float, float]] = []
+        connections = [0, 0]
+        slot = f"bench_{secrets.token_hex(4)}"
+        options = {"slot": slot} if keeps_slot else {}
+        start, started_at = time.monotonic(), lab.value("SELECT clock_timestamp()")
+        session = lab.connect()
+
+        def look() -> None:
+            with session.cursor() as cursor:
+                cursor.execute(_LOOK, (started_at,))
+                bytes_held, sessions = cursor.fetchone()
+            held.append((time.monotonic() - start, bytes_held / 1e6))
+            connections.append(sessions)
+
+        # Longer than any reading takes; it is ended when that is done.
+        with lab.start("writer", "written", str(_WRITES_PER_SECOND), "3600") as writer:
+            assert writer.stdin is not None
+            writer.stdin.write(lab.url)
+            writer.stdin.close()
+            with watching(look):
+                sample = read_by_spark(lab, table, rows, **options)
+            if writer.poll() is not None:
+                raise RuntimeError(f"the writer failed:\n{writer.communicate()[1][-3000:]}")
+        session.close()
+        if keeps_slot:
+            lab.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        # In two looks, so that one that is about to go does not count beside the one that takes its place.
+        lasting = max(map(min, itertools.pairwise(connections)))
+        measures = {"held_at_end_mb": held[-1][1], "connections": float(lasting), **sample.measures}
+        return Sample(measures, {"MB of WAL held": tuple(held)})
+
+    return Question(
+        "source-wal",
+        f"WAL held back while {rows:,} rows are read and {_WRITES_PER_SECOND} transactions a second are written",
+        [Contender(OURS, partial(run, False)), Contender("pgsnapshot that keeps its slot", partial(run, True))],
+        ("held_at_end_mb", "connections", "wall_s"),
+        [
+            Target("held_at_end_mb", OURS, "at most", 0.0),
+            # Partitions in flight, and the keeper with its two holders.
+            Target("connections", OURS, "at most", CORES + 3),
+        ],
+        notes="Looked at every 0.1 s in pg_replication_slots and pg_stat_activity; connections that were there twice.",
+    )
