@@ -32,7 +32,7 @@ def test_a_quick_run_measures_all_contenders_and_leaves_nothing(tmp_path: Path) 
     # Not pytest's directory: the server runs as another account, which must be able to look in.
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)
-        command = [sys.executable, "-c", "from pg_cdc_source.cli import app; app()", "bench", "--quick", "--json"]
+        command = [str(Path(sys.executable).with_name("pg-cdc")), "bench", "--quick", "--json"]
         result = subprocess.run(
             [*command, "--rows", "2000", "--out", str(tmp_path), "--only", "arrow", "--only", "limit"],
             env={**os.environ, "TMPDIR": scratch},

@@ -126,7 +126,7 @@ def test_the_demo_proves_both_copies_and_leaves_nothing() -> None:
     # Not pytest's directory: the demo's server runs as another account, which must be able to look in.
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)
-        command = [sys.executable, "-c", "from pg_cdc_source.cli import app; app()", "demo"]
+        command = [str(Path(sys.executable).with_name("pg-cdc")), "demo"]
         result = subprocess.run(
             [*command, "--json", "--orders", "3000", "--seconds", "2"],
             env={**os.environ, "TMPDIR": scratch},

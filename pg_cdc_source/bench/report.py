@@ -95,7 +95,7 @@ def print_json(report: Report) -> None:
 
 def print_tables(report: Report) -> None:
     # A redirected output has no width of its own.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
     machine = report.machine
     console.print(f"{machine.cpu}, {machine.cores} cores, {machine.memory_gb:g} GB; {report.started}", style="dim")
     console.print(", ".join(f"{name} {version}" for name, version in report.versions.items()), style="dim")
