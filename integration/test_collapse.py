@@ -26,6 +26,8 @@ from pyspark.sql.types import (
 from pg_cdc_source import collapse
 from pg_cdc_source.errors import OptionError
 
+pytestmark = pytest.mark.corner
+
 # Names that SQL would trip over: many tables in one, so that one Spark job tries many histories.
 CASE, ID, NUMBER, TEXT, OCTETS = "Case.no", "i`d", "number", "t ext", "öctets"
 VALUES = (NUMBER, TEXT, OCTETS)

@@ -32,6 +32,8 @@ from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.stream import HAS_LIMITS, PgCdcDataSource
 
+pytestmark = pytest.mark.corner
+
 if HAS_LIMITS:
     from pyspark.sql.streaming.datasource import ReadMaxRows
 

@@ -24,6 +24,8 @@ from watch import wait_until
 from pg_cdc_source import project
 from pg_cdc_source.changes import BEFORE, CHANGE_FIELDS
 
+pytestmark = pytest.mark.corner
+
 ROWS = 120
 # What is added to the id of a row that is inserted again.
 AGAIN = 1_000_000

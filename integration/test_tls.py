@@ -23,6 +23,8 @@ from pg_cdc_source.connection import connect as connect_source
 from pg_cdc_source.errors import ConnectError, DefiniteError
 from pg_cdc_source.options import parse_connection_options
 
+pytestmark = pytest.mark.matrix("TLS, certificates, SCRAM, password and service files")
+
 PASSWORD = "Geheim:'\\123"
 # By who may come in how; the superuser of the tests comes as it did.
 HBA = """
@@ -169,7 +171,6 @@ def login(
             return {"service": "ours"}
 
 
-@pytest.mark.matrix("TLS, certificates, SCRAM, password and service files")
 def test_a_stream_is_let_in_on_both_kinds_of_connection(
     login: dict[str, str], tls: TlsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +194,6 @@ def test_a_stream_is_let_in_on_both_kinds_of_connection(
             drop_slots(pg)
 
 
-@pytest.mark.matrix("TLS, certificates, SCRAM, password and service files")
 def test_tasks_and_the_keeper_are_let_in(spark: SparkSession, tls: TlsServer, tmp_path: Path) -> None:
     passfile = _pass_file(tmp_path / "passwords", "by_both")
     options = tls.certified("by_both", passfile=passfile)
