@@ -91,7 +91,7 @@ def test_executors_read_one_point_and_its_changes(cluster: SparkSession, db: str
         with pg.cursor() as cursor:
             cursor.execute("UPDATE checking SET balance = -balance WHERE id % 2 = 0")
         changes = wait_for_rows(query, into, ACCOUNTS + ACCOUNTS // 2)[ACCOUNTS:]
-    assert max(parts) > 2
+    assert (max(parts) > 2) == (pg.server_version >= 140000)  # before, a table is one range
     assert {row["_change_type"] for row in changes} == {"update"}
     found |= {row["id"]: row["balance"] for row in changes}
     with pg.cursor() as cursor:
@@ -176,7 +176,9 @@ def seen_by_postgresql(pg: Session, zone: str) -> list[tuple[Any, ...]]:
     """Every row, with the instant as microseconds and as the clocks of ``zone`` show it."""
     with pg.cursor() as cursor:
         cursor.execute(
-            "SELECT id, local::text, (extract(epoch FROM instant) * 1000000)::bigint, (instant AT TIME ZONE %s)::text,"
+            # Before 14, extract() gives a float8, too coarse for the microseconds of old times.
+            "SELECT id, local::text, extract(epoch FROM date_trunc('second', instant))::bigint * 1000000"
+            "  + extract(microseconds FROM instant)::bigint %% 1000000, (instant AT TIME ZONE %s)::text,"
             " day::text, array_to_json(texts)::text, upper(encode(raw, 'hex')), price::text FROM moments ORDER BY id",
             (zone,),
         )

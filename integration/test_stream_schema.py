@@ -742,22 +742,49 @@ def test_partitions_come_under_their_root(pg: Session, drive: Drive) -> None:
     ]
 
 
+WRITTEN_BEFORE = (
+    "CREATE TABLE sales_3 (at date NOT NULL, id int NOT NULL, x int, note text, amount numeric(8, 2))",
+    "ALTER TABLE sales_3 DROP x, ADD PRIMARY KEY (id, at)",
+    "INSERT INTO sales_3 VALUES ('2026-01-01', 10, 'before', 1)",
+)
+ATTACH = "ALTER TABLE sales ATTACH PARTITION sales_3 FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')"
+
+
+@pytest.mark.matrix("partitioned tables")
 def test_partitions_come_and_go(pg: Session, drive: Drive) -> None:
     run(pg, *SALES)
     driver = drive(dbtable="sales")
     driver.take(2)
-    run(pg, "CREATE TABLE sales_3 (at date NOT NULL, id int NOT NULL, x int, note text, amount numeric(8, 2))",
-        "ALTER TABLE sales_3 DROP x, ADD PRIMARY KEY (id, at)",
-        "INSERT INTO sales_3 VALUES ('2026-01-01', 10, 'before', 1)",
-        "ALTER TABLE sales ATTACH PARTITION sales_3 FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')",
+    # What a server before 15 needs, in the same transaction, to notice.
+    alter = "; ALTER PUBLICATION s SET (publish_via_partition_root = true)" if pg.server_version < 150000 else ""
+    run(pg, *WRITTEN_BEFORE,
+        ATTACH + alter,
         "INSERT INTO sales VALUES (11, '2026-02-02', 11, 'attached')",
-        "ALTER TABLE sales DETACH PARTITION sales_1",
+        "ALTER TABLE sales DETACH PARTITION sales_1" + alter,
         "INSERT INTO sales_1 (id, at) VALUES (12, '2024-01-01')",
-        "INSERT INTO sales VALUES (13, '2025-02-02', 13, 'after')")  # fmt: skip
+        "INSERT INTO sales VALUES (13, '2025-02-02', 13, 'after')",
+        "CREATE TABLE sales_4 PARTITION OF sales FOR VALUES FROM ('2027-01-01') TO ('2028-01-01')")  # fmt: skip
     assert values(driver.take(2), "id", "note") == [(11, "attached"), (13, "after")]
     driver.restart()
-    run(pg, "INSERT INTO sales VALUES (14, '2026-02-02', 14, 'again')")
-    assert values(driver.take(1), "id", "note") == [(14, "again")]
+    run(pg, "INSERT INTO sales VALUES (14, '2026-02-02', 14, 'again'), (15, '2027-02-02', 15, 'created')")
+    assert values(driver.take(2), "id", "note") == [(14, "again"), (15, "created")]
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_what_a_server_before_15_leaves_out_is_an_error(pg: Session, drive: Drive, down: bool) -> None:
+    run(pg, *SALES)
+    driver = drive(dbtable="sales")
+    driver.take(2)
+    if down:
+        driver.stop()
+    run(pg, *WRITTEN_BEFORE, ATTACH)
+    if down:
+        driver.start()
+    if pg.server_version < 150000:
+        driver.refusal("not altered in the transaction that attached a partition to public.sales", "start over")
+    else:
+        run(pg, "INSERT INTO sales VALUES (11, '2026-02-02', 11, 'attached')")
+        assert values(driver.take(1), "id", "note") == [(11, "attached")]
 
 
 def test_partitions_come_as_themselves(pg: Session, drive: Drive) -> None:

@@ -39,6 +39,12 @@ def printed(name: str) -> tuple[str, list[str]]:
     return f"{literals(texts)}[1 + floor(random() * {len(texts)})::int]", texts
 
 
+def finite(declared: str, random: str, edges: list[str]) -> tuple[str, str, list[str]]:
+    """Numerics without infinities, which came with PostgreSQL 14."""
+    random, *edges = (text.replace("-Infinity", "NaN").replace("Infinity", "NaN") for text in (random, *edges))
+    return declared, random, edges
+
+
 def fill(pg: Session, kinds: Sequence[str]) -> list[str]:
     """Make the table ``t``: for each kind a column and one of its arrays, literals first; give their names."""
     columns = [
@@ -55,6 +61,8 @@ def fill(pg: Session, kinds: Sequence[str]) -> list[str]:
         columns += [("int4[][]", "'{{1,2},{3,4}}'", [])]
         columns += [("price", *VALUES["numeric(12,2)"]), ("price[]", *array_of("numeric(12,2)"))]
         columns += [("text", "(SELECT string_agg(md5(({g} + i)::text), '') FROM generate_series(1, 100) AS i)", [])]
+    if pg.server_version < 140000:
+        columns = [column if "numeric" not in column[0] else finite(*column) for column in columns]
     selected = [
         f"CASE WHEN g <= {len(edges)} THEN {literals(edges)}[g]::{declared}"
         f" WHEN g % 13 > 0 THEN ({random.replace('{g}', 'g')})::{declared} END"

@@ -16,6 +16,9 @@ found here, before anything is read:
   The server sends what an update brings under a filter as an insert, what it takes away as a delete: so the rows under
   it are a table of their own. Another filter or list leaves a gap, as does a table that was taken out for a while. Each
   of them gives the table a new entry in the catalog, by which ``find_change`` finds out.
+- **Attached partitions, before 15.** A walsender that has decoded a change of a table goes on without that table's
+  changes after it was attached as a partition, until the publication is altered (rel_sync_cache_relation_cb in
+  pgoutput.c). So an ATTACH after which, or with which, nobody has altered the publication is a change, too.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from dataclasses import dataclass
 import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source import catalog
 from pg_cdc_source.catalog import Relation, Server
@@ -39,6 +43,8 @@ from pg_cdc_source.options import StreamOptions
 # columns.
 _SCHEMAS_VERSION = 150000
 _GENERATED_VERSION = 180000
+# From this version on, a walsender notices that a table that it knows has become a partition.
+_ATTACH_VERSION = 150000
 
 # An error names so many tables and then counts.
 _MOST_NAMED = 10
@@ -49,12 +55,15 @@ class PublishedTable:
     """A table under the name that its changes have; ``columns`` None means all, ``row_filter`` is SQL.
 
     ``entries`` are the oids by which the catalog lists it, its schema or its root; none where all tables are published.
+    ``attached`` is the transaction by which it last got a partition that the server may not notice, 0 if there is none;
+    None where the server notices every one.
     """
 
     relation: Relation
     columns: tuple[str, ...] | None
     row_filter: str | None
     entries: tuple[int, ...]
+    attached: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +170,42 @@ def read_publication(session: Session, name: str) -> Publication | None:
             ' ORDER BY f.nspname COLLATE "C", f.relname COLLATE "C"',
             {"oid": oid, "name": name, "via_root": via_root},
         )
+        rows = cursor.fetchall()
+        attached: dict[int, int] = {}
+        if session.server_version < _ATTACH_VERSION and via_root:
+            attached = _read_attached(cursor, oid, [row[0] for row in rows if row[3] == "p"])
         # By oid, because before 14 the view repeats a partition that is listed beside its root.
         tables = {
             relation[0]: PublishedTable(
-                Relation(*relation), None if columns is None else tuple(columns), row_filter, tuple(entries or ())
+                Relation(*relation),
+                None if columns is None else tuple(columns),
+                row_filter,
+                tuple(entries or ()),
+                attached.get(relation[0]),
             )
-            for *relation, columns, row_filter, entries in cursor
+            for *relation, columns, row_filter, entries in rows
         }
     return Publication(
         oid, name, all_tables, via_root, inserts, updates, deletes, truncates, generated, tuple(tables.values())
     )
+
+
+def _read_attached(cursor: Cursor, publication: int, roots: Sequence[int]) -> dict[int, int]:
+    """By root, the transaction that attached a partition last, where the publication was not altered with it or since.
+
+    A partition that was created as one has its row type from the same transaction, and no changes of before.
+    """
+    cursor.execute(
+        "WITH RECURSIVE tree (root, oid, attached) AS (SELECT oid, oid, NULL::xid FROM unnest(%s::oid[]) AS t (oid)"
+        " UNION ALL SELECT tree.root, i.inhrelid, i.xmin FROM tree"
+        "  JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid)"
+        " SELECT DISTINCT ON (tree.root) tree.root::bigint, tree.attached::text::bigint FROM tree"
+        " JOIN pg_catalog.pg_type AS t ON t.typrelid = tree.oid AND t.xmin <> tree.attached"
+        " JOIN pg_catalog.pg_publication AS p ON p.oid = %s AND age(p.xmin) > age(tree.attached)"
+        " ORDER BY tree.root, age(tree.attached)",
+        (list(roots), publication),
+    )
+    return dict.fromkeys(roots, 0) | dict(cursor.fetchall())
 
 
 def read_identities(session: Session, oids: Sequence[int]) -> dict[int, ReplicaIdentity]:
@@ -276,7 +311,7 @@ def ensure_publication(session: Session, options: StreamOptions) -> Publication:
         truncates=True,
         generated=server.version_num >= _GENERATED_VERSION,
         tables=tuple(
-            PublishedTable(relation, None, None, ())
+            PublishedTable(relation, None, None, (), None)
             for relation in relations
             if not any(ancestor.oid in oids for ancestor in ancestors.get(relation.oid, ()))
         ),
@@ -635,16 +670,18 @@ def mark_of(publication: Publication, oids: Collection[int]) -> str:
     """What tells a publication from a later one of the same name, and what it sends of these tables.
 
     It is kept in checkpoints: ``16390 iudt 16384:16391 16387:16392+16394rc`` is the oid, a letter for each kind of
-    change (insert, update, delete, truncate), and for each table its entries, r for a row filter, c for a column list.
-    An entry stays when names change, and is another one when filter or list are (pg_publication_rel).
+    change (insert, update, delete, truncate), and for each table its entries, r for a row filter, c for a column list,
+    @ and the transaction of ``PublishedTable.attached``. An entry stays when names change, and is another one when
+    filter or list are (pg_publication_rel).
     """
     kinds = {"i": publication.inserts, "u": publication.updates, "d": publication.deletes, "t": publication.truncates}
     listed = [
         f" {table.relation.oid}:{'+'.join(map(str, table.entries))}"
         + ("r" if table.row_filter is not None else "")
         + ("c" if table.columns is not None else "")
+        + (f"@{table.attached}" if table.attached is not None else "")
         for table in publication.tables
-        if table.entries and table.relation.oid in oids
+        if (table.entries or table.attached is not None) and table.relation.oid in oids
     ]
     return f"{publication.oid} {''.join(letter for letter, sent in kinds.items() if sent)}{''.join(listed)}"
 
@@ -662,22 +699,29 @@ def find_change(mark: str, now: str, names: Mapping[int, str]) -> str:
     if lost:
         return f"leaves out {', '.join(lost)} now"
     before = dict(_parsed_entries(listed))
-    for table, (entries_now, flags_now) in _parsed_entries(listed_now):
-        entries, flags = before.get(table, (entries_now, flags_now))
+    for table, (entries_now, flags_now, attached_now) in _parsed_entries(listed_now):
+        entries, flags, attached = before.get(table, (entries_now, flags_now, attached_now))
         for letter, what in (("r", "row filter"), ("c", "column list")):
             if (letter in flags) != (letter in flags_now):
                 return f"has {'a' if letter in flags_now else 'no'} {what} for {names[table]} now"
         if entries.isdisjoint(entries_now):
             otherwise = ", or given another row filter or column list" if flags else ""
             return f"has {names[table]} anew: it was dropped from it and added again{otherwise}"
+        # Transactions are numbered in a circle. An older one is what is left when the newest partition is detached.
+        if attached_now and (not attached or 0 < (attached_now - attached) % 2**32 < 2**31):
+            return (
+                f"was not altered in the transaction that attached a partition to {names[table]}, as this version of "
+                "PostgreSQL needs it (ALTER PUBLICATION ... SET (publish_via_partition_root = true))"
+            )
     return ""
 
 
-def _parsed_entries(listed: Sequence[str]) -> Iterator[tuple[int, tuple[set[str], str]]]:
+def _parsed_entries(listed: Sequence[str]) -> Iterator[tuple[int, tuple[set[str], str, int]]]:
     for text in filter(None, listed):
         table, _, rest = text.partition(":")
+        rest, _, attached = rest.partition("@")
         entries = rest.rstrip("rc")
-        yield int(table), (set(entries.split("+")), rest[len(entries) :])
+        yield int(table), (set(entries.split("+")), rest[len(entries) :], int(attached or 0))
 
 
 def find_lost(session: Session, name: str, mark: str, names: Mapping[int, str]) -> str:

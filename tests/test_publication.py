@@ -11,8 +11,13 @@ from pg_cdc_source.publication import Publication, PublishedTable, find_change, 
 
 A, B = Relation(11, "public", "a", "r"), Relation(12, "public", "b", "r")
 NAMES = {11: "public.a", 12: "public.b"}
-TABLES = (PublishedTable(A, None, None, (91,)), PublishedTable(B, ("id",), "(id > 1)", (92, 93)))
+TABLES = (PublishedTable(A, None, None, (91,), None), PublishedTable(B, ("id",), "(id > 1)", (92, 93), None))
 PUBLICATION = Publication(90, "p", False, True, True, True, True, True, True, TABLES)
+
+ATTACHED = (
+    "was not altered in the transaction that attached a partition to public.a, as this version of PostgreSQL needs it"
+    " (ALTER PUBLICATION ... SET (publish_via_partition_root = true))"
+)
 
 
 def mark(*tables: PublishedTable, **changed: bool | int) -> str:
@@ -24,6 +29,8 @@ def test_a_mark_has_the_publication_its_kinds_and_the_tables_of_the_stream() -> 
     assert mark_of(PUBLICATION, {11}) == "90 iudt 11:91"
     assert mark(inserts=False, truncates=False) == "90 ud 11:91 12:92+93rc"
     assert mark(replace(TABLES[0], entries=())) == "90 iudt"
+    assert mark(replace(TABLES[0], attached=0)) == "90 iudt 11:91@0"
+    assert mark(replace(TABLES[1], entries=(), attached=700)) == "90 iudt 12:rc@700"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,16 @@ def test_a_mark_has_the_publication_its_kinds_and_the_tables_of_the_stream() -> 
             "90 iudt 11:92rc",
             "has public.a anew: it was dropped from it and added again, or given another row filter or column list",
         ),
+        ("90 iudt 11:91@0", "90 iudt 11:91@0", ""),
+        ("90 iudt 11:91@0", "90 iudt 11:91@3000000000", ATTACHED),
+        ("90 iudt 11:91@700", "90 iudt 11:91@701", ATTACHED),
+        ("90 iudt 11:91@4294967295", "90 iudt 11:91@3", ATTACHED),
+        ("90 iudt 11:91@701", "90 iudt 11:91@700", ""),
+        ("90 iudt 11:91@701", "90 iudt 11:91@0", ""),
+        ("90 iudt 11:rc@700", "90 iudt 11:rc@701", ATTACHED),
+        # A server of a newer version now.
+        ("90 iudt 11:91@700", "90 iudt 11:91", ""),
+        ("90 iudt", "90 iudt 11:@701", ""),
         # Tables come and go, and an earlier release named none.
         ("90 iudt 11:91", "90 iudt 12:92r", ""),
         ("90 iudt", "90 iudt 11:91 12:92r", ""),
