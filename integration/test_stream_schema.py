@@ -10,7 +10,7 @@ import contextlib
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -722,9 +722,20 @@ MORE_SALES = (
 )
 
 
-@pytest.mark.matrix("partitioned tables")
+def sales(pg: Session) -> Sequence[str]:
+    """Partitions that have another layout than their root, where a stream can have these under its name."""
+    if pg.server_version >= 150000:
+        return SALES
+    return (
+        SALES[0],
+        "CREATE TABLE sales_1 PARTITION OF sales FOR VALUES FROM ('2024-01-01') TO ('2025-01-01')",
+        *SALES[-2:],
+    )
+
+
+@pytest.mark.matrix("partitioned tables", since="PostgreSQL 15", before="of one layout")
 def test_partitions_come_under_their_root(pg: Session, drive: Drive) -> None:
-    run(pg, *SALES)
+    run(pg, *sales(pg))
     driver = drive(dbtable="sales")
     driver.take(2)
     assert values(sorted(driver.rows, key=lambda r: r["id"]), "id", "note") == [(1, "a"), (2, "b")]
@@ -742,25 +753,31 @@ def test_partitions_come_under_their_root(pg: Session, drive: Drive) -> None:
     ]
 
 
-WRITTEN_BEFORE = (
-    "CREATE TABLE sales_3 (at date NOT NULL, id int NOT NULL, x int, note text, amount numeric(8, 2))",
-    "ALTER TABLE sales_3 DROP x, ADD PRIMARY KEY (id, at)",
-    "INSERT INTO sales_3 VALUES ('2026-01-01', 10, 'before', 1)",
-)
-ATTACH = "ALTER TABLE sales ATTACH PARTITION sales_3 FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')"
+def attach(pg: Session, *, noticed: bool, as_root: bool) -> list[str]:
+    """Statements that attach a table which has changes; ``noticed`` by a server before 15 as well."""
+    columns = "CREATE TABLE sales_3 (at date NOT NULL, id int NOT NULL, x int, note text, amount numeric(8, 2))"
+    make = ["CREATE TABLE sales_3 (LIKE sales)"] if as_root else [columns, "ALTER TABLE sales_3 DROP x"]
+    return [
+        *make,
+        "ALTER TABLE sales_3 ADD PRIMARY KEY (id, at)",
+        "INSERT INTO sales_3 (at, id, note) VALUES ('2026-01-01', 10, 'before')",
+        "ALTER TABLE sales ATTACH PARTITION sales_3 FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')"
+        + (ALTER if noticed else ""),
+    ]
 
 
-@pytest.mark.matrix("partitioned tables")
+ALTER = "; ALTER PUBLICATION s SET (publish_via_partition_root = true)"
+
+
+@pytest.mark.matrix("partitioned tables", since="PostgreSQL 15", before="of one layout")
 def test_partitions_come_and_go(pg: Session, drive: Drive) -> None:
-    run(pg, *SALES)
+    run(pg, *sales(pg))
     driver = drive(dbtable="sales")
     driver.take(2)
-    # What a server before 15 needs, in the same transaction, to notice.
-    alter = "; ALTER PUBLICATION s SET (publish_via_partition_root = true)" if pg.server_version < 150000 else ""
-    run(pg, *WRITTEN_BEFORE,
-        ATTACH + alter,
+    before_15 = pg.server_version < 150000
+    run(pg, *attach(pg, noticed=before_15, as_root=before_15),
         "INSERT INTO sales VALUES (11, '2026-02-02', 11, 'attached')",
-        "ALTER TABLE sales DETACH PARTITION sales_1" + alter,
+        "ALTER TABLE sales DETACH PARTITION sales_1" + ALTER * before_15,
         "INSERT INTO sales_1 (id, at) VALUES (12, '2024-01-01')",
         "INSERT INTO sales VALUES (13, '2025-02-02', 13, 'after')",
         "CREATE TABLE sales_4 PARTITION OF sales FOR VALUES FROM ('2027-01-01') TO ('2028-01-01')")  # fmt: skip
@@ -771,20 +788,33 @@ def test_partitions_come_and_go(pg: Session, drive: Drive) -> None:
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_what_a_server_before_15_leaves_out_is_an_error(pg: Session, drive: Drive, down: bool) -> None:
-    run(pg, *SALES)
+@pytest.mark.parametrize(("noticed", "as_root"), [(False, True), (True, False)])
+def test_what_a_server_before_15_leaves_out_or_alters_is_an_error(
+    pg: Session, drive: Drive, down: bool, noticed: bool, as_root: bool
+) -> None:
+    run(pg, *sales(pg))
     driver = drive(dbtable="sales")
     driver.take(2)
     if down:
         driver.stop()
-    run(pg, *WRITTEN_BEFORE, ATTACH)
+    run(pg, *attach(pg, noticed=noticed, as_root=as_root))
     if down:
         driver.start()
     if pg.server_version < 150000:
-        driver.refusal("not altered in the transaction that attached a partition to public.sales", "start over")
+        text = "another layout" if down and not as_root else "has a partition that was attached to public.sales"
+        driver.refusal(text, kind=PgCdcError)
     else:
         run(pg, "INSERT INTO sales VALUES (11, '2026-02-02', 11, 'attached')")
         assert values(driver.take(1), "id", "note") == [(11, "attached")]
+
+
+def test_partitions_of_another_layout_are_refused_before_15(pg: Session, drive: Drive) -> None:
+    run(pg, *SALES)
+    driver = drive(dbtable="sales")
+    if pg.server_version < 150000:
+        driver.refusal("public.sales_1", "another layout", "publish_via_partition_root = false", kind=ServerSetupError)
+    else:
+        driver.take(2)
 
 
 def test_partitions_come_as_themselves(pg: Session, drive: Drive) -> None:
@@ -825,7 +855,7 @@ def test_a_new_partition_that_comes_as_itself_is_not_passed_over(pg: Session, dr
 
 
 def test_the_name_that_partitions_are_published_by_cannot_change(pg: Session, drive: Drive) -> None:
-    run(pg, *SALES)
+    run(pg, *sales(pg))
     driver = drive(dbtable="sales")
     driver.take(2)
     driver.batch()

@@ -16,9 +16,11 @@ found here, before anything is read:
   The server sends what an update brings under a filter as an insert, what it takes away as a delete: so the rows under
   it are a table of their own. Another filter or list leaves a gap, as does a table that was taken out for a while. Each
   of them gives the table a new entry in the catalog, by which ``find_change`` finds out.
-- **Attached partitions, before 15.** A walsender that has decoded a change of a table goes on without that table's
-  changes after it was attached as a partition, until the publication is altered (rel_sync_cache_relation_cb in
-  pgoutput.c). So an ATTACH after which, or with which, nobody has altered the publication is a change, too.
+- **Partitions before 15** (rel_sync_cache_relation_cb in pgoutput.c). A walsender that has decoded a change of a table
+  goes on without that table's changes after it was attached as a partition, until the publication is altered. And one
+  that is told of DDL at the wrong moment sends a row in the partition's layout as if it were the root's: values of one
+  column under the name of another. So partitions of another layout are refused under their root, and an ATTACH of one,
+  or with which nobody has altered the publication, is a change like a dropped publication.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from pg_cdc_source.options import StreamOptions
 # columns.
 _SCHEMAS_VERSION = 150000
 _GENERATED_VERSION = 180000
-# From this version on, a walsender notices that a table that it knows has become a partition.
-_ATTACH_VERSION = 150000
+# From this version on, changes of partitions come under their root whatever DDL there is.
+_PARTITIONS_VERSION = 150000
 
 # An error names so many tables and then counts.
 _MOST_NAMED = 10
@@ -172,7 +174,7 @@ def read_publication(session: Session, name: str) -> Publication | None:
         )
         rows = cursor.fetchall()
         attached: dict[int, int] = {}
-        if session.server_version < _ATTACH_VERSION and via_root:
+        if session.server_version < _PARTITIONS_VERSION and via_root:
             attached = _read_attached(cursor, oid, [row[0] for row in rows if row[3] == "p"])
         # By oid, because before 14 the view repeats a partition that is listed beside its root.
         tables = {
@@ -190,10 +192,19 @@ def read_publication(session: Session, name: str) -> Publication | None:
     )
 
 
-def _read_attached(cursor: Cursor, publication: int, roots: Sequence[int]) -> dict[int, int]:
-    """By root, the transaction that attached a partition last, where the publication was not altered with it or since.
+def _layout(oid: str) -> str:
+    """SQL for what has to be the same in two tables so that rows of one can be taken for the other's."""
+    return (
+        "(SELECT array_agg(ROW(CASE WHEN NOT attisdropped THEN attname END, attlen, attalign)::text ORDER BY attnum)"
+        f" FROM pg_catalog.pg_attribute WHERE attrelid = {oid} AND attnum > 0)"
+    )
 
-    A partition that was created as one has its row type from the same transaction, and no changes of before.
+
+def _read_attached(cursor: Cursor, publication: int, roots: Sequence[int]) -> dict[int, int]:
+    """By root, the transaction that attached a partition last of which changes may be missing or wrong; 0 for none.
+
+    They are where the publication was not altered with it or since, and where the layout is another than the root's. A
+    partition that was created as one has its row type from the same transaction, and no changes of before.
     """
     cursor.execute(
         "WITH RECURSIVE tree (root, oid, attached) AS (SELECT oid, oid, NULL::xid FROM unnest(%s::oid[]) AS t (oid)"
@@ -201,7 +212,8 @@ def _read_attached(cursor: Cursor, publication: int, roots: Sequence[int]) -> di
         "  JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid)"
         " SELECT DISTINCT ON (tree.root) tree.root::bigint, tree.attached::text::bigint FROM tree"
         " JOIN pg_catalog.pg_type AS t ON t.typrelid = tree.oid AND t.xmin <> tree.attached"
-        " JOIN pg_catalog.pg_publication AS p ON p.oid = %s AND age(p.xmin) > age(tree.attached)"
+        " JOIN pg_catalog.pg_publication AS p ON p.oid = %s"
+        f" AND (age(p.xmin) > age(tree.attached) OR {_layout('tree.oid')} IS DISTINCT FROM {_layout('tree.root')})"
         " ORDER BY tree.root, age(tree.attached)",
         (list(roots), publication),
     )
@@ -455,6 +467,8 @@ def stream_tables(session: Session, options: StreamOptions, publication: Publica
         found.update((relation.oid, relation) for relation in matches)
     for tree in _read_trees(session, list(found.values())).values():
         _refuse_unstreamable(tree)
+    if session.server_version < _PARTITIONS_VERSION and publication.via_root:
+        _refuse_other_layouts(session, list(found))
     return tuple(_sorted(found.values()))
 
 
@@ -571,6 +585,26 @@ def _refuse_unstreamable(tree: Sequence[_Node]) -> None:
                 remedy="stream the other partitions, published one by one"
                 + ("" if node.relation.kind == "f" else "; or ALTER TABLE ... SET LOGGED"),
             )
+
+
+def _refuse_other_layouts(session: Session, roots: Sequence[int]) -> None:
+    with translated("reading partitions"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT c.oid, n.nspname, c.relname, c.relkind FROM unnest(%s::oid[]) AS root (oid)"
+            " JOIN pg_catalog.pg_class AS r ON r.oid = root.oid AND r.relkind = 'p'"
+            " CROSS JOIN pg_partition_tree(r.oid) AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.relid"
+            " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+            f" WHERE t.isleaf AND {_layout('c.oid')} IS DISTINCT FROM {_layout('r.oid')}",
+            (list(roots),),
+        )
+        others = [Relation(*row) for row in cursor]
+    if others:
+        raise ServerSetupError(
+            f"partitions have another layout than their root (the columns' order, or that of dropped ones): "
+            f"{_listed(others)}. PostgreSQL before 15 may send values of one column under the name of another",
+            remedy="use a publication WITH (publish_via_partition_root = false) and the option tables, or PostgreSQL "
+            "15 or later",
+        )
 
 
 def read_stream_tables(
@@ -710,8 +744,9 @@ def find_change(mark: str, now: str, names: Mapping[int, str]) -> str:
         # Transactions are numbered in a circle. An older one is what is left when the newest partition is detached.
         if attached_now and (not attached or 0 < (attached_now - attached) % 2**32 < 2**31):
             return (
-                f"was not altered in the transaction that attached a partition to {names[table]}, as this version of "
-                "PostgreSQL needs it (ALTER PUBLICATION ... SET (publish_via_partition_root = true))"
+                f"has a partition that was attached to {names[table]} while it has another layout or the publication "
+                "was not altered in the same transaction, as PostgreSQL before 15 needs it (ALTER PUBLICATION ... SET "
+                "(publish_via_partition_root = true))"
             )
     return ""
 

@@ -15,8 +15,9 @@ TABLES = (PublishedTable(A, None, None, (91,), None), PublishedTable(B, ("id",),
 PUBLICATION = Publication(90, "p", False, True, True, True, True, True, True, TABLES)
 
 ATTACHED = (
-    "was not altered in the transaction that attached a partition to public.a, as this version of PostgreSQL needs it"
-    " (ALTER PUBLICATION ... SET (publish_via_partition_root = true))"
+    "has a partition that was attached to public.a while it has another layout or the publication was not altered in"
+    " the same transaction, as PostgreSQL before 15 needs it (ALTER PUBLICATION ... SET (publish_via_partition_root ="
+    " true))"
 )
 
 
