@@ -18,6 +18,9 @@ from pg_cdc_source.types import CatalogType, Column
 # TID range scans, without which every ctid range would read the whole table, came with PostgreSQL 14.
 TID_RANGE_SCAN_VERSION = 140000
 
+# FirstNormalObjectId (src/include/access/transam.h): oids below it mean the same as long as the server lives.
+_FIRST_OID_OF_USERS = 16384
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -138,16 +141,25 @@ def _near_names(session: Session, parts: tuple[str, ...]) -> str:
     return f"did you mean {hint}?" if hint else "check the schema and the spelling; quote names that are not lower case"
 
 
-def describe(session: Session, select: sql.Composable, doing: str) -> list[Column]:
+def describe(session: Session, select: sql.Composable, doing: str, *, known: Sequence[Column] = ()) -> list[Column]:
     """The columns that a SELECT gives now, without reading a row.
 
     PostgreSQL parses the SELECT against its current catalog, locks what it names (ACCESS SHARE, until the end of the
     transaction), and checks privileges and row-level security: so this is also the test that it may be read.
+
+    Where the columns have the types of those ``known``, and these are PostgreSQL's own, the catalog is not asked again.
     """
     with translated(doing), session.cursor() as cursor:
         cursor.execute(sql.SQL("SELECT * FROM ({}\n) AS q LIMIT 0").format(select))
         description = cursor.description or ()
         types = [(d.type_code, modifier) for d, modifier in zip(description, column_modifiers(cursor), strict=True)]
+        if types == [(column.type.oid, column.type.typmod) for column in known] and all(
+            oid < _FIRST_OID_OF_USERS for oid, _ in types
+        ):
+            return [
+                replace(column, name=d.name, attnum=d.table_column or 0, not_null=False)
+                for d, column in zip(description, known, strict=True)
+            ]
         cursor.execute(
             "SELECT format_type(t.oid, NULLIF(t.typmod, -1)) FROM unnest(%s::oid[], %s::int[])"
             " WITH ORDINALITY AS t (oid, typmod, i) ORDER BY t.i",

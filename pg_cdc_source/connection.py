@@ -34,7 +34,7 @@ _DEFAULT_KEYWORDS = {
 }
 
 # Everything that changes how long a session lives, what it may do, or how it prints values, is set for the session, so
-# that settings of the role or the database cannot change a result. Only settings that the server knows are set.
+# that settings of the role or the database cannot change a result.
 _SETTINGS = {
     "default_transaction_read_only": "on",
     "row_security": "off",  # a policy that would hide rows becomes an error
@@ -62,6 +62,13 @@ _SETTINGS = {
     "enable_tidscan": "on",
     "jit": "off",
     "synchronous_commit": "off",  # a notification is all that these sessions commit
+}
+
+# The versions that some of them came with. To ask pg_settings which there are takes more than twice as long.
+_SETTINGS_SINCE = {
+    "idle_session_timeout": 140000,
+    "client_connection_check_interval": 140000,
+    "transaction_timeout": 170000,
 }
 
 # Sessions lost, connections or locks not to be had, serialization, a slot in use: none of them has to stay so.
@@ -105,10 +112,9 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
         with session.cursor() as cursor:
             # First and alone, because a short timeout of the role's would end the next statement.
             cursor.execute("SET statement_timeout = 0")
-            names = list(_SETTINGS)
+            names = [name for name in _SETTINGS if session.server_version >= _SETTINGS_SINCE.get(name, 0)]
             cursor.execute(
-                "SELECT set_config(s.name, v.value, false) FROM unnest(%s::text[], %s::text[]) AS v (name, value)"
-                " JOIN pg_catalog.pg_settings AS s ON lower(s.name) = lower(v.name)",
+                "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS v (name, value)",
                 (names, [_SETTINGS[name] for name in names]),
             )
             if session.info.parameter_status("server_encoding") == "SQL_ASCII":

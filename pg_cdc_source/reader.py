@@ -178,7 +178,7 @@ class _Reader:
         names = [column.name for column in columns]
         self._expect_planned_names(session)
         try:
-            now = catalog.describe(session, self._select_plain(names), self._doing)
+            now = catalog.describe(session, self._select_plain(names), self._doing, known=columns)
         except QueryError as error:
             if relation is None:
                 raise
