@@ -24,7 +24,9 @@ from watch import wait_until
 
 from pg_cdc_source import capture, stream
 from pg_cdc_source.errors import ConnectError, PgCdcError, ServerSetupError, SlotLostError, TransientError
+from pg_cdc_source.libpq import ReplicationStream
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options import parse_connection_options
 from pg_cdc_source.stream import HAS_LIMITS
 
 Drive = Callable[..., Driver]
@@ -281,6 +283,10 @@ def test_another_server_limits_and_lost_wal(drive: Drive, monkeypatch: pytest.Mo
             return run(pg, f"SELECT wal_status {THERE}") == [("lost",)]
 
         wait_until(given_up, 60)
+        # As if it had been given up right after it was looked at.
+        options = parse_connection_options({"url": url})
+        with pytest.raises(SlotLostError, match=r"(?s)given up by the server.*Remedy: "):
+            ReplicationStream(options, "pgcdc:s:changes", "s", "s", Lsn(1), streaming=False).receive()
         driver.start()
         driver.refusal("slot s was given up by the server", "wal_removed", "max_slot_wal_keep_size", kind=SlotLostError)
 

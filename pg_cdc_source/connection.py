@@ -19,10 +19,14 @@ from pg_cdc_source.errors import (
     PgCdcError,
     QueryError,
     ServerSetupError,
+    SlotLostError,
     TransientError,
 )
 
 T = TypeVar("T")
+
+# Where servers up to 15, from 16 and from 18 on refuse a slot that was invalidated; the SQLSTATE has other meanings.
+_INVALIDATED_IN = ("StartLogicalReplication", "CreateDecodingContext", "ReplicationSlotAcquire")
 
 # A dead peer is noticed after about 30 + 3 * 10 seconds by either side. Users' own keywords win.
 _DEFAULT_KEYWORDS = {
@@ -204,6 +208,13 @@ def classified(code: str, text: str, doing: str, source_function: str | None = N
             where,
             remedy="changes made without the publication cannot be decoded: start over with a new checkpoint location "
             "and a new slot, and leave the publication there",
+        )
+    if code == "55000" and source_function in _INVALIDATED_IN:
+        # Between our look at the slot and the server's own.
+        return SlotLostError(
+            f"{where}: it was given up by the server, and the changes since the checkpoint are gone",
+            remedy="pg_replication_slots says why; drop it, and start over with a new checkpoint location, which reads "
+            "the tables again (startFrom=snapshot)",
         )
     if code == "0A000" and "while in recovery" in text:
         # Before 16. A stream looks at this before it begins; later it means a server that is about to be promoted.

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import threading
 import time
@@ -53,6 +54,9 @@ MESSAGES_PER_BURST = 1024
 # Well within half of the least wal_sender_timeout that anybody sets (PostgreSQL's default is 60 s).
 CONFIRM_SECONDS = 1.0
 IDLE_ASK_SECONDS = 1.0
+# A walsender sends each message by itself. Who waits for each takes longer, and keeps the walsender from its work by
+# waking up all the time: a backlog came 1.2 times as fast with this pause.
+PAUSE_SECONDS = 0.002
 RECONNECT_SECONDS = 60.0
 # A server asks once within half of wal_sender_timeout. One that shuts down asks again with every answer, until all is
 # confirmed, which Spark may never get to: it has to wait for us as long as we stay (walsender.c, WalSndDone).
@@ -370,13 +374,15 @@ class SlotReader:
             if something:
                 yield
             if not more and self._asked_at:  # else the server waits for an answer
+                if something:
+                    select.select([self._wake], [], [], PAUSE_SECONDS)
                 stream.wait(self._wake, IDLE_ASK_SECONDS)
 
     def _burst(self, stream: ReplicationStream) -> tuple[bool, bool]:
         """Receive what is there, bounded: (there is more, there was something)."""
         with self._changed:
-            something = False
-            for _ in range(MESSAGES_PER_BURST):
+            received = 0
+            while received < MESSAGES_PER_BURST:
                 # Whoever asks for a batch decodes as well, and what was refused there must not be passed over here.
                 if self._error is not None:
                     break
@@ -387,17 +393,18 @@ class SlotReader:
                 rows = self._rows()
                 count = len(rows or ())
                 data = stream.receive(rows)
-                something = something or data is not None or len(rows or ()) > count
+                came = len(rows or ()) - count + (data is not None)
+                received += came
                 if rows is not None and rows.is_full and self._in_stream is not None:
                     self._in_stream.make_room()
                 elif self._collected.is_full:
                     self._close_chunk()
                     if self._error is not None:
                         break
-                elif data is None:
-                    if something:
+                elif not came:
+                    if received:
                         self._changed.notify_all()
-                    return False, something
+                    return False, received > 0
                 if data is not None:
                     self._take(data)
             self._changed.notify_all()
