@@ -74,7 +74,7 @@ class Array(Decoder):
             )
             children = decoded.array
         else:
-            children = pa.array([], self.element.arrow)
+            children = pa.nulls(0, self.element.arrow)
         buffers = [bitmap(valid), pa.py_buffer(offsets.astype(np.int32))]
         return Decoded(pa.Array.from_buffers(self.arrow, len(count), buffers, children=[children]), refused)
 

@@ -230,6 +230,39 @@ def fixed_array(arrow: pa.DataType, values: npt.NDArray[Any], valid: Flags | Non
     return pa.Array.from_buffers(arrow, len(values), [bitmap(valid), pa.py_buffer(values)])
 
 
+# pa.array(), pa.scalar() and to_numpy() import pandas where it is installed, which takes half a second of each process
+# that Spark starts. These do not.
+
+
+def from_numpy(values: npt.NDArray[Any]) -> pa.Array:
+    """Numbers or flags as an array without NULLs."""
+    if values.dtype == np.bool_:
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, bitmap(values)])
+    return fixed_array(pa.from_numpy_dtype(values.dtype), np.ascontiguousarray(values), None)
+
+
+def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
+    """The numbers or flags of an array without NULLs."""
+    _, data = array.buffers()
+    if data is None:
+        return np.zeros(0, array.type.to_pandas_dtype())
+    end = array.offset + len(array)
+    if pa.types.is_boolean(array.type):
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), count=end, bitorder="little")
+        return bits[array.offset :].view(np.bool_)
+    return np.frombuffer(data, array.type.to_pandas_dtype())[array.offset : end]
+
+
+def from_texts(texts: Sequence[str]) -> pa.Array:
+    octets = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, octets)]).astype(np.int32)
+    return pa.Array.from_buffers(pa.string(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(octets))])
+
+
+def null(arrow: pa.DataType) -> pa.Scalar:
+    return pa.nulls(1, arrow)[0]
+
+
 def without(valid: Flags | None, refused: Flags) -> Flags:
     return ~refused if valid is None else valid & ~refused
 

@@ -31,7 +31,11 @@ from pg_cdc_source.binary import (
     WireBuffer,
     as_text,
     byte_strings,
+    from_numpy,
+    from_texts,
+    null,
     refuse_other_bytes,
+    to_numpy,
 )
 from pg_cdc_source.envelope import EnvelopeColumn, json_objects
 from pg_cdc_source.errors import OptionError, SchemaChangedError, UnrepresentableError, WireError
@@ -203,13 +207,13 @@ class ChangeDecoder:
 
     def _in_order(self, parts: list[tuple[pa.RecordBatch, Ints]]) -> pa.RecordBatch:
         if not parts:
-            return pa.RecordBatch.from_pylist([], self._schema)
+            return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in self._schema], schema=self._schema)
         if len(parts) == 1:
             return parts[0][0]
         batch = pa.concat_batches([part for part, _ in parts])
         # By message, and by place within it: a stable sort keeps the halves of an update in order.
         order = np.argsort(np.concatenate([message for _, message in parts]), kind="stable")
-        return batch.take(pa.array(order))
+        return batch.take(from_numpy(order))
 
     def _rows(self, chunk: _Chunk, which: Ints, described: Described) -> tuple[pa.RecordBatch, Ints]:
         """Rows of one relation, and the message of each."""
@@ -256,8 +260,9 @@ class ChangeDecoder:
             in_old, in_new = _ranks(rows.has_old)[which], _ranks(rows.has_new)[which]
             for i in keyed if len(which) else ():
                 old, new = _octets(_gather(rows.old.fields[i], in_old)), _octets(_gather(rows.new.fields[i], in_new))
+                differs = pc.not_equal(old, new)
                 # What did not travel is NULL here, and has not changed.
-                split[which] |= pc.fill_null(pc.not_equal(old, new), False).to_numpy(zero_copy_only=False)
+                split[which] |= to_numpy(pc.if_else(pc.is_valid(differs), differs, pc.is_valid(differs)))
         return split
 
     def _images(self, rows: Rows, source: Ints, use_old: Flags, index: int | None) -> _Images | None:
@@ -306,11 +311,11 @@ class ChangeDecoder:
 
     def _meta(self, chunk: _Chunk, message: Ints, seq: Ints, kind: Ints, unchanged: pa.Array) -> list[pa.Array]:
         return [
-            pa.array(CHANGE_TYPES).take(pa.array(kind)),
-            pa.array(chunk.lsn[message]),
-            pa.array(seq),
-            pa.array(chunk.ts[message]).cast(pa.timestamp("us", tz="UTC")),
-            pa.array(chunk.xid[message]),
+            from_texts(CHANGE_TYPES).take(from_numpy(kind)),
+            from_numpy(chunk.lsn[message]),
+            from_numpy(seq),
+            from_numpy(chunk.ts[message]).cast(pa.timestamp("us", tz="UTC")),
+            from_numpy(chunk.xid[message]),
             unchanged,
         ]
 
@@ -340,7 +345,7 @@ class ChangeDecoder:
         if olds is not None:
             fields = [decode(codec, image) for codec, image in zip(codecs, olds, strict=True)]
             struct_type = self._schema.field(BEFORE).type
-            before = pa.StructArray.from_arrays(fields, fields=list(struct_type), mask=pa.array(~has_old))
+            before = pa.StructArray.from_arrays(fields, fields=list(struct_type), mask=from_numpy(~has_old))
             return pa.RecordBatch.from_arrays([*columns, *meta, before], schema=self._schema)
         return pa.RecordBatch.from_arrays([*columns, *meta], schema=self._schema)
 
@@ -379,13 +384,13 @@ class ChangeDecoder:
 
         after_texts = [texts(codec, image) for codec, image in zip(table.codecs, images, strict=True)]
         absent = [
-            pa.array(np.ones(n, np.bool_))
+            from_numpy(np.ones(n, np.bool_))
             if image is None
-            else (None if image.unchanged is None else pa.array(image.unchanged))
+            else (None if image.unchanged is None else from_numpy(image.unchanged))
             for image in images
         ]
-        nothing = pa.scalar(None, pa.string())
-        after = pc.if_else(pa.array(use_old), nothing, json_objects(columns, after_texts, absent))
+        nothing = null(pa.string())
+        after = pc.if_else(from_numpy(use_old), nothing, json_objects(columns, after_texts, absent))
         key = pa.nulls(n, pa.string())
         keyed = [i for i, column in enumerate(columns) if column.name in described.table.key]
         if keyed:
@@ -394,19 +399,19 @@ class ChangeDecoder:
         if has_old.any():
             # Of an old key, only the key's columns were sent; their NULLs are no values.
             sent = [
-                pa.array(np.ones(n, np.bool_)) if image is None else self._not_sent(described, i, n)
+                from_numpy(np.ones(n, np.bool_)) if image is None else self._not_sent(described, i, n)
                 for i, image in zip(described.index, olds, strict=True)
             ]
             old_texts = [texts(codec, image) for codec, image in zip(table.codecs, olds, strict=True)]
             objects = json_objects(columns, old_texts, sent)
-            before = pc.if_else(pa.array(has_old), objects, nothing)
-        names = pa.array([table.name]).take(pa.array(np.zeros(n, np.int64)))
+            before = pc.if_else(from_numpy(has_old), objects, nothing)
+        names = from_texts([table.name]).take(from_numpy(np.zeros(n, np.int64)))
         return pa.RecordBatch.from_arrays([names, *meta, key, after, before], schema=ENVELOPE_SCHEMA)
 
     def _not_sent(self, described: Described, index: int | None, n: int) -> pa.Array | None:
         if index is None or described.relation.identity == "f" or described.relation.columns[index].is_key:
             return None
-        return pa.array(np.ones(n, np.bool_))
+        return from_numpy(np.ones(n, np.bool_))
 
     def _truncate(
         self, chunk: _Chunk, i: int, relations: int, named: list[tuple[int, StreamedTable]]
@@ -421,7 +426,7 @@ class ChangeDecoder:
         seq = chunk.seq[message] - relations + 1 + np.array([k for k, _ in named])
         meta = self._meta(chunk, message, seq, np.full(n, _TRUNCATE), _no_lists(n))
         if self._layout.envelope:
-            names = pa.array([table.name for _, table in named])
+            names = from_texts([table.name for _, table in named])
             nulls = [pa.nulls(n, pa.string())] * 3
             return pa.RecordBatch.from_arrays([names, *meta, *nulls], schema=ENVELOPE_SCHEMA), message
         first, last = len(self._schema) - len(meta) - self._layout.before_image, len(self._schema)
@@ -464,7 +469,7 @@ def _octets(field: Field) -> pa.Array:
 
 def _no_lists(n: int) -> pa.Array:
     offsets = pa.py_buffer(np.zeros(n + 1, np.int32))
-    return pa.Array.from_buffers(_UNCHANGED_TYPE, n, [None, offsets], children=[pa.array([], pa.string())])
+    return pa.Array.from_buffers(_UNCHANGED_TYPE, n, [None, offsets], children=[pa.nulls(0, pa.string())])
 
 
 def _unchanged(described: Described, images: Sequence[_Images | None], use_old: Flags) -> pa.Array:
@@ -481,10 +486,10 @@ def _unchanged(described: Described, images: Sequence[_Images | None], use_old: 
         ],
         axis=1,
     )
-    names = pa.array([codec.column.name for codec in described.table.codecs])
+    names = from_texts([codec.column.name for codec in described.table.codecs])
     columns = np.nonzero(flags)[1]
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags.sum(axis=1)))).astype(np.int32)
-    children = [names.take(pa.array(columns))]
+    children = [names.take(from_numpy(columns))]
     return pa.Array.from_buffers(_UNCHANGED_TYPE, n, [None, pa.py_buffer(offsets)], children=children)
 
 
@@ -496,9 +501,9 @@ def snapshot_rows(
     They have the snapshot's LSN, no commit, and the number 0.
     """
     meta = [
-        pa.array(CHANGE_TYPES).take(pa.array(np.full(n, _SNAPSHOT))),
-        pa.array(np.full(n, lsn, np.int64)),
-        pa.array(np.zeros(n, np.int64)),
+        from_texts(CHANGE_TYPES).take(from_numpy(np.full(n, _SNAPSHOT))),
+        from_numpy(np.full(n, lsn, np.int64)),
+        from_numpy(np.zeros(n, np.int64)),
         pa.nulls(n, pa.timestamp("us", tz="UTC")),
         pa.nulls(n, pa.int64()),
         _no_lists(n),
@@ -509,8 +514,8 @@ def snapshot_rows(
         key = pa.nulls(n, pa.string())
         if keyed:
             key = json_objects([described[i] for i in keyed], [columns[i] for i in keyed], [None] * len(keyed))
-        names = pa.array([table.name]).take(pa.array(np.zeros(n, np.int64)))
-        after = json_objects(described, columns, [None] * len(columns)) if described else pa.array(["{}"] * n)
+        names = from_texts([table.name]).take(from_numpy(np.zeros(n, np.int64)))
+        after = json_objects(described, columns, [None] * len(columns)) if described else from_texts(["{}"] * n)
         return pa.RecordBatch.from_arrays([names, *meta, key, after, pa.nulls(n, pa.string())], schema=schema)
     before = [pa.nulls(n, schema.field(BEFORE).type)] if layout.before_image else []
     return pa.RecordBatch.from_arrays([*columns, *meta, *before], schema=schema)
@@ -518,7 +523,7 @@ def snapshot_rows(
 
 def rows_through(batch: pa.RecordBatch, end: Position, schema: pa.Schema) -> int:
     """How many leading rows of a batch are at or before ``end``."""
-    lsn = batch.column(schema.get_field_index("_commit_lsn")).to_numpy()
-    seq = batch.column(schema.get_field_index("_seq")).to_numpy()
+    lsn = to_numpy(batch.column(schema.get_field_index("_commit_lsn")))
+    seq = to_numpy(batch.column(schema.get_field_index("_seq")))
     first, last = np.searchsorted(lsn, [end.lsn, end.lsn + 1])
     return int(first + np.searchsorted(seq[first:last], end.seq, side="right"))

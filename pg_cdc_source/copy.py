@@ -136,7 +136,7 @@ class CopyDecoder:
         Raises :class:`RefusedValueError` for a value that its type cannot hold, unless such values are to be NULL.
         """
         if not len(rows):
-            return [pa.array([], codec.arrow_type) for codec in self._codecs]
+            return [pa.nulls(0, codec.arrow_type) for codec in self._codecs]
         found = native.walk_copy(rows.buffer.address, rows.starts, rows.ends, self._dtypes)
         if found is None:
             return self._decode_with_numpy(rows)

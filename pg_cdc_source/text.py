@@ -36,7 +36,11 @@ from pg_cdc_source.binary import (
     bitmap,
     byte_strings,
     fixed_array,
+    from_numpy,
+    from_texts,
+    null,
     refusals,
+    to_numpy,
     without,
 )
 
@@ -60,8 +64,8 @@ def _any(*conditions: pa.BooleanArray) -> pa.BooleanArray:
 
 def _flags(condition: pa.BooleanArray) -> Flags:
     """Return where ``condition`` is true; NULL is not."""
-    flags: Flags = condition.fill_null(False).to_numpy(zero_copy_only=False)
-    return flags
+    valid = condition.is_valid()
+    return to_numpy(pc.if_else(valid, condition, valid))
 
 
 def _expect(text: pa.Array, right: pa.BooleanArray, what: str) -> None:
@@ -78,7 +82,7 @@ def _cast(text: pa.Array, arrow: pa.DataType, what: str) -> pa.Array:
 
 
 def _only(condition: pa.BooleanArray, text: pa.Array) -> pa.Array:
-    return pc.if_else(condition, text, pa.scalar(None, text.type))
+    return pc.if_else(condition, text, null(text.type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +119,10 @@ class PrintedFloat(Decoder):
             _expect(text, _matches(text, _FLOAT), "a float")
         floats = _cast(text, self.arrow, "a float")
         # The cast makes infinity of what is too large, and zero of what is too small.
-        extreme = pc.or_(pc.is_inf(floats), pc.equal(floats, pa.scalar(0.0, self.arrow)))
+        zero = from_numpy(np.zeros(1, self.arrow.to_pandas_dtype()))[0]
+        extreme = pc.or_(pc.is_inf(floats), pc.equal(floats, zero))
         if extreme.true_count:
-            named = pc.is_in(text, value_set=pa.array(_ZEROS_AND_INFINITIES))
+            named = pc.is_in(text, value_set=from_texts(_ZEROS_AND_INFINITIES))
             _expect(text, pc.or_(pc.invert(extreme), named), f"a float of {self.arrow.bit_width} bits")
         return Decoded(floats)
 
@@ -300,7 +305,7 @@ class PrintedDouble(Decoder):
         if not infinite.true_count:
             return Decoded(doubles)
         too_large = pc.and_not(infinite, pc.ends_with(text, "Infinity")).fill_null(False)
-        array = pc.if_else(too_large, pa.scalar(None, self.arrow), doubles)
+        array = pc.if_else(too_large, null(self.arrow), doubles)
         return Decoded(array, refusals((_flags(too_large), "too large for a double")))
 
 
@@ -352,7 +357,7 @@ class PrintedArray(Decoder):
         # Of the rest only {} has two bytes.
         some = values.present((values.length > 2) & ~special)
         count = np.zeros(n, np.int64)
-        children = pa.array([], self.element.arrow)
+        children = pa.nulls(0, self.element.arrow)
         if some.any():
             bodies = Field(values.buffer, values.start[some] + 1, values.length[some] - 1)
             elements, count[some] = _split(bodies, self.delimiter)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import messages
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -118,6 +123,19 @@ def test_under_a_key_rows_are_what_was_sent() -> None:
     assert last == 5
     change = batch.to_pylist()[0]
     assert (change["_commit_lsn"], change["_commit_ts"], change["_xid"]) == (100, MOMENT, 4_294_967_295)
+
+
+def test_decoding_does_not_import_pandas() -> None:
+    """It would take longer than all else that a stream does before its first row."""
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(messages.__file__).parent)])
+    code = (
+        "import sys, test_changes as t; t.decoded([t.insert(1, ['1', 'x', '0.50']), t.delete(1, 'K', ['2', None, None])],"
+        " t.BY_KEY); print('pandas' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "False\n"
 
 
 def test_under_full_rows_have_their_old_values() -> None:
