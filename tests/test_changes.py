@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import messages
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -127,10 +126,11 @@ def test_under_a_key_rows_are_what_was_sent() -> None:
 
 def test_decoding_does_not_import_pandas() -> None:
     """It would take longer than all else that a stream does before its first row."""
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(messages.__file__).parent)])
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here / "wire")])
     code = (
-        "import sys, test_changes as t; t.decoded([t.insert(1, ['1', 'x', '0.50']), t.delete(1, 'K', ['2', None, None])],"
-        " t.BY_KEY); print('pandas' in sys.modules)"
+        "import sys, test_changes as t; changes = [t.insert(1, ['1', 'x', '0.50']), t.delete(1, 'K', ['2', None, None])];"
+        " t.decoded(changes, t.BY_KEY); print('pandas' in sys.modules)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
