@@ -129,8 +129,9 @@ def test_decoding_does_not_import_pandas() -> None:
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here / "wire")])
     code = (
-        "import sys, test_changes as t; changes = [t.insert(1, ['1', 'x', '0.50']), t.delete(1, 'K', ['2', None, None])];"
-        " t.decoded(changes, t.BY_KEY); print('pandas' in sys.modules)"
+        "import sys, test_changes as t;"
+        " t.decoded([t.insert(1, ['1', 'x', '0.50']), t.delete(1, 'K', ['2', None, None])], t.BY_KEY);"
+        " print('pandas' in sys.modules)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
