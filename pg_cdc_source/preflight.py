@@ -44,6 +44,7 @@ from pg_cdc_source.slot import Usage, check_slot, in_use_error, missing_error, r
 from pg_cdc_source.stream_plan import StreamPlan, plan_stream
 
 T = TypeVar("T")
+Given = TypeVar("Given", SnapshotOptions, StreamOptions)
 
 Status = Literal["ok", "warning", "wrong", "not done"]
 
@@ -68,9 +69,9 @@ def check(format_name: str | None, given: Mapping[str, str]) -> list[Finding]:
     _check_installation(checks)
     with contextlib.ExitStack() as stack:
         if format_name == "pgsnapshot":
-            _check_snapshot(checks, stack, given)
+            _check_snapshot(_reach(checks, stack, given, parse_snapshot_options))
         elif format_name == "pgcdc":
-            _check_stream(checks, stack, given)
+            _check_stream(_reach(checks, stack, given, parse_stream_options))
     return checks.findings
 
 
@@ -92,10 +93,6 @@ def print_text(findings: list[Finding]) -> None:
             console.print(f"{'':20} Remedy: {finding.remedy}", markup=False)
     wrong = sum(finding.status == "wrong" for finding in findings)
     console.print("[green]Nothing is wrong.[/]" if not wrong else f"[bold red]Wrong: {wrong}.[/]")
-
-
-def size(count_bytes: int | None) -> str:
-    return "?" if count_bytes is None else decimal(count_bytes)
 
 
 # --- running checks --------------------------------------------------------------------------------------------------
@@ -184,8 +181,21 @@ def _check_installation(checks: _Checks) -> None:
 # --- what both formats need ------------------------------------------------------------------------------------------
 
 
-def _open(checks: _Checks, stack: contextlib.ExitStack, given: Mapping[str, str]) -> _Outcome[Session]:
-    """Connect and look at what lies between here and the server."""
+@dataclass(frozen=True, slots=True)
+class _Reached(Generic[Given]):
+    """What the checks of a read begin with."""
+
+    checks: _Checks
+    options: _Outcome[Given]
+    session: _Outcome[Session]
+    server: _Outcome[Server]
+
+
+def _reach(
+    checks: _Checks, stack: contextlib.ExitStack, given: Mapping[str, str], parse: Callable[[Mapping[str, str]], Given]
+) -> _Reached[Given]:
+    """Read the options, connect, and look at what lies between here and the server."""
+    options = checks.run("options", lambda: parse(given), lambda _: "understood")
 
     def connection() -> ConnectionOptions:
         # Alone, so that others which are wrong do not keep the server from being looked at.
@@ -200,46 +210,34 @@ def _open(checks: _Checks, stack: contextlib.ExitStack, given: Mapping[str, str]
         lambda: stack.enter_context(contextlib.closing(connect(connection(), _NAME))),
         lambda _: connection().display(),
     )
+    checks.run(
+        "pooler", lambda: refuse_breaking_pooler(connection(), session(), _NAME), lambda _: "none that shares sessions"
+    )
 
-    def direct() -> str:
-        refuse_breaking_pooler(connection(), session(), _NAME)
-        return "none that shares sessions"
-
-    checks.run("pooler", direct)
-    return session
-
-
-def _describe_server(checks: _Checks, session: _Outcome[Session]) -> _Outcome[Server]:
     def tell(server: Server) -> str:
         version = session().info.parameter_status("server_version")
         kind = "standby" if server.in_recovery else "primary"
         return f"PostgreSQL {version}, {kind}, wal_level={server.wal_level}, role {catalog.quoted(server.role)}"
 
-    return checks.run("server", lambda: catalog.read_server(session()), tell)
+    server = checks.run("server", lambda: catalog.read_server(session()), tell)
+    return _Reached(checks, options, session, server)
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
     """How many slots and walsenders have to be free: of each those for good, and those for a moment."""
 
-    connection: ConnectionOptions
     slots: tuple[int, int]
     walsenders: tuple[int, int]
     stream: bool
     failover: bool
 
 
-def _check_replication(
-    checks: _Checks,
-    session: _Outcome[Session],
-    server: _Outcome[Server],
-    need: Callable[[], _Need],
-    failed: Status = "wrong",
-) -> None:
-    """``need`` is asked by each check, which is not done where that depends on what is not there."""
+def _check_replication(reached: _Reached[Given], need: Callable[[Given], _Need], failed: Status = "wrong") -> None:
+    checks, options, session = reached.checks, reached.options, reached.session
 
     def free(kind: str, setting: str, used: str, remedy: str) -> str:
-        for_good, for_a_moment = getattr(need(), kind)
+        for_good, for_a_moment = getattr(need(options()), kind)
         with translated(f"looking at {setting}"), session().cursor() as cursor:
             cursor.execute(
                 f"SELECT current_setting('{setting}')::int, (SELECT count(*)::int FROM pg_catalog.{used} AS used)"
@@ -263,12 +261,12 @@ def _check_replication(
     lacks: list[ServerSetupError] = []
 
     def open_walsender() -> str:
-        needed = need()
-        lacks.extend(snapshot.lacks_for_slot(server(), stream=needed.stream, failover=needed.failover))
+        needed = need(options())
+        lacks.extend(snapshot.lacks_for_slot(reached.server(), stream=needed.stream, failover=needed.failover))
         if lacks:
             raise lacks.pop(0)
         # The only way to find out whether something between here and there refuses it.
-        connect(needed.connection, _NAME, replication=True).close()
+        connect(options().connection, _NAME, replication=True).close()
         return "wal_level and role allow it, and a connection for it opens"
 
     checks.run("replication", open_walsender, failed=failed)
@@ -279,15 +277,13 @@ def _check_replication(
 # --- pgsnapshot ------------------------------------------------------------------------------------------------------
 
 
-def _check_snapshot(checks: _Checks, stack: contextlib.ExitStack, given: Mapping[str, str]) -> None:
-    options = checks.run("options", lambda: parse_snapshot_options(given), lambda _: "understood")
-    session = _open(checks, stack, given)
-    server = _describe_server(checks, session)
+def _check_snapshot(reached: _Reached[SnapshotOptions]) -> None:
+    checks, options, session = reached.checks, reached.options, reached.session
 
     def plan() -> str:
         table = options().dbtable
         relation = catalog.find_relation(session(), table) if table else None
-        planned = scan.plan_in(session(), server(), options(), relation)
+        planned = scan.plan_in(session(), reached.server(), options(), relation)
         pieces, _ = scan.pieces_in(session(), planned)
         return f"{planned.what}: {_counted(len(planned.arrow_schema()), 'column')}, {_counted(len(pieces), 'part')}"
 
@@ -295,7 +291,7 @@ def _check_snapshot(checks: _Checks, stack: contextlib.ExitStack, given: Mapping
     if options.values and options().snapshot is not None:
         checks.run("snapshot", lambda: _find_snapshot(options()))
     else:
-        _check_point(checks, session, server, options)
+        _check_point(reached)
 
 
 def _find_snapshot(options: SnapshotOptions) -> str:
@@ -304,21 +300,19 @@ def _find_snapshot(options: SnapshotOptions) -> str:
     return f"{options.snapshot} is there"
 
 
-def _check_point(
-    checks: _Checks, session: _Outcome[Session], server: _Outcome[Server], options: _Outcome[SnapshotOptions]
-) -> None:
+def _check_point(reached: _Reached[SnapshotOptions]) -> None:
+    checks, options, server = reached.checks, reached.options, reached.server
     wanted, slot = (options().consistent_point, options().slot) if options.values else ("require", None)
     if wanted == "off" or (wanted == "auto" and server.values and server().in_recovery):
         checks.add("replication", "ok", f"not used: consistentPoint={wanted}; the snapshot's LSN is not known")
         return
-    need = functools.partial(_Need, slots=(1, 0), walsenders=(1, 0), stream=False, failover=False)
     # A snapshot can be had all the same; only its LSN is not known then.
     failed: Status = "warning" if wanted == "auto" else "wrong"
-    _check_replication(checks, session, server, lambda: need(options().connection), failed)
+    _check_replication(reached, lambda _: _Need((1, 0), (1, 0), stream=False, failover=False), failed)
     if slot:
         checks.run(
             "slot",
-            lambda: snapshot.refuse_existing_slot(session(), slot, stream=False),
+            lambda: snapshot.refuse_existing_slot(reached.session(), slot, stream=False),
             lambda _: f"{slot} does not exist yet: the first action makes it and leaves it",
         )
 
@@ -326,21 +320,19 @@ def _check_point(
 # --- pgcdc -----------------------------------------------------------------------------------------------------------
 
 
-def _check_stream(checks: _Checks, stack: contextlib.ExitStack, given: Mapping[str, str]) -> None:
-    options = checks.run("options", lambda: parse_stream_options(given), lambda _: "understood")
-    session = _open(checks, stack, given)
-    server = _describe_server(checks, session)
+def _check_stream(reached: _Reached[StreamOptions]) -> None:
+    checks, options, session = reached.checks, reached.options, reached.session
 
     def made() -> bool:
         """Whether a stream that begins now finds its slot, or would have to."""
         return options().start_from == "slot" or read_slot(session(), options().slot) is not None
 
-    def need() -> _Need:
-        rewinds = options().start_from == "snapshot"
-        failover = options().failover
-        return _Need(options().connection, (not made(), rewinds), (1, 1), stream=True, failover=failover)
+    def need(options: StreamOptions) -> _Need:
+        # The walsender for a moment makes the slot; the slot for a moment turns back an unfinished snapshot.
+        slots = (0 if made() else 1, 1 if options.start_from == "snapshot" else 0)
+        return _Need(slots, (1, 1), stream=True, failover=options.failover)
 
-    _check_slot(checks, session, options)
+    _check_slot(reached)
     found = checks.run("publication", lambda: _find_publication(session(), options(), made=made()), _tell_publication)
     if found.values and found().create:
         checks.run(
@@ -348,12 +340,14 @@ def _check_stream(checks: _Checks, stack: contextlib.ExitStack, given: Mapping[s
             lambda: publication.require_rights(session(), found()),
             lambda _: "this role may create the publication",
         )
-    _check_tables(checks, session, options, found)
-    _check_replication(checks, session, server, need)
-    _check_kept_wal(checks, session)
+    _check_tables(reached, found)
+    _check_replication(reached, need)
+    checks.run("WAL", lambda: _kept_wal(session()))
 
 
-def _check_slot(checks: _Checks, session: _Outcome[Session], options: _Outcome[StreamOptions]) -> None:
+def _check_slot(reached: _Reached[StreamOptions]) -> None:
+    checks, options, session = reached.checks, reached.options, reached.session
+
     def find() -> Usage | None:
         name, start_from = options().slot, options().start_from
         found = read_slot(session(), name)
@@ -378,11 +372,10 @@ def _check_slot(checks: _Checks, session: _Outcome[Session], options: _Outcome[S
             "snapshot": "reads the tables and turns them back to there",
             "slot": "begins there",
             "now": "passes over what it holds",
-        }
-        return (
-            f"{name} stands at {usage.slot.confirmed_flush}, {size(usage.lag_bytes)} behind, and holds "
-            f"{size(usage.held_bytes)} of WAL; without a checkpoint, startFrom={start_from} {begins[start_from]}"
-        )
+        }[start_from]
+        lag, held = decimal(usage.lag_bytes or 0), decimal(usage.held_bytes or 0)
+        place = f"{name} stands at {usage.slot.confirmed_flush}, {lag} behind, and holds {held} of WAL"
+        return f"{place}; without a checkpoint, startFrom={start_from} {begins}"
 
     usage = checks.run("slot", find, tell)
     if usage.values and (found := usage()) is not None and found.slot.wal_status == "unreserved":
@@ -409,9 +402,9 @@ def _tell_publication(found: Planned) -> str:
     return f"{name} has {_counted(len(found.publication.tables), 'table')}"
 
 
-def _check_tables(
-    checks: _Checks, session: _Outcome[Session], options: _Outcome[StreamOptions], found: _Outcome[Planned]
-) -> None:
+def _check_tables(reached: _Reached[StreamOptions], found: _Outcome[Planned]) -> None:
+    checks, options, session = reached.checks, reached.options, reached.session
+
     def tell(plan: StreamPlan) -> str:
         identities = {"f": "FULL", "n": "NOTHING"}
         named = [
@@ -435,19 +428,16 @@ def _check_tables(
         )
 
 
-def _check_kept_wal(checks: _Checks, session: _Outcome[Session]) -> None:
-    def read() -> str:
-        with translated("reading max_slot_wal_keep_size"), session().cursor() as cursor:
-            cursor.execute("SHOW max_slot_wal_keep_size")
-            (kept,) = cursor.fetchone()
-        if kept == "-1":
-            raise _ScarceError(
-                "max_slot_wal_keep_size is -1: a slot whose query is down keeps WAL until the disk is full",
-                remedy="set it to what the disk has room for and the longest pause needs",
-            )
-        return f"slots keep {kept} at most"
-
-    checks.run("WAL", read)
+def _kept_wal(session: Session) -> str:
+    with translated("reading max_slot_wal_keep_size"), session.cursor() as cursor:
+        cursor.execute("SHOW max_slot_wal_keep_size")
+        kept = str(cursor.fetchone()[0])
+    if kept == "-1":
+        raise _ScarceError(
+            "max_slot_wal_keep_size is -1: a slot whose query is down keeps WAL until the disk is full",
+            remedy="set it to what the disk has room for and the longest pause needs",
+        )
+    return f"slots keep {kept} at most"
 
 
 def _counted(number: int, noun: str) -> str:
