@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import pty
 import secrets
 import subprocess
 import sys
@@ -24,6 +26,8 @@ from watch import slots, wait_until
 
 from pg_cdc_source.cli import app
 from pg_cdc_source.snapshot import open_snapshot
+
+pytestmark = pytest.mark.corner
 
 COMMAND = str(Path(sys.executable).with_name("pg-cdc"))
 
@@ -307,6 +311,22 @@ def test_slots_are_dropped_all_or_none(pg: Session, db: str, server: str, slot: 
     wait_until(lambda: listed(db)[slot]["running"] is None)
     assert slot not in listed(server, "--drop", slot)
     assert slots(pg) == []
+
+
+@pytest.mark.usefixtures("table")
+def test_on_a_terminal_the_user_is_asked(pg: Session, db: str, slot: str) -> None:
+    for answer, given, left in (("n", [], [slot]), ("n", ["--yes"], [])):
+        ours, terminal = pty.openpty()
+        try:
+            os.write(ours, f"{answer}\n".encode())
+            command = [COMMAND, "slots", db, "--drop", slot, *given]
+            result = subprocess.run(command, stdin=terminal, capture_output=True, text=True, timeout=60, check=False)
+        finally:
+            os.close(ours)
+            os.close(terminal)
+        assert slots(pg) == left
+        assert (result.returncode == 0) == (left == [])
+        assert (f"Drop {slot}?" in result.stderr) == (left == [slot])
 
 
 def test_a_server_that_is_not_there_is_an_error_without_its_password(db: str) -> None:

@@ -241,6 +241,9 @@ def undroppable(session: Session, names: Sequence[str]) -> list[PgCdcError]:
             errors.append(
                 OptionError(f"there is no logical slot {name}", remedy="without --drop, pg-cdc slots lists them")
             )
+        elif usage.slot.synced:
+            copied = f"slot {name} is this standby's copy of its primary's slot"
+            errors.append(OptionError(copied, remedy="drop it on the primary, and it goes here"))
         elif usage.slot.active_pid is not None:
             errors.append(in_use_error(session, usage.slot))
         elif usage.running is not None:
