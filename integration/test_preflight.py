@@ -204,8 +204,10 @@ def test_a_slot_that_exists_is_judged_with_its_publication(pg: Session, db: str,
     assert f"{slot} stands at " in found["slot"][0]["text"]
     assert "B of WAL" in found["slot"][0]["text"]
     assert found["publication"][0]["text"] == f"{slot} has 2 tables"
-    assert statuses(found, "tables") == ["ok", "warning"]
-    assert "refuses UPDATE and DELETE on public.keyless" in found["tables"][1]["text"]
+    assert statuses(found, "tables", "identities") == ["ok", "warning"]
+    assert "refuses UPDATE and DELETE on public.keyless" in found["identities"][0]["text"]
+    run(pg, f"ALTER PUBLICATION {slot} SET (publish = 'insert')")
+    assert statuses(check("pgcdc", db, tables="public.*", slot=slot)[0], "identities") == ["ok"]
     with reading(db, slot) as pid:
         found, right = check("pgcdc", db, dbtable="public.orders", slot=slot)
         assert not right
@@ -261,6 +263,24 @@ def test_a_server_without_logical_decoding_or_room() -> None:
         found, right = check("pgsnapshot", poor, dbtable="public.t", consistentPoint="require")
         assert not right
         assert statuses(found, "replication", "slots", "walsenders") == ["wrong"] * 4
+
+
+def test_a_slot_that_the_server_gives_up_is_told_before_and_after() -> None:
+    with second_server({"max_slot_wal_keep_size": "1MB", "max_wal_size": "1GB"}) as url, connect(url) as session:
+        run(session, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION s FOR TABLE t")
+        run(session, "SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+        for _ in range(4):
+            run(session, "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
+        found, right = check("pgcdc", url, dbtable="public.t", slot="s")
+        assert right, found
+        assert statuses(found, "slot") == ["ok", "warning"]
+        assert "holds more than max_slot_wal_keep_size" in found["slot"][1]["text"]
+        run(session, "CHECKPOINT")
+        found, right = check("pgcdc", url, dbtable="public.t", slot="s")
+        assert not right
+        assert "slot s was given up by the server: wal_removed" in found["slot"][0]["text"]
+        assert (listed(url)["s"]["invalidation"], listed(url)["s"]["held_bytes"]) == ("wal_removed", None)
+        assert "lost: wal_removed" in pg_cdc("slots", url).stdout
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------

@@ -406,26 +406,28 @@ def _check_tables(reached: _Reached[StreamOptions], found: _Outcome[Planned]) ->
     checks, options, session = reached.checks, reached.options, reached.session
 
     def tell(plan: StreamPlan) -> str:
-        identities = {"f": "FULL", "n": "NOTHING"}
+        kinds = {"f": "FULL", "n": "NOTHING"}
         named = [
-            f"{table.name} ({identities.get(table.identity) or ', '.join(table.key) or 'no identity'})"
+            f"{table.name} ({kinds.get(table.identity) or ', '.join(table.key) or 'no identity'})"
             for table in plan.tables[:_MOST_NAMED]
         ]
         more = len(plan.tables) - len(named)
         return "by replica identity: " + ", ".join(named) + (f" and {more} more" if more else "")
 
     plan = checks.run("tables", lambda: plan_stream(session(), options(), found().publication, Lsn(0)), tell)
-    if not plan.values or not (found().publication.updates or found().publication.deletes):
-        return
-    relations = [scanned.relation for scanned in plan().scans if scanned.relation is not None]
-    without, steps = publication.without_identity(session(), relations)
-    if without:
-        checks.add(
-            "tables",
-            "warning",
-            f"PostgreSQL refuses UPDATE and DELETE on {without}: published, and without a usable replica identity",
-            f"add a primary key; or {steps}",
-        )
+
+    def identities() -> str:
+        sends_old_values = found().publication.updates or found().publication.deletes
+        relations = [scanned.relation for scanned in plan().scans if scanned.relation is not None]
+        without, steps = publication.without_identity(session(), relations if sends_old_values else [])
+        if without:
+            raise _ScarceError(
+                f"PostgreSQL refuses UPDATE and DELETE on {without}: published, and without a usable replica identity",
+                remedy=f"add a primary key; or {steps}",
+            )
+        return "no table lacks the one that its publication needs"
+
+    checks.run("identities", identities)
 
 
 def _kept_wal(session: Session) -> str:
