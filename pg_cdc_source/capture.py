@@ -36,7 +36,6 @@ from pg_cdc_source.connection import connect, refuse_breaking_pooler, retrying, 
 from pg_cdc_source.errors import (
     DefiniteError,
     SchemaChangedError,
-    ServerSetupError,
     SlotLostError,
     TransientError,
 )
@@ -48,7 +47,15 @@ from pg_cdc_source.processes import Process, driver_process
 from pg_cdc_source.replication import Chunk, Limits, SlotReader
 from pg_cdc_source.rewind import Rewound, rewind
 from pg_cdc_source.scan import Piece, Plan, Source
-from pg_cdc_source.slot import Slot, check_confirmed, check_slot, in_use_error, missing_error, read_slot
+from pg_cdc_source.slot import (
+    Slot,
+    check_confirmed,
+    check_slot,
+    in_use_error,
+    missing_error,
+    read_end_of_wal,
+    read_slot,
+)
 from pg_cdc_source.snapshot import Held, SnapshotSpec
 from pg_cdc_source.stream_plan import StreamPlan, describe, plan_stream, session_name
 
@@ -304,16 +311,7 @@ class Capture:
 
     def _flushed(self) -> Lsn:
         """How far the WAL is safe on disk: what may be decoded."""
-
-        def read(session: Session) -> Lsn:
-            with translated("reading the WAL's position"), session.cursor() as cursor:
-                cursor.execute(
-                    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
-                    " ELSE pg_current_wal_flush_lsn() END::text"
-                )
-                return Lsn.parse(cursor.fetchone()[0])
-
-        return self._asking(read)
+        return self._asking(read_end_of_wal)
 
     def _forget_session(self) -> None:
         if self._session is not None:
@@ -382,14 +380,10 @@ class Capture:
 
     def _plan_in(self, session: Session, create: bool) -> StreamPlan:
         options = self._options
-        published = publication.ensure_publication(session, options) if create else None
-        published = published or publication.read_publication(session, options.publication)
-        if published is None:
-            raise ServerSetupError(
-                f"publication {catalog.quoted(options.publication)} does not exist any more: changes made since it was "
-                "dropped cannot be decoded",
-                remedy="start over with a new checkpoint location and a new slot",
-            )
+        if create:
+            published = publication.ensure_publication(session, options)
+        else:
+            published = publication.require_publication(session, options.publication)
         lsn = self._flushed()
         plan = plan_stream(session, options, published, lsn)
         self._publication_mark = publication.mark_of(published, plan.names)

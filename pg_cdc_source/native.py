@@ -21,7 +21,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-_ENVIRONMENT = "PG_CDC_ACCELERATOR"
+ENVIRONMENT = "PG_CDC_ACCELERATOR"
 _POINTER, _NUMBER, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FIELD = (_POINTER, _POINTER, _POINTER, _POINTER, _NUMBER)  # data, start, length, valid, rows
 
@@ -78,7 +78,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def _load() -> ctypes.CDLL | None:
-    if os.environ.get(_ENVIRONMENT) == "off":
+    if os.environ.get(ENVIRONMENT) == "off":
         return None
     spec = importlib.util.find_spec("pg_cdc_source._accelerator")
     if spec is None or spec.origin is None:

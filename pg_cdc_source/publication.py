@@ -85,6 +85,15 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """A publication that is not there: what it would send, the tables that it would list, and the SQL that makes it."""
+
+    publication: Publication
+    listed: tuple[Relation, ...]
+    create: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaIdentity:
     """Which old values of a row WAL has: ``kind`` is pg_class.relreplident (d, n, f, i), ``columns`` what it means now.
 
@@ -298,6 +307,27 @@ def ensure_publication(session: Session, options: StreamOptions) -> Publication:
     found = read_publication(session, options.publication)
     if found is not None:
         return found
+    _create(session, options.publication, plan_publication(session, options).create)
+    found = read_publication(session, options.publication)
+    if found is None:
+        raise TransientError(f"publication {catalog.quoted(options.publication)} was dropped as soon as it was created")
+    return found
+
+
+def require_publication(session: Session, name: str) -> Publication:
+    """The publication of a slot that exists: it has to be older, so that one which is missing is not created."""
+    found = read_publication(session, name)
+    if found is None:
+        raise ServerSetupError(
+            f"publication {catalog.quoted(name)} does not exist any more: changes made since it was dropped cannot be "
+            "decoded",
+            remedy="start over with a new checkpoint location and a new slot",
+        )
+    return found
+
+
+def plan_publication(session: Session, options: StreamOptions) -> Planned:
+    """What ``ensure_publication`` creates where there is none; raises whatever keeps it from that, but for rights."""
     server = catalog.read_server(session)
     relations = _wanted(session, options)
     create = _create_sql(session, server, options.publication, relations)
@@ -331,11 +361,30 @@ def ensure_publication(session: Session, options: StreamOptions) -> Publication:
     streamed = stream_tables(session, options, planned)
     read_stream_tables(session, planned, streamed)
     _refuse_without_identity(session, server, options, streamed)
-    _create(session, options.publication, create)
-    found = read_publication(session, options.publication)
-    if found is None:
-        raise TransientError(f"publication {catalog.quoted(options.publication)} was dropped as soon as it was created")
-    return found
+    return Planned(planned, tuple(relations), create)
+
+
+def require_rights(session: Session, planned: Planned) -> None:
+    """Raise AccessError where PostgreSQL would not let this role create a publication; it is not tried."""
+    with translated("looking for the rights of this role"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT CASE WHEN NOT has_database_privilege(current_database(), 'CREATE')"
+            " THEN 'permission denied for database ' || current_database() END,"
+            " (SELECT 'must be owner of table ' || min(c.oid::regclass::text) FROM pg_catalog.pg_class AS c"
+            " WHERE c.oid = ANY (%s::oid[]) AND NOT pg_has_role(c.relowner, 'USAGE'))",
+            ([relation.oid for relation in planned.listed],),
+        )
+        lacks = [text for text in cursor.fetchone() if text is not None]
+    if lacks:
+        raise _not_allowed(planned.publication.name, "; ".join(lacks), planned.create)
+
+
+def _not_allowed(name: str, why: str | None, create: str) -> AccessError:
+    return AccessError(
+        f"publication {catalog.quoted(name)} cannot be created: {why}",
+        remedy=f"let an administrator run: {create}; it is then taken as it is. Or give this role ownership of the "
+        "tables and CREATE on the database",
+    )
 
 
 def _wanted(session: Session, options: StreamOptions) -> list[Relation]:
@@ -410,11 +459,7 @@ def _create(session: Session, name: str, create: str) -> None:
     except (psycopg2.errors.DuplicateObject, psycopg2.errors.UniqueViolation):
         return  # somebody else created it meanwhile
     except psycopg2.errors.InsufficientPrivilege as error:
-        raise AccessError(
-            f"publication {catalog.quoted(name)} cannot be created: {error.diag.message_primary}",
-            remedy=f"let an administrator run: {create}; it is then taken as it is. Or give this role ownership of the "
-            "tables and CREATE on the database",
-        ) from None
+        raise _not_allowed(name, error.diag.message_primary, create) from None
     except psycopg2.Error as error:
         raise translate(error, f"creating publication {catalog.quoted(name)}") from None
 
@@ -422,21 +467,25 @@ def _create(session: Session, name: str, create: str) -> None:
 def _refuse_without_identity(
     session: Session, server: Server, options: StreamOptions, relations: Sequence[Relation]
 ) -> None:
+    without, steps = without_identity(session, relations)
+    if not without:
+        return
+    inserts_only = _create_sql(session, server, options.publication, relations, "insert, truncate")
+    raise ServerSetupError(
+        f"publication {catalog.quoted(options.publication)} is not created, because from then on PostgreSQL would "
+        f"refuse every UPDATE and DELETE on {without}: no primary key or other usable replica identity",
+        remedy=f"add a primary key; or {steps}; or, for inserts alone, create it yourself: {inserts_only}",
+    )
+
+
+def without_identity(session: Session, relations: Sequence[Relation]) -> tuple[str, str]:
+    """In words the tables and partitions without a usable identity, and the SQL that gives them one; empty if none."""
     trees = _read_trees(session, relations)
     stored = [node.relation for tree in trees.values() for node in tree if node.relation.kind == "r"]
     identities = read_identities(session, [relation.oid for relation in stored])
     without = [relation for relation in stored if not identities[relation.oid].columns]
-    if not without:
-        return
-    steps = "; ".join(
-        _identity_sql(session, r, "DEFAULT" if identities[r.oid].kind == "f" else "FULL") for r in _few(without)
-    )
-    inserts_only = _create_sql(session, server, options.publication, relations, "insert, truncate")
-    raise ServerSetupError(
-        f"publication {catalog.quoted(options.publication)} is not created, because from then on PostgreSQL would "
-        f"refuse every UPDATE and DELETE on {_listed(without)}: no primary key or other usable replica identity",
-        remedy=f"add a primary key; or {steps}; or, for inserts alone, create it yourself: {inserts_only}",
-    )
+    steps = (_identity_sql(session, r, "DEFAULT" if identities[r.oid].kind == "f" else "FULL") for r in _few(without))
+    return _listed(without), "; ".join(steps)
 
 
 def _identity_sql(session: Session, relation: Relation, identity: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source import catalog
 from pg_cdc_source.connection import translated
-from pg_cdc_source.errors import OptionError, SlotLostError, TransientError
+from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 
 _PLUGIN = "pgoutput"
@@ -42,19 +43,81 @@ class Slot:
     synced: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A slot and who uses it. ``application`` is the name of the session that reads it.
+
+    ``running`` is the format of this package whose stream or snapshot runs with it now, also before it reads the slot.
+    ``lag_bytes`` of WAL are not confirmed, ``held_bytes`` are kept for the slot; None where it has lost its place.
+    """
+
+    slot: Slot
+    application: str | None
+    running: str | None
+    lag_bytes: int | None
+    held_bytes: int | None
+
+
+# As JSON, because columns differ by version: two_phase came with 14, conflicting with 16, others with 17.
+_SELECT = (
+    "SELECT to_jsonb(s) || jsonb_build_object('in_recovery', pg_is_in_recovery())"
+    " FROM pg_catalog.pg_replication_slots AS s"
+)
+
+
 def read_slot(session: Session, name: str) -> Slot | None:
     """The slot of this name; None where there is none."""
     with translated(f"reading slot {name}"), session.cursor() as cursor:
-        # As JSON, because columns differ by version: two_phase came with 14, conflicting with 16, others with 17.
-        cursor.execute(
-            "SELECT to_jsonb(s) || jsonb_build_object('in_recovery', pg_is_in_recovery())"
-            " FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = %s",
-            (name,),
-        )
+        cursor.execute(f"{_SELECT} WHERE s.slot_name = %s", (name,))
         found = cursor.fetchone()
-    if found is None:
-        return None
-    row: dict[str, Any] = found[0]
+    return None if found is None else _slot(found[0])
+
+
+def read_usages(session: Session) -> list[Usage]:
+    """The logical slots of the server, of all its databases, by name."""
+    with translated("reading the slots"), session.cursor() as cursor:
+        cursor.execute(f"{_SELECT} WHERE s.slot_type = 'logical' ORDER BY s.slot_name")
+        slots = [_slot(row) for (row,) in cursor]
+        cursor.execute("SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE application_name <> ''")
+        names: dict[int, str] = dict(cursor.fetchall())
+    # After the slots, which only move on.
+    end = read_end_of_wal(session)
+    return [
+        Usage(
+            slot,
+            None if slot.active_pid is None else names.get(slot.active_pid),
+            _running(slot, names),
+            _bytes_between(slot.confirmed_flush, end),
+            _bytes_between(slot.restart_lsn, end),
+        )
+        for slot in slots
+    ]
+
+
+def _running(slot: Slot, names: dict[int, str]) -> str | None:
+    # PostgreSQL cuts a name off at 63 bytes.
+    if any(name.startswith(f"pgcdc:{slot.name}:"[:63]) for name in names.values()):
+        return "pgcdc"
+    reader = names.get(slot.active_pid or 0, "")
+    return "pgsnapshot" if reader.startswith("pgsnapshot:") else None
+
+
+def _bytes_between(start: Lsn | None, end: Lsn) -> int | None:
+    # A standby has copies of slots that are ahead of what it has replayed.
+    return None if start is None else max(0, end - start)
+
+
+def read_end_of_wal(session: Session) -> Lsn:
+    """How far the WAL is safe on disk: what may be decoded."""
+    with translated("reading the WAL's position"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+            " ELSE pg_current_wal_flush_lsn() END::text"
+        )
+        return Lsn.parse(cursor.fetchone()[0])
+
+
+def _slot(row: dict[str, Any]) -> Slot:
     reason = row.get("invalidation_reason")
     if reason is None and (row["wal_status"] == "lost" or row.get("conflicting")):
         # 16 gives up slots for conflicts as well and says no more, but only for removed WAL it takes the position away.
@@ -158,6 +221,39 @@ def check_confirmed(slot: Slot, position_end: Lsn) -> None:
             remedy="make sure that nothing else reads this slot; drop it: "
             f"SELECT pg_drop_replication_slot('{slot.name}'); then {_START_OVER}",
         )
+
+
+def undroppable(session: Session, names: Sequence[str]) -> list[PgCdcError]:
+    """An error for each of the slots that may not be dropped: it is in use or does not exist, or the role may not."""
+    server = catalog.read_server(session)
+    errors: list[PgCdcError] = []
+    if names and not server.may_replicate:
+        errors.append(
+            AccessError(
+                f"role {server.role} has no right to drop slots",
+                remedy=f"ALTER ROLE {catalog.quoted(server.role)} REPLICATION",
+            )
+        )
+    usages = {usage.slot.name: usage for usage in read_usages(session)}
+    for name in names:
+        usage = usages.get(name)
+        if usage is None:
+            errors.append(
+                OptionError(f"there is no logical slot {name}", remedy="without --drop, pg-cdc slots lists them")
+            )
+        elif usage.slot.synced:
+            copied = f"slot {name} is this standby's copy of its primary's slot"
+            errors.append(OptionError(copied, remedy="drop it on the primary, and it goes here"))
+        elif usage.slot.active_pid is not None:
+            errors.append(in_use_error(session, usage.slot))
+        elif usage.running is not None:
+            errors.append(
+                TransientError(
+                    f"slot {name} belongs to a {usage.running} stream that runs now, though it does not read it yet",
+                    remedy="stop its query first",
+                )
+            )
+    return errors
 
 
 def in_use_error(session: Session, slot: Slot) -> TransientError:

@@ -136,31 +136,37 @@ def make_snapshot(
 
 
 def require_consistent_point(server: Server, *, stream: bool = False, failover: bool = False) -> None:
-    """Raise ServerSetupError when this server or role cannot make a logical slot, worded for what it is made for.
+    """Raise ServerSetupError when this server or role cannot make a logical slot (see ``lacks_for_slot``)."""
+    for error in lacks_for_slot(server, stream=stream, failover=failover):
+        raise error
+
+
+def lacks_for_slot(server: Server, *, stream: bool, failover: bool) -> Iterator[ServerSetupError]:
+    """All that keeps this server or role from making a logical slot, worded for what it is made for.
 
     ``failover`` asks for a slot that standbys keep a copy of.
     """
     what, otherwise = ("a stream", "") if stream else ("a consistent point", _DO_WITHOUT)
     if server.wal_level != "logical":
-        raise ServerSetupError(
+        yield ServerSetupError(
             f"{what} needs wal_level=logical, but it is {server.wal_level}",
             remedy=f"set wal_level=logical and restart PostgreSQL{otherwise}",
         )
     if not server.may_replicate:
-        raise ServerSetupError(
+        yield ServerSetupError(
             f"{what} needs the right to use replication slots, which role {server.role} lacks",
             remedy=f"ALTER ROLE {catalog.quoted(server.role)} REPLICATION{otherwise}",
         )
     if server.in_recovery and server.version_num < 160000:
-        raise ServerSetupError(
+        yield ServerSetupError(
             f"{what} on a standby needs PostgreSQL 16 or later", remedy=f"connect to the primary{otherwise}"
         )
     if failover and server.version_num < 170000:
-        raise ServerSetupError(
+        yield ServerSetupError(
             "standbys keep copies of slots from PostgreSQL 17 on", remedy="leave out the option failover"
         )
-    if failover and server.in_recovery:
-        raise ServerSetupError(
+    elif failover and server.in_recovery:
+        yield ServerSetupError(
             "a standby makes no slots that other standbys keep copies of",
             remedy="connect to the primary, or leave out the option failover",
         )
@@ -188,7 +194,7 @@ def _at_consistent_point(
 ) -> Held:
     slot = spec.slot or f"pgsnapshot_{secrets.token_hex(8)}"
     if spec.slot:
-        _refuse_existing_slot(watcher, spec.slot, stream=stream)
+        refuse_existing_slot(watcher, spec.slot, stream=stream)
     session = connect(options, name_for(""), replication=True)
     created = False
     try:
@@ -215,7 +221,7 @@ def _at_consistent_point(
         session.close()
 
 
-def _refuse_existing_slot(session: Session, slot: str, *, stream: bool) -> None:
+def refuse_existing_slot(session: Session, slot: str, *, stream: bool) -> None:
     with translated(f"looking for slot {slot}"), session.cursor() as cursor:
         cursor.execute(
             "SELECT plugin, database, active_pid FROM pg_catalog.pg_replication_slots WHERE slot_name = %s", (slot,)

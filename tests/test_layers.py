@@ -42,7 +42,10 @@ LAYERS: list[tuple[set[str], set[str]]] = [
         {"numpy", "pyarrow", "psycopg2"},
     ),
     (
-        {"__init__", "batch", "stream", "frames", "cli", "demo", "demo_stream", "shop", "embedded", "local_spark"},
+        {
+            *("__init__", "batch", "stream", "frames"),
+            *("cli", "preflight", "demo", "demo_stream", "shop", "embedded", "local_spark"),
+        },
         {"numpy", "pyarrow", "psycopg2", "pyspark", "deltalake", "rich", "typer"},
     ),
 ]
