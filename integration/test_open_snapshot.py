@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import threading
@@ -18,7 +19,10 @@ from pyspark.sql import SparkSession
 from watch import open_transactions, session_names, slots, wait_until
 
 from pg_cdc_source import DefiniteError, Lsn, open_snapshot
-from pg_cdc_source.errors import OptionError, ServerSetupError
+from pg_cdc_source.connection import connect as connect_ours
+from pg_cdc_source.errors import OptionError, ServerSetupError, SnapshotLostError
+from pg_cdc_source.options import parse_connection_options
+from pg_cdc_source.snapshot import import_snapshot
 
 
 @pytest.fixture
@@ -266,3 +270,14 @@ def test_a_slot_with_nothing_to_make_it_is_refused(db: str) -> None:
     with pytest.raises(OptionError, match=re.escape("slot contradicts consistentPoint=off")):  # noqa: SIM117
         with open_snapshot(db, slot="x", consistentPoint="off"):
             pass
+
+
+def test_a_reader_whose_snapshot_has_ended_goes_on_to_another(db: str) -> None:
+    """A task that finds two holders imports from the second where the first was lost in the meantime."""
+    ours = connect_ours(parse_connection_options({"url": db}), "pgsnapshot:test")
+    with open_snapshot(db) as held, contextlib.closing(ours) as session:
+        with pytest.raises(SnapshotLostError):
+            import_snapshot(session, "00000003-00000001-1")
+        import_snapshot(session, held.options["snapshot"])
+        with session.cursor() as cursor:
+            cursor.execute("SELECT 1")

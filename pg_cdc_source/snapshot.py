@@ -311,6 +311,9 @@ def import_snapshot(session: Session, snapshot_id: str) -> None:
             cursor.execute(sql.SQL("{}; SET TRANSACTION SNAPSHOT {}").format(sql.SQL(_BEGIN), sql.Literal(snapshot_id)))
     except psycopg2.Error as error:
         if error.pgcode in ("22023", "55000", "42704"):
+            # The session may find another one.
+            with translated(f"leaving snapshot {snapshot_id}"), session.cursor() as cursor:
+                cursor.execute("ROLLBACK")
             raise SnapshotLostError(
                 f"snapshot {snapshot_id} has ended ({error.diag.message_primary})",
                 remedy="keep the session that exported it open until the last reader is done, and run the action again",
