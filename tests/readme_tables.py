@@ -65,8 +65,6 @@ def matrix_table(product: str) -> str:
     The columns of Spark have what else was run as well: the oldest of both.
     """
     runs = json.loads(MATRIX.read_text())["runs"]
-    if not runs:
-        return "(Not run yet.)"
     newest = {name: max((run[name] for run in runs), key=_in_order) for name in ("postgresql", "spark")}
     if product == "postgresql":
         columns = {run["postgresql"]: run for run in runs if run["spark"] == newest["spark"]}
