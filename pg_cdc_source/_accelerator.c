@@ -8,8 +8,10 @@
  * All positions are checked against the ends of their rows before anything is read.
  */
 
+#include <poll.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "written for little-endian machines; without this, NumPy does the work"
@@ -34,6 +36,7 @@ static inline uint64_t big64(const uint8_t *at) {
 
 typedef int (*get_copy_data)(void *connection, char **buffer, int async);
 typedef void (*free_memory)(void *memory);
+typedef int (*consume_input)(void *connection);
 
 struct drained {
     int64_t messages; /* how many lie in the buffer now */
@@ -64,6 +67,38 @@ EXPORT void pgcdc_drain(void *connection, get_copy_data get, free_memory release
         release(message);
         drained->bytes += length;
         ends[drained->messages++] = drained->bytes;
+    }
+}
+
+/* Wait for the next message and receive, as pgcdc_drain does, what has come until then. A server sends some kilobytes at
+ * a time, and who waits for each of them wakes up, and is woken, thousands of times a second; so where nothing is left,
+ * `pause_ns` pass before anything is waited for.
+ */
+EXPORT void pgcdc_drain_all(void *connection, get_copy_data get, free_memory release, consume_input consume, int socket,
+                            int64_t pause_ns, uint8_t *data, int64_t capacity, int64_t *ends, int64_t most,
+                            struct drained *drained) {
+    struct pollfd readable = {.fd = socket, .events = POLLIN};
+    const struct timespec pause = {.tv_sec = 0, .tv_nsec = pause_ns};
+    for (int paused = 0;;) {
+        const int64_t before = drained->messages;
+        pgcdc_drain(connection, get, release, 1, NULL, 0, data, capacity, ends, most, drained);
+        if (drained->result != 0) return;
+        if (drained->messages > before) paused = 0;
+        if (poll(&readable, 1, 0) > 0) {
+            if (!consume(connection)) {
+                drained->result = -2;
+                return;
+            }
+        } else if (!paused) {
+            nanosleep(&pause, NULL);
+            paused = 1;
+        } else {
+            /* Left to libpq, which knows of bytes that TLS has decrypted but not yet given out. */
+            const int64_t one_more = drained->messages + 1;
+            pgcdc_drain(connection, get, release, 0, NULL, 0, data, capacity, ends, one_more, drained);
+            if (drained->waiting || drained->result < 0 || drained->messages == most) return;
+            paused = 0;
+        }
     }
 }
 

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError
 from pg_cdc_source.options import parse_snapshot_options
+from pg_cdc_source.processes import freeze_modules
 from pg_cdc_source.reader import read_piece
 from pg_cdc_source.scan import Piece, Plan, Source, make_plan, plan_pieces
 
@@ -68,12 +69,14 @@ class PgSnapshotReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
+        freeze_modules()
         with short_errors():
             source, pieces = plan_pieces(self._plan)
         return [PiecePartition(source, piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PiecePartition)
+        freeze_modules()
         with short_errors():
             yield from read_piece(self._plan, partition.source, partition.piece, execution())
 

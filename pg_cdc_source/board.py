@@ -107,7 +107,7 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
     """
     start = time.monotonic()
     deadline = start + ANSWER_SECONDS + request.spec.slot_timeout_seconds
-    pause = 0.01
+    pause = 0.005
     next_ring = start
     while True:
         if time.monotonic() >= next_ring:
@@ -130,7 +130,7 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
                 f"keeper {keeper} did not give a snapshot for execution {request.execution} within {now - start:.0f} s"
             )
         time.sleep(pause)
-        pause = min(1.5 * pause, 0.25)
+        pause = min(1.2 * pause, 0.25)
 
 
 def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapshot | None]:

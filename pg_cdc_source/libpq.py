@@ -63,7 +63,12 @@ _fields = _function(_QUICK, "PQnfields", ctypes.c_int, _result)
 _modifier = _function(_QUICK, "PQfmod", ctypes.c_int, _result, ctypes.c_int)
 
 # Of the same libpq, as C calls them.
-_GET_COPY_DATA, _FREE = (ctypes.cast(getattr(_QUICK, name), ctypes.c_void_p) for name in ("PQgetCopyData", "PQfreemem"))
+_GET_COPY_DATA, _FREE, _CONSUME_INPUT = (
+    ctypes.cast(getattr(_QUICK, name), ctypes.c_void_p) for name in ("PQgetCopyData", "PQfreemem", "PQconsumeInput")
+)
+# Where a COPY has nothing more to give just now, see pgcdc_drain_all. 2M rows of 13 columns in one process, beside
+# waiting at once: 0.74 s of CPU instead of 0.97, and 1.61 of the backend's instead of 1.74. 0.2 and 2 ms gained less.
+COPY_PAUSE_NANOSECONDS = 1_000_000
 
 # Manual, "Streaming Replication Protocol": XLogData is its tag, three numbers of 8 bytes, and the plugin's message.
 XLOG_DATA, KEEPALIVE = b"wk"
@@ -214,8 +219,8 @@ def copy_out(
             data[: len(carried)] = np.frombuffer(carried, np.uint8)
             ends[0] = drained.bytes = len(carried)
             drained.messages, carried = 1, b""
-        library.pgcdc_drain(
-            *(pgconn, _GET_COPY_DATA, _FREE, 0, None, 0),
+        library.pgcdc_drain_all(
+            *(pgconn, _GET_COPY_DATA, _FREE, _CONSUME_INPUT, session.fileno(), COPY_PAUSE_NANOSECONDS),
             *(data.ctypes.data, capacity, ends.ctypes.data, rows, ctypes.byref(drained)),
         )
         if drained.waiting:

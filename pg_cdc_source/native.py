@@ -62,6 +62,20 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
             *(_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER),  # data, capacity, ends, most, drained
         ),
     ),
+    "drain_all": (
+        None,
+        (
+            *(
+                _POINTER,
+                _POINTER,
+                _POINTER,
+                _POINTER,
+                _INT,
+                _NUMBER,
+            ),  # connection, get, free, consume, socket, pause_ns
+            *(_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER),
+        ),
+    ),
     "walk_copy": (_INT, (_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER)),
     "walk_tuples": (_INT, (_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER)),
     "copy_without": (

@@ -32,8 +32,8 @@ def scripted(name: str, *walls: float, log: list[str] | None = None) -> Contende
     return Contender(name, run)
 
 
-def question(*contenders: Contender | Missing, targets: tuple[Target, ...] = (), warm_up: bool = False) -> Question:
-    return Question("q", "Which is faster?", contenders, ("wall_s",), targets, warm_up=warm_up)
+def question(*contenders: Contender | Missing, targets: tuple[Target, ...] = (), warm_ups: int = 0) -> Question:
+    return Question("q", "Which is faster?", contenders, ("wall_s",), targets, warm_ups=warm_ups)
 
 
 def answer_to(asked: Question, rounds: int) -> Answer:
@@ -46,12 +46,12 @@ def answer_to(asked: Question, rounds: int) -> Answer:
 def test_contenders_take_turns_and_each_round_begins_with_another() -> None:
     log: list[str] = []
     names = ("a", "b", "c")
-    answer_to(question(*(scripted(name, *range(4), log=log) for name in names), warm_up=True), 3)
+    answer_to(question(*(scripted(name, *range(4), log=log) for name in names), warm_ups=1), 3)
     assert "".join(log) == "abc" + "abc" + "bca" + "cab"
 
 
 def test_the_run_that_warms_up_is_not_counted() -> None:
-    answer = answer_to(question(scripted("a", 100.0, 1.0, 2.0, 3.0), warm_up=True), 3)
+    answer = answer_to(question(scripted("a", 100.0, 1.0, 2.0, 3.0), warm_ups=1), 3)
     assert answer.spread("a", "wall_s") == Spread(2.0, 1.0, 3.0)
 
 

@@ -72,7 +72,7 @@ def memory(lab: Lab) -> Question:
         [Contender(name, partial(run, *table)) for name, table in tables.items()],
         ("worker_peak_mb", "wall_s"),
         [Target("worker_peak_mb", name, "at most", 300) for name in tables],
-        warm_up=False,
+        warm_ups=0,
         most_rounds=3,
         notes="The most that any one Python process below the JVM had resident, as the kernel tells.",
     )

@@ -1,6 +1,6 @@
 """A question, the contenders that answer it in turn, and what their rounds say.
 
-All contenders run once unmeasured, then once in every round, each round beginning with another one: what else the
+All contenders run unmeasured first, then once in every round, each round beginning with another one: what else the
 machine does hits all of them alike. A ratio is taken within each round, and its median stands for the question, so a
 slow minute does not count for one side only.
 """
@@ -69,7 +69,7 @@ class Question:
     targets: Sequence[Target] = ()
     plotted: int = 1
     notes: str = ""
-    warm_up: bool = True
+    warm_ups: int = 1
     most_rounds: int = 99
 
 
@@ -135,7 +135,7 @@ def ask(question: Question, rounds: int, progress: Callable[[str], None], *, war
     runners = [contender for contender in question.contenders if isinstance(contender, Contender)]
     missing = [contender for contender in question.contenders if isinstance(contender, Missing)]
     rounds = min(rounds, question.most_rounds)
-    if warm_up and question.warm_up:
+    for _ in range(question.warm_ups if warm_up else 0):
         for contender in runners:
             progress(f"{question.name}: {contender.name} (warming up)")
             contender.run()

@@ -38,6 +38,8 @@ def against_jdbc(dataset: Dataset, lab: Lab) -> Question:
         MEASURES,
         [] if bounds is None else wall_targets(*bounds, to=JDBC),
         plotted=2,
+        # The first table's runs are those in which the JVM compiles what it runs all the time.
+        warm_ups=3 if dataset is datasets.WIDE else 1,
         notes=f"{PARTITIONS} partitions; JDBC with fetchsize 10000, {how}. JVM warm.",
     )
 

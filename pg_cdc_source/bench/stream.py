@@ -265,7 +265,7 @@ def stream_memory(lab: Lab) -> Question:
         [Contender(name, partial(run, write)) for name, write in works.items()],
         ("source_peak_mb", "rows"),
         [Target("source_peak_mb", name, "at most", 600) for name in works],
-        warm_up=False,
+        warm_ups=0,
         most_rounds=1,
     )
 
