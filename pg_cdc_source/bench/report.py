@@ -16,9 +16,11 @@ from rich.table import Table
 
 from pg_cdc_source.bench.lab import Scale
 from pg_cdc_source.bench.machine import Commit, Machine
-from pg_cdc_source.bench.question import Answer, Spread, Verdict
+from pg_cdc_source.bench.question import Answer, Series, Spread, Verdict
 
 JSON_NAME = "results.json"
+
+_MOST_POINTS = 500
 
 _OURS, _PEER, _ROUND = "#2a78b8", "#a7adb4", "#20262d"
 
@@ -56,7 +58,7 @@ def _answer_as_json(answer: Answer) -> dict[str, Any]:
         name: {
             "medians": {measure: asdict(answer.spread(name, measure)) for measure in samples[0].measures},  # type: ignore[arg-type]
             "rounds": [dict(sample.measures) for sample in samples],
-            "series": [dict(sample.series) for sample in samples if sample.series],
+            "series": [_thinned(sample.series) for sample in samples if sample.series],
         }
         for name, samples in answer.samples.items()
     }
@@ -76,6 +78,11 @@ def _answer_as_json(answer: Answer) -> dict[str, Any]:
             for verdict in answer.verdicts()
         ],
     }
+
+
+def _thinned(series: Mapping[str, Series]) -> dict[str, Series]:
+    # The pictures have all of them; what is kept beside them shall not be megabytes.
+    return {title: points[:: max(1, -(-len(points) // _MOST_POINTS))] for title, points in series.items()}
 
 
 def write(report: Report, directory: Path) -> None:
