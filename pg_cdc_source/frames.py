@@ -33,6 +33,7 @@ from pg_cdc_source.errors import OptionError, PgCdcError, UnrepresentableError, 
 from pg_cdc_source.names import QualifiedName, nearest, quote_where_needed
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options import OPTIONS, SnapshotOptions, parse_snapshot_options
+from pg_cdc_source.processes import freeze_modules
 from pg_cdc_source.scan import make_plan
 from pg_cdc_source.types import Codec
 
@@ -70,6 +71,7 @@ def project(
     projection = _Projection(name, codecs, plan.options.unrepresentable, beforeImage)
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_modules()
         try:
             for batch in batches:
                 if batch.num_rows:
