@@ -65,15 +65,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "drain_all": (
         None,
         (
-            *(
-                _POINTER,
-                _POINTER,
-                _POINTER,
-                _POINTER,
-                _INT,
-                _NUMBER,
-            ),  # connection, get, free, consume, socket, pause_ns
-            *(_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER),
+            *(_POINTER, _POINTER, _POINTER, _POINTER),  # connection, get, free, consume
+            *(_INT, _NUMBER),  # socket, pause_ns
+            *(_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER),  # data, capacity, ends, most, drained
         ),
     ),
     "walk_copy": (_INT, (_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER)),

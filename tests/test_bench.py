@@ -152,6 +152,15 @@ def test_what_is_not_said_is_that_of_a_full_run_or_of_a_quick_one() -> None:
 # --- the files -------------------------------------------------------------------------------------------------------
 
 
+def test_what_was_watched_is_kept_in_json_with_some_hundreds_of_its_points() -> None:
+    points = tuple((float(i), 2.0 * i) for i in range(1_201))
+    answer = answer_to(question(Contender("a", lambda: Sample({"wall_s": 1.0}, {"MB held": points, "none": ()}))), 1)
+    machine = Machine("a cpu", 2, 24.0, "Linux", 0.1)
+    told = as_json(Report("pg-cdc bench", "now", machine, None, {}, QUICK, {}, (answer,)))
+    (series,) = told["questions"][0]["contenders"]["a"]["series"]
+    assert series == {"MB held": points[::3], "none": ()}
+
+
 def test_a_report_has_all_rounds_in_json_and_a_picture_for_each_question(tmp_path: Path) -> None:
     series = Sample({"wall_s": 2.0}, {"MB held": ((0.0, 1.0), (0.5, 3.0))})
     target = Target("wall_s", "a", "at most", 0.5, to="b")
