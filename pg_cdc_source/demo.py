@@ -163,9 +163,10 @@ def _print_stream(console: Console, result: StreamResult) -> None:
     console.print(
         f"A stream took {result.snapshot_rows:,} rows of its own snapshot in {result.snapshot_seconds:.1f} s,\n"
         f"then {result.changes:,} changes ({result.changes_per_second:,.0f} a second) in {result.batches} batches;\n"
-        f"meanwhile the shop took {result.orders_placed_meanwhile:,} orders. The Delta tables were\n"
-        f"{result.median_seconds_behind:.1f} s behind (median; at most {result.most_seconds_behind:.1f} s)"
-        f" and complete {result.drain_seconds:.1f} s after the last order."
+        f"meanwhile the shop took {result.orders_placed_meanwhile:,} orders. Changes had waited for the snapshot,\n"
+        f"so the Delta tables were {result.median_seconds_behind:.1f} s behind"
+        f" (median; at most {result.most_seconds_behind:.1f} s),\n"
+        f"and complete {result.drain_seconds:.1f} s after the last order."
     )
     _print_broken_rules(console, result.broken_rules)
     if result.consistent:
