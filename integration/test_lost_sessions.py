@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from conftest import connect
 from frames import load
 from losses import ending_sessions
 from psycopg2.extensions import connection as Session
@@ -51,6 +52,32 @@ def test_a_reader_that_loses_its_session_repeats_no_row_and_misses_none(spark: S
         for _ in range(3):
             assert summary(df) == ALL_ROWS
     assert len(ended) >= 3
+
+
+@pytest.mark.usefixtures("rows")
+def test_tasks_of_a_worker_share_a_session_that_ends_after_the_last_one(
+    spark: SparkSession, db: str, pg: Session
+) -> None:
+    df = slow_rows(spark, db, numPartitions=12)
+    found: set[int] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        with connect(db) as session, session.cursor() as cursor:
+            while not ended.wait(0.01):
+                cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pgsnapshot:%?%'")
+                found.update(pid for (pid,) in cursor)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        assert summary(df) == ALL_ROWS
+    finally:
+        ended.set()
+        looking.join()
+    # A task takes 50 ms at least, so each session was seen. Two run at a time.
+    assert 1 <= len(found) <= 4
+    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 5)
 
 
 @pytest.mark.usefixtures("rows")

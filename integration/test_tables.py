@@ -20,7 +20,7 @@ from replica import Replica, rows_of
 from test_project import envelope
 from test_rewind import counted, source
 from test_stream_schema import Drive, Driver, Row, driving, kinds, run, values
-from watch import wait_until
+from watch import open_transactions, wait_until
 
 from pg_cdc_source import open_snapshot, project
 from pg_cdc_source.errors import AccessError, DefiniteError, OptionError, SchemaChangedError, ServerSetupError
@@ -559,6 +559,30 @@ def test_a_partition_that_comes_or_goes_before_the_snapshot_is_read_is_noticed(w
             return
         with pytest.raises(SchemaChangedError, match="other partitions or children"):
             list(read_piece(moved, planned, pieces[0], "test"))
+
+
+@pytest.mark.parametrize("changed", ["t_1", "t_2"])
+def test_a_session_that_goes_on_with_another_partition_looks_at_it_first(changed: str, pg: Session, db: str) -> None:
+    run(pg, "CREATE TABLE t (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20)", "INSERT INTO t VALUES (1), (11)")  # fmt: skip
+    with open_snapshot(db) as opened:
+        plan = make_plan(parse_snapshot_options({**opened.options, "dbtable": "t"}))
+        planned, (first, second) = plan_pieces(plan)
+        assert [row["id"] for batch in read_piece(plan, planned, first, "test") for row in batch.to_pylist()] == [1]
+        if changed == "t_1":
+            with pytest.raises(psycopg2.errors.LockNotAvailable):
+                # What was read stays locked as long as the session is kept.
+                run(pg, "SET lock_timeout = '50ms'", "TRUNCATE t_1")
+            rest = [row["id"] for batch in read_piece(plan, planned, second, "test") for row in batch.to_pylist()]
+            assert rest == [11]
+            # One at a time.
+            run(pg, "TRUNCATE t_1")
+            return
+        run(pg, "TRUNCATE t_2")
+        with pytest.raises(SchemaChangedError, match="truncated or rewritten"):
+            list(read_piece(plan, planned, second, "test"))
+    wait_until(lambda: not open_transactions(pg))
 
 
 def test_a_truncate_of_one_partition_is_not_sent_under_the_root(pg: Session, drive: Drive) -> None:

@@ -227,9 +227,9 @@ EXPORT void pgcdc_copy_without(const uint8_t *data, const int64_t *starts, const
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
 
-/* Copy byte strings behind each other; `offsets` has one more than there are. */
-EXPORT void pgcdc_gather(const uint8_t *data, const int64_t *start, const int64_t *length, int64_t rows,
-                         int32_t *offsets, uint8_t *out) {
+/* Copy byte strings behind each other; `offsets` has one more than there are. Returns whether all is ASCII. */
+EXPORT int pgcdc_gather(const uint8_t *data, const int64_t *start, const int64_t *length, int64_t rows,
+                        int32_t *offsets, uint8_t *out) {
     int64_t to = 0;
     for (int64_t row = 0; row < rows; row++) {
         offsets[row] = (int32_t)to;
@@ -237,6 +237,31 @@ EXPORT void pgcdc_gather(const uint8_t *data, const int64_t *start, const int64_
         to += length[row];
     }
     offsets[rows] = (int32_t)to;
+    uint64_t seen = 0, eight;
+    int64_t at = 0;
+    for (; at + 8 <= to; at += 8) {
+        memcpy(&eight, out + at, 8);
+        seen |= eight;
+    }
+    for (; at < to; at++) seen |= out[at];
+    return !(seen & 0x8080808080808080u);
+}
+
+/* `uuid_send` as the text that `uuid_out` prints, 36 bytes each. */
+EXPORT void pgcdc_uuid(const uint8_t *data, int64_t rows, uint8_t *out) {
+    static const char digits[] = "0123456789abcdef";
+    char pairs[256][2];
+    for (int i = 0; i < 256; i++) {
+        pairs[i][0] = digits[i >> 4];
+        pairs[i][1] = digits[i & 15];
+    }
+    for (int64_t row = 0; row < rows; row++, data += 16) {
+        for (int i = 0; i < 16; i++) {
+            if (i == 4 || i == 6 || i == 8 || i == 10) *out++ = '-';
+            memcpy(out, pairs[data[i]], 2);
+            out += 2;
+        }
+    }
 }
 
 typedef unsigned __int128 wide;

@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError
 from pg_cdc_source.options import parse_snapshot_options
-from pg_cdc_source.processes import freeze_modules
 from pg_cdc_source.reader import read_piece
 from pg_cdc_source.scan import Piece, Plan, Source, make_plan, plan_pieces
+from pg_cdc_source.worker import freeze_modules, small_task
 
 
 @dataclass
@@ -76,8 +76,7 @@ class PgSnapshotReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PiecePartition)
-        freeze_modules()
-        with short_errors():
+        with small_task(), short_errors():
             yield from read_piece(self._plan, partition.source, partition.piece, execution())
 
 

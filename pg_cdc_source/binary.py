@@ -124,7 +124,7 @@ class Messages:
 class Collected:
     """Messages that come one by one, or many at once from C, until there are enough of them to be taken together."""
 
-    __slots__ = ("_data", "_drained", "_ends", "_octets", "_positions", "most", "most_bytes")
+    __slots__ = ("_data", "_drained", "_ends", "_into", "_octets", "_positions", "most", "most_bytes")
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self.most, self.most_bytes = most, most_bytes
@@ -136,6 +136,8 @@ class Collected:
         self._ends = np.empty(self.most, np.int64)
         # Python writes into views several times as fast as into arrays.
         self._octets, self._positions = self._data.data, self._ends.data
+        # Looked up once, not for each burst.
+        self._into = (self._data.ctypes.data, capacity, self._ends.ctypes.data, self.most)
 
     def __len__(self) -> int:
         return int(self._drained.messages)
@@ -185,8 +187,7 @@ class Collected:
 
     def drain(self, receive: Callable[[int, int, int, int, int], None]) -> native.Drained:
         """Let C add messages: ``receive`` gets data and its capacity, ends and their number, and how far they are."""
-        capacity = len(self._data) - WireBuffer.MIN_PADDING
-        receive(self._data.ctypes.data, capacity, self._ends.ctypes.data, self.most, ctypes.addressof(self._drained))
+        receive(*self._into, ctypes.addressof(self._drained))
         return self._drained
 
     def take(self) -> Messages:
@@ -394,13 +395,12 @@ def refusals(*cases: tuple[Flags, str]) -> tuple[Refused, ...]:
 _HEX_OF_BYTE = np.frombuffer(bytes(range(256)).hex().encode("ascii"), np.uint16)
 _UUID_TEXT_LENGTH = 36
 
-# Where the groups of digits stand in the text and among the digits.
-_UUID_GROUPS = (
-    (slice(0, 8), slice(0, 8)),
-    (slice(9, 13), slice(8, 12)),
-    (slice(14, 18), slice(12, 16)),
-    (slice(19, 23), slice(16, 20)),
-    (slice(24, 36), slice(20, 32)),
+# The groups of digits, where they stand among the digits and in the text; the last one in two parts. As integers,
+# because NumPy moves these at once and other ranges of bytes one by one.
+_UUID_GROUPS = ["1", "2", "3", "4", "5", "6"]
+_UUID_DIGITS, _UUID_TEXT = (
+    np.dtype({"names": _UUID_GROUPS, "formats": ["u8", "u4", "u4", "u4", "u8", "u4"], "offsets": at, "itemsize": size})
+    for at, size in (([0, 8, 12, 16, 20, 28], 32), ([0, 9, 14, 19, 24, 32], _UUID_TEXT_LENGTH))
 )
 
 
@@ -416,10 +416,12 @@ class Uuid(Fixed):
         if n * _UUID_TEXT_LENGTH > MAX_OFFSET:
             raise ValueError(f"{n:,} uuids are more text than Arrow's 32-bit offsets reach; pass less")
         octets = np.ascontiguousarray(items).view("u1")
-        digits = _HEX_OF_BYTE.take(octets).view("u1").reshape(n, 32)
-        text = np.full((n, _UUID_TEXT_LENGTH), ord("-"), np.uint8)
-        for in_text, in_digits in _UUID_GROUPS:
-            text[:, in_text] = digits[:, in_digits]
+        if (text := native.print_uuids(octets)) is None:
+            digits = _HEX_OF_BYTE.take(octets).view(_UUID_DIGITS)
+            text = np.full(n * _UUID_TEXT_LENGTH, ord("-"), np.uint8)
+            groups = text.view(_UUID_TEXT)
+            for group in _UUID_GROUPS:
+                groups[group] = digits[group]
         offsets = np.arange(0, n * _UUID_TEXT_LENGTH + 1, _UUID_TEXT_LENGTH, dtype=np.int32)
         buffers = [bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(text)]
         return Decoded(pa.Array.from_buffers(self.arrow, n, buffers))
@@ -429,14 +431,29 @@ _IN_BOUNDS = pc.TakeOptions(boundscheck=False)
 
 
 def byte_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
-    """Copy byte strings out of the buffer.
+    """Copy byte strings out of the buffer. Where NULLs lie says nothing."""
+    return _copied(values, first, length)[0]
+
+
+def utf8_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
+    """Copy byte strings that are text. Raises NotUtf8Error."""
+    octets, is_ascii = _copied(values, first, length)
+    if is_ascii:
+        return pa.Array.from_buffers(pa.string(), len(octets), octets.buffers())
+    return as_text(octets)
+
+
+def _copied(values: Field, first: Ints, length: Ints) -> tuple[pa.Array, bool]:
+    """Byte strings, and whether they are known to be ASCII.
 
     Seen with the offsets first, end, first, end, …, the buffer is an Arrow array whose even elements are the values
-    and whose odd ones are what lies between them, so that one ``take`` copies them all. Where NULLs lie says nothing.
+    and whose odd ones are what lies between them, so that one ``take`` copies them all.
     """
     n = len(first)
     if (gathered := native.gather(values.buffer.address, first, length)) is not None:
-        return pa.Array.from_buffers(pa.binary(), n, [bitmap(values.valid), *map(pa.py_buffer, gathered)])
+        offsets, octets, is_ascii = gathered
+        buffers = [bitmap(values.valid), pa.py_buffer(offsets), pa.py_buffer(octets)]
+        return pa.Array.from_buffers(pa.binary(), n, buffers), is_ascii
     offsets = np.empty(2 * n + 1, np.int32)
     offsets[0:-1:2] = first
     np.add(first, length, out=offsets[1::2], casting="unsafe")
@@ -444,7 +461,7 @@ def byte_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
     offsets[-1] = offsets[:-1].max(initial=0)
     both = pa.Array.from_buffers(pa.binary(), 2 * n, [None, pa.py_buffer(offsets), values.buffer.arrow])
     even = fixed_array(pa.int32(), np.arange(0, 2 * n, 2, dtype=np.int32), values.valid)
-    return pc.call_function("array_take", [both, even], _IN_BOUNDS)
+    return pc.call_function("array_take", [both, even], _IN_BOUNDS), False
 
 
 def as_text(octets: pa.Array) -> pa.Array:
@@ -471,7 +488,7 @@ class Text(Decoder):
     arrow = pa.string()
 
     def read(self, values: Field) -> Decoded:
-        return Decoded(as_text(byte_strings(values, values.start, values.length)))
+        return Decoded(utf8_strings(values, values.start, values.length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,4 +508,4 @@ class Jsonb(Decoder):
         if wrong.any():
             raise MalformedError(f"expected jsonb version {self.VERSION}, got {int(version[wrong.argmax()])}")
         header = np.int64(1) if values.valid is None else values.valid.astype(np.int64)
-        return Decoded(as_text(byte_strings(values, values.start + header, values.length - header)))
+        return Decoded(utf8_strings(values, values.start + header, values.length - header))

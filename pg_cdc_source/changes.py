@@ -29,13 +29,13 @@ from pg_cdc_source.binary import (
     MalformedError,
     Messages,
     WireBuffer,
-    as_text,
     byte_strings,
     from_numpy,
     from_texts,
     null,
     refuse_other_bytes,
     to_numpy,
+    utf8_strings,
 )
 from pg_cdc_source.envelope import EnvelopeColumn, json_objects
 from pg_cdc_source.errors import OptionError, SchemaChangedError, UnrepresentableError, WireError
@@ -378,7 +378,8 @@ class ChangeDecoder:
             if image is None:
                 return pa.nulls(n, pa.string())
             try:
-                return as_text(_octets(Field(chunk.buffer, image.start, image.length, image.valid)))
+                field = Field(chunk.buffer, image.start, image.length, image.valid)
+                return utf8_strings(field, field.start, field.length)
             except MalformedError as malformed:
                 raise WireError(f"pgoutput: {_column(table, codec)}: {malformed}") from None
 

@@ -24,6 +24,7 @@ from pg_cdc_source.binary import (
     as_text,
     bitmap,
     byte_strings,
+    utf8_strings,
 )
 from pg_cdc_source.text import Octet, PrintedFloat, content, escapes
 
@@ -43,8 +44,8 @@ def _maps(items: Field, pairs: Ints, valid: Flags | None) -> pa.Array:
         raise MalformedError("expected a key, got NULL")
     octets = byte_strings(keys, keys.start, keys.length)
     _expect_distinct(octets, np.cumsum(pairs)[:-1])
-    texts = [as_text(octets), as_text(byte_strings(values, values.start, values.length))]
-    entries = pa.StructArray.from_arrays(texts, fields=[_MAP.key_field, _MAP.item_field])
+    columns = [as_text(octets), utf8_strings(values, values.start, values.length)]
+    entries = pa.StructArray.from_arrays(columns, fields=[_MAP.key_field, _MAP.item_field])
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(pairs, dtype=np.int32)))
     return pa.Array.from_buffers(_MAP, len(pairs), [bitmap(valid), pa.py_buffer(offsets)], children=[entries])
 

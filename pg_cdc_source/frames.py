@@ -33,9 +33,9 @@ from pg_cdc_source.errors import OptionError, PgCdcError, UnrepresentableError, 
 from pg_cdc_source.names import QualifiedName, nearest, quote_where_needed
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options import OPTIONS, SnapshotOptions, parse_snapshot_options
-from pg_cdc_source.processes import freeze_modules
 from pg_cdc_source.scan import make_plan
 from pg_cdc_source.types import Codec
+from pg_cdc_source.worker import small_task
 
 _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 
@@ -71,11 +71,11 @@ def project(
     projection = _Projection(name, codecs, plan.options.unrepresentable, beforeImage)
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        freeze_modules()
         try:
-            for batch in batches:
-                if batch.num_rows:
-                    yield projection.typed(batch)
+            with small_task():
+                for batch in batches:
+                    if batch.num_rows:
+                        yield projection.typed(batch)
         except PgCdcError as error:
             # Without the frames below this edge: Spark shows users the whole stack, and the text says all there is.
             raise copy.copy(error) from None

@@ -76,7 +76,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (_POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER, _NUMBER, _POINTER),
     ),
-    "gather": (None, (_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _POINTER)),
+    "gather": (_INT, (_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _POINTER)),
+    "uuid": (None, (_POINTER, _NUMBER, _POINTER)),
     "decimal": (_INT, (*_FIELD, _INT, _INT, _POINTER)),
     "printed_integer": (_INT, (*_FIELD, _NUMBER, _NUMBER, _POINTER)),
     "printed_decimal": (_INT, (*_FIELD, _INT, _INT, _POINTER)),
@@ -167,14 +168,24 @@ def copy_without(
     return True
 
 
-def gather(data: int, start: Ints, length: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]] | None:
-    """Copy byte strings behind each other: their offsets, one more than there are, and their bytes."""
+def gather(data: int, start: Ints, length: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], bool] | None:
+    """Copy byte strings behind each other: offsets, one more than there are; their bytes; whether all is ASCII."""
     if LIBRARY is None:
         return None
     offsets, octets = np.empty(len(start) + 1, np.int32), np.empty(int(length.sum()), np.uint8)
     start, length = np.ascontiguousarray(start), np.ascontiguousarray(length)
-    LIBRARY.pgcdc_gather(data, _at(start), _at(length), len(start), _at(offsets), _at(octets))
-    return offsets, octets
+    is_ascii = LIBRARY.pgcdc_gather(data, _at(start), _at(length), len(start), _at(offsets), _at(octets))
+    return offsets, octets, bool(is_ascii)
+
+
+def print_uuids(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
+    """UUIDs of 16 bytes each, behind each other, as texts of 36."""
+    if LIBRARY is None:
+        return None
+    count = len(octets) // 16
+    text = np.empty(36 * count, np.uint8)
+    LIBRARY.pgcdc_uuid(_at(octets), count, _at(text))
+    return text
 
 
 def _values(

@@ -1,9 +1,7 @@
-"""Tell processes apart, find the one of Spark's driver, and spare Spark's workers some work."""
+"""Tell processes apart, and find the one of Spark's driver."""
 
 from __future__ import annotations
 
-import functools
-import gc
 import os
 import subprocess
 from dataclasses import dataclass
@@ -61,14 +59,3 @@ def driver_process() -> Process:
     if oldest is None:
         raise DefiniteError("the driver's process cannot be found: this process has no parent left")
     return oldest
-
-
-@functools.cache
-def freeze_modules() -> None:
-    """Keep what is loaded now out of garbage collections, once in a process.
-
-    Spark's Python workers collect garbage after each task (``pyspark/daemon.py``). Going through all that pyspark,
-    NumPy and pyarrow consist of took 16 ms, most of what a small task costs, while the worker's next task waits.
-    """
-    gc.collect()
-    gc.freeze()

@@ -55,8 +55,9 @@ MESSAGES_PER_BURST = 1024
 CONFIRM_SECONDS = 1.0
 IDLE_ASK_SECONDS = 1.0
 # A walsender sends each message by itself. Who waits for each takes longer, and keeps the walsender from its work by
-# waking up all the time: a backlog came 1.2 times as fast with this pause.
-PAUSE_SECONDS = 0.002
+# waking up all the time: a backlog came 1.2 times as fast with a pause. Where there are cores to spare, 10 ms save 11 %
+# of the CPU that walsender and reader take together with 2 ms. A message that comes alone is not kept waiting.
+PAUSE_SECONDS = 0.01
 RECONNECT_SECONDS = 60.0
 # A server asks once within half of wal_sender_timeout. One that shuts down asks again with every answer, until all is
 # confirmed, which Spark may never get to: it has to wait for us as long as we stay (walsender.c, WalSndDone).

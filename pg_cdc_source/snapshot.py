@@ -78,7 +78,7 @@ class Held:
                 if self.lsn is not None:
                     cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (int(self.lsn),))
                 cursor.execute("SELECT set_config('application_name', %s, false)", (name_for(own_id),))
-                cursor.execute("SAVEPOINT unlocked")
+            begin_locking(session)
         except BaseException:
             session.close()
             raise
@@ -93,8 +93,7 @@ class Held:
     def unlock(self) -> None:
         """Let go of all locks; the snapshot stays."""
         for session, _ in self.holders:
-            with translated("releasing locks"), session.cursor() as cursor:
-                cursor.execute("ROLLBACK TO unlocked")
+            release_locks(session)
 
     def close(self) -> None:
         for session, _ in self.holders:
@@ -332,6 +331,18 @@ def announced_lsn(session: Session, snapshot_id: str) -> Lsn | None:
         )
         row = cursor.fetchone()
         return None if row is None else Lsn(row[0])
+
+
+def begin_locking(session: Session) -> None:
+    """Remember which locks the transaction has now; those that come are let go of by ``release_locks``."""
+    with translated("preparing locks"), session.cursor() as cursor:
+        cursor.execute("SAVEPOINT unlocked")
+
+
+def release_locks(session: Session) -> None:
+    """Let go of the locks since ``begin_locking``; the transaction and its snapshot stay."""
+    with translated("releasing locks"), session.cursor() as cursor:
+        cursor.execute("ROLLBACK TO unlocked")
 
 
 def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:

@@ -18,10 +18,10 @@ from pg_cdc_source.changes import ENVELOPE_SCHEMA, snapshot_rows
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.offsets import INITIAL, StreamOffset
 from pg_cdc_source.options import StreamOptions, parse_stream_options
-from pg_cdc_source.processes import freeze_modules
 from pg_cdc_source.reader import read_piece
 from pg_cdc_source.replication import Chunk, from_ipc
 from pg_cdc_source.stream_plan import layout_of, plan_typed, typed_schema
+from pg_cdc_source.worker import small_task
 
 try:
     # Spark 4.2 and later say where a batch starts and how much it may hold.
@@ -138,8 +138,7 @@ class PgCdcReader(DataSourceStreamReader):
             self._capture.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        freeze_modules()
-        with short_errors():
+        with small_task(), short_errors():
             if isinstance(partition, ChangesPartition):
                 yield from _joined(partition.payloads)
             else:

@@ -32,7 +32,6 @@ from pg_cdc_source.binary import (
     MalformedError,
     Refused,
     WireBuffer,
-    as_text,
     bitmap,
     byte_strings,
     fixed_array,
@@ -41,6 +40,7 @@ from pg_cdc_source.binary import (
     null,
     refusals,
     to_numpy,
+    utf8_strings,
     without,
 )
 
@@ -48,7 +48,7 @@ Octet = npt.NDArray[np.uint8]
 
 
 def _texts(values: Field) -> pa.Array:
-    return as_text(byte_strings(values, values.start, values.length))
+    return utf8_strings(values, values.start, values.length)
 
 
 def _matches(text: pa.Array, pattern: str) -> pa.BooleanArray:

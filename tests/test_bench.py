@@ -8,13 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from psycopg2 import sql
 
 from pg_cdc_source.bench import datasets, peers, schedule
 from pg_cdc_source.bench.lab import FULL, QUICK, Scale
 from pg_cdc_source.bench.machine import Machine
-from pg_cdc_source.bench.meter import peak_rss_bytes, timings, watching
+from pg_cdc_source.bench.meter import cpu_with_ended_children, peak_rss_bytes, timings, watching
 from pg_cdc_source.bench.question import Answer, Contender, Missing, Question, Sample, Spread, Target, Verdict, ask
 from pg_cdc_source.bench.report import JSON_NAME, Report, as_json, write
 from pg_cdc_source.bench.run import QUESTIONS, chosen, scale
@@ -244,6 +245,23 @@ def test_costs_are_what_more_rows_and_more_partitions_add() -> None:
         ],
     }
     assert schedule.costs_of(results) == schedule.Costs(100.0, 1e6, 0.5e6, 0.1)
+
+
+def test_a_process_that_ends_while_cpu_is_counted_is_counted_with_its_parent() -> None:
+    me, ending = psutil.Process(), subprocess.Popen([sys.executable, "-c", "sum(range(10**7))"])
+    child = psutil.Process(ending.pid)
+    before = cpu_with_ended_children(lambda: {me})
+    looks: list[set[psutil.Process]] = []
+
+    def processes() -> set[psutil.Process]:
+        # Seen, and gone before its CPU is looked at.
+        looks.append({me} if looks else {me, child})
+        ending.wait()
+        return looks[-1]
+
+    counted = cpu_with_ended_children(processes) - before
+    assert len(looks) == 3
+    assert counted > 0.05
 
 
 def test_tables_of_a_grown_database_add_up() -> None:

@@ -36,7 +36,7 @@ LAYERS: list[tuple[set[str], set[str]]] = [
     ),
     (
         {
-            *("processes", "connection", "catalog", "snapshot", "board", "keeper", "scan", "reader"),
+            *("processes", "worker", "connection", "catalog", "snapshot", "board", "keeper", "scan", "reuse", "reader"),
             *("publication", "slot", "libpq", "spill", "replication", "rewind", "stream_plan", "capture"),
         },
         {"numpy", "pyarrow", "psycopg2"},

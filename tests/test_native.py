@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pg_cdc_source import native
-from pg_cdc_source.binary import Collected, Decoder, Field, MalformedError, Messages, WireBuffer
+from pg_cdc_source.binary import Collected, Decoder, Field, MalformedError, Messages, Text, WireBuffer
 from pg_cdc_source.copy import CopyDecoder
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.numeric import Decimal
@@ -90,6 +90,22 @@ def test_texts_mean_the_same_to_c_as_to_numpy(name: str, texts: list[str | None]
     with pytest.MonkeyPatch.context() as patch:
         with_c, with_numpy = both(patch, lambda: DECODERS[name].read(field(texts)))
     assert repr(with_c) == repr(with_numpy)
+
+
+@given(st.lists(st.binary(max_size=20) | st.text(max_size=20).map(str.encode), min_size=1, max_size=4))
+@example([b"plain", b"and so on, for more than one word of eight"])
+@example([b"1234567", b"\xc3", b"\xa9"])  # each half of a character in a value of its own
+@example([b"12345678", "é".encode()])
+def test_strings_are_utf8_or_refused_with_c_as_with_numpy(values: list[bytes]) -> None:
+    length = np.array([len(value) for value in values], np.int64)
+    located = Field(WireBuffer(values), np.cumsum(length) - length, length)
+    with pytest.MonkeyPatch.context() as patch:
+        with_c, with_numpy = both(patch, lambda: Text().read(located))
+    assert with_c == with_numpy
+    try:
+        assert with_c[1] == [value.decode() for value in values]
+    except UnicodeDecodeError:
+        assert "expected UTF-8" in with_c
 
 
 def test_every_day_of_the_calendars_cycle_is_the_right_one() -> None:

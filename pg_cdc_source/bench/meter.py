@@ -18,6 +18,7 @@ import psutil
 from pg_cdc_source.bench.question import Sample
 
 WATCH_SECONDS = 0.1
+LOOKS = 100
 
 
 class Meter:
@@ -39,13 +40,14 @@ class Meter:
         return Sample(timings(rows, wall, client_cpu, server_cpu))
 
     def _clients_cpu(self) -> float:
-        server = {self._postmaster.pid, *(child.pid for child in self._postmaster.children(recursive=True))}
-        ours = [process for process in self._me.children(recursive=True) if process.pid not in server]
-        return sum(map(_cpu_with_ended_children, {self._me, *ours, *self._keepers()}))
+        def processes() -> set[psutil.Process]:
+            ours = {self._me, *self._me.children(recursive=True), *self._keepers()}
+            return ours - {self._postmaster, *self._postmaster.children(recursive=True)}
+
+        return cpu_with_ended_children(processes)
 
     def _server_cpu(self) -> float:
-        backends = self._postmaster.children(recursive=True)
-        return _cpu_with_ended_children(self._postmaster) + sum(map(_cpu_with_ended_children, backends))
+        return cpu_with_ended_children(lambda: {self._postmaster, *self._postmaster.children(recursive=True)})
 
     def _keepers(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
@@ -69,12 +71,15 @@ def timings(rows: int, wall_s: float, client_cpu_s: float, server_cpu_s: float) 
     }
 
 
-def _cpu_with_ended_children(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return float(times.user + times.system + times.children_user + times.children_system)
+def cpu_with_ended_children(processes: Callable[[], set[psutil.Process]]) -> float:
+    """CPU seconds of all, each counted once: also of one that ends while this is asked."""
+    for _ in range(LOOKS):
+        found = processes()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = [process.cpu_times() for process in found]
+            if processes() == found:
+                return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
+    raise RuntimeError(f"processes came and went {LOOKS} times while their CPU was looked at")
 
 
 @contextmanager
