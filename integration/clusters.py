@@ -82,7 +82,8 @@ def _daemon(directory: Path, main_class: str, *arguments: str) -> Iterator[Calla
         def look() -> re.Match[str] | None:
             text = log.read_text(errors="replace")
             assert daemon.poll() is None, text[-2000:]
-            return re.search(pattern, text)
+            # The last line may not be there as a whole yet.
+            return re.search(pattern, text[: text.rfind("\n") + 1])
 
         found = wait_until(look, _START_SECONDS)
         assert found is not None

@@ -37,7 +37,7 @@ def changes(spark: SparkSession, url: str, directory: str) -> list[list[Any]]:
     )
     writer = stream.writeStream.foreachBatch(apply).option("checkpointLocation", f"{directory}/checkpoint")
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
     return [list(row) for row in spark.read.parquet(final).orderBy("id").collect()]
 
 

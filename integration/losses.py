@@ -16,7 +16,7 @@ from watch import wait_until
 
 
 @contextmanager
-def ending_sessions(db: str, like: str, every_seconds: float) -> Iterator[list[int]]:
+def ending_sessions(db: str, like: str, every_seconds: float, condition: str = "true") -> Iterator[list[int]]:
     """Terminate sessions whose name is like that, again and again; yields the pids that were ended."""
     ended: list[int] = []
     stop = threading.Event()
@@ -26,7 +26,8 @@ def ending_sessions(db: str, like: str, every_seconds: float) -> Iterator[list[i
             while not stop.wait(every_seconds):
                 cursor.execute(
                     "SELECT pid FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-                    " AND application_name LIKE %s ORDER BY random() LIMIT 1) AS one WHERE pg_terminate_backend(pid)",
+                    f" AND application_name LIKE %s AND {condition}"
+                    " ORDER BY random() LIMIT 1) AS one WHERE pg_terminate_backend(pid)",
                     (like,),
                 )
                 ended.extend(pid for (pid,) in cursor)
@@ -80,7 +81,7 @@ class RestartableServer:
                 return False
             return True
 
-        wait_until(answers)
+        wait_until(answers, 120)
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         owner = self.data.stat().st_uid if os.geteuid() == 0 else None

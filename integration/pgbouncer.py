@@ -16,7 +16,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-START_SECONDS = 10
+START_SECONDS = 60
 
 
 @contextlib.contextmanager

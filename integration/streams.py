@@ -48,7 +48,7 @@ def running(
         raise error
 
 
-def wait_for_rows(query: StreamingQuery, into: Collected, count: int, seconds: float = 60.0) -> list[Row]:
+def wait_for_rows(query: StreamingQuery, into: Collected, count: int, seconds: float = 120.0) -> list[Row]:
     """Wait until ``count`` rows have come, and return them in order; fails at once when the query does."""
 
     def look() -> bool:

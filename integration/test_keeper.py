@@ -68,7 +68,7 @@ class Action:
         self._pool.shutdown(wait=False)
 
     def rows(self) -> list[Row]:
-        return self._rows.result(60)
+        return self._rows.result(180)
 
 
 def insert(pg: Session, rows: int) -> None:
@@ -123,19 +123,26 @@ def test_the_password_is_in_neither_argv_nor_environment(
 
 
 def test_a_snapshot_is_released_after_its_last_reader(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
-    assert load(spark, db, dbtable=slow, numPartitions=2, snapshotIdle="3s").count() == ROWS
-    done = time.monotonic()
-    assert len(holders(pg)) == 2
-    wait_until(lambda: not holders(pg))
-    assert 1.5 < time.monotonic() - done < 8
-    assert open_transactions(pg) == []
+    started = time.monotonic()
+    assert load(spark, db, dbtable=slow, numPartitions=2, snapshotIdle="5s").count() == ROWS
+    # Tasks begin with the first holder; the second one may come after the last row.
+    wait_until(lambda: len(holders(pg)) == 2)
+    wait_until(lambda: not holders(pg), 20)
+    assert time.monotonic() - started > 5
+    wait_until(lambda: not open_transactions(pg))
     assert len(keeper_sessions(pg)) == 1
 
 
-def test_a_snapshot_lasts_as_long_as_its_readers(db: str, spark: SparkSession, slow: str) -> None:
-    # Two tasks of about 3 s each, one after the other: much longer than snapshotIdle in all.
-    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.02), lsnColumn="lsn", snapshotIdle="1s")
-    rows = frame.coalesce(1).collect()
+def test_a_snapshot_lasts_as_long_as_its_readers(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
+    # Two pieces of about 3 s each, one after the other: much longer than snapshotIdle in all.
+    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.02), lsnColumn="lsn", snapshotIdle="2s")
+    action = Action(frame.coalesce(1))
+    pair = two_holders_after(pg, [])
+    wait_until(lambda: readers(pg))
+    # The second piece is read in the session of the first and would not miss the holders: so look for them.
+    while readers(pg):
+        assert holders(pg) == pair
+    rows = action.rows()
     assert len(rows) == ROWS
     assert len({row.lsn for row in rows}) == 1
 
@@ -151,7 +158,7 @@ def test_a_snapshot_lasts_through_many_short_tasks(db: str, spark: SparkSession,
 def test_a_dataframe_takes_a_new_snapshot_after_the_release(
     db: str, pg: Session, spark: SparkSession, slow: str
 ) -> None:
-    frame = load(spark, db, dbtable=slow, numPartitions=2, lsnColumn="lsn", snapshotIdle="1s")
+    frame = load(spark, db, dbtable=slow, numPartitions=2, lsnColumn="lsn", snapshotIdle="3s")
     before = frame.select("lsn").collect()
     assert len(before) == ROWS
     insert(pg, 7)
@@ -183,11 +190,11 @@ def test_an_rdd_reads_one_snapshot_per_stage(db: str, pg: Session, spark: SparkS
 
 
 def test_no_slot_holds_wal_while_a_long_read_runs(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
-    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.01), lsnColumn="lsn")
+    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.03), lsnColumn="lsn")
     action = Action(frame)
     wait_until(lambda: readers(pg))
     # The session with the slot leaves as soon as others hold the snapshot, which is just after they are found.
-    wait_until(lambda: not session_names(pg, "pgsnapshot%", "backend_type = 'walsender'"), 2)
+    wait_until(lambda: not session_names(pg, "pgsnapshot%", "backend_type = 'walsender'"))
     looks = 0
     while readers(pg):
         assert slots(pg) == []
@@ -232,13 +239,14 @@ def driver(db: str, slow: str, tmp_path: Path) -> Iterator[subprocess.Popen[byte
 
 
 def test_a_killed_driver_leaves_nothing(db: str, pg: Session, driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    wait_until(lambda: readers(pg), 60)
+    wait_until(lambda: readers(pg), 180)
     assert len(keeper_processes(tmp_path)) == 1
-    assert len(holders(pg)) == 2
+    # Tasks begin with the first holder; the second one comes a moment later.
+    wait_until(lambda: len(holders(pg)) == 2)
     (jvm,) = (child for child in psutil.Process(driver.pid).children() if child.name() == "java")
     jvm.kill()
     wait_until(lambda: not session_names(pg, "pgsnapshot%"), 15)
-    wait_until(lambda: not keeper_processes(tmp_path), 5)
+    wait_until(lambda: not keeper_processes(tmp_path), 15)
     assert slots(pg) == []
 
 
@@ -252,10 +260,12 @@ def test_without_its_keeper_an_action_that_needs_it_fails(
 ) -> None:
     # Eight tasks, of which two run at a time.
     options: dict[str, str | int] = {"dbtable": slow, "numPartitions": 8, "lsnColumn": "lsn"}
-    action = Action(load(spark, db, where=sleeping(0.02), **options))
+    action = Action(load(spark, db, where=sleeping(0.05), **options))
     wait_until(lambda: readers(pg))
     kill(keepers())
     insert(pg, 7)
+    # As long as PostgreSQL has not noticed, a new session would still find a holder.
+    wait_until(lambda: not holders(pg))
     # Tasks go on in the sessions that there are; only who needs a new one needs the keeper.
     with pg.cursor() as cursor:
         cursor.execute(

@@ -245,7 +245,7 @@ def test_another_one_that_creates_it_first_does_no_harm(db: str, pg: Session) ->
         )
         assert found == []
         run(other, "COMMIT")
-        thread.join(20)
+        thread.join(60)
     assert [len(publication.tables) for publication in found] == [2]
 
 

@@ -69,14 +69,14 @@ class Source:
 
     def changes_until(self, end: StreamOffset, marker: str) -> Iterator[Rows]:
         """The batches after ``end`` up to the one that has the marker."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             start, end = end, self.next(end)
             rows = self.rows(start, end)
             yield rows
             if any(marker in str(row) for row in rows):
                 return
-        pytest.fail("the marker did not come within 30 s")
+        pytest.fail("the marker did not come within 120 s")
 
 
 @contextlib.contextmanager

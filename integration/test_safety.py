@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -142,19 +143,22 @@ def test_a_server_that_does_not_answer_is_named_within_seconds(
     text = refusal(
         lambda: load(spark, conninfo(reader, port="1"), dbtable="t"), "TransientError", f"{reader['host']}:1", "refused"
     )
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
     assert reader["password"] not in text
 
 
 def test_a_misspelt_option_is_refused_before_anything_connects(spark: SparkSession) -> None:
-    nowhere = "postgresql://nobody:geheim@host.invalid/db"
-    start = time.monotonic()
-    text = refusal(
-        lambda: load(spark, nowhere, dbtable="t", numPartition="4"), "OptionError", "numPartitions?", "numpartition"
-    )
-    assert "host.invalid" not in text
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        here = f"127.0.0.1:{server.getsockname()[1]}"
+        url = f"postgresql://nobody:geheim@{here}/db?connect_timeout=5"
+        text = refusal(
+            lambda: load(spark, url, dbtable="t", numPartition="4"), "OptionError", "numPartitions?", "numpartition"
+        )
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert here not in text
     assert "geheim" not in text
-    assert time.monotonic() - start < 5
 
 
 # --- poolers --------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_a_client_of_a_connect_server_reads_and_follows(
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": "/nonexistent"}
     with connect_server(tmp_path / "server", standalone) as url, transfers(db):
         command = [sys.executable, str(client), url, db, str(tmp_path)]
-        told = subprocess.run(command, check=True, timeout=300, cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+        told = subprocess.run(command, check=True, timeout=600, cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
     seen = json.loads(told.stdout.splitlines()[-1])
     assert [*seen["held"], seen["sums"]] == [[TOTAL, 2 * ACCOUNTS, 1]] * 3
     expected = [[i, str(i), "insert"] for i in range(3, 10)]
@@ -254,7 +254,7 @@ def test_settings_change_no_value_of_a_stream(
     rows = load_stream(spark, db, tables="public.moments", slot="settings")
     query = rows.writeStream.foreachBatch(apply).option("checkpointLocation", str(tmp_path)).start()
     try:
-        wait_until(lambda: query.exception() or len(found) > len(MOMENTS), 120)
+        wait_until(lambda: query.exception() or len(found) > len(MOMENTS), 180)
         with pg.cursor() as cursor:
             cursor.execute("UPDATE moments SET price = price + 1, day = day + 1 WHERE id > 3")
         expected = seen_by_postgresql(pg, settings[ZONE])

@@ -76,7 +76,7 @@ def at_full_speed(db: str) -> Iterator[Callable[[], str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
 
         def report() -> str:
-            out, errors = process.communicate(timeout=SECONDS + 30)
+            out, errors = process.communicate(timeout=PATIENCE_SECONDS)
             assert process.returncode == 0, errors
             return out
 

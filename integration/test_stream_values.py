@@ -19,7 +19,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.sql import DataFrame, SparkSession
 from test_text_binary import VALUES, array_of, assert_identical, literal, literals
 from test_value_edges import PRINTED, make_types, printed_array
-from watch import wait_until
+from watch import session_names, wait_until
 
 from pg_cdc_source import project
 from pg_cdc_source.changes import BEFORE, CHANGE_FIELDS
@@ -124,7 +124,7 @@ def streaming(
                 raise error
             return min(one.count(kind) for one in sinks) >= rows
 
-        wait_until(here, 60)
+        wait_until(here, 180)
         assert [one.count(kind) for one in sinks] == [rows] * len(sinks)
 
     try:
@@ -280,7 +280,8 @@ def test_an_update_with_a_toasted_key_is_an_update(db: str, pg: Session, spark: 
         cursor.execute("CREATE TABLE t (id int, k text, version int, big text, PRIMARY KEY (id, k))")
         cursor.execute("ALTER TABLE t ALTER k SET STORAGE EXTERNAL, ALTER big SET STORAGE EXTERNAL")
         with streaming(spark, pg, tmp_path, rows, url=db, dbtable="t", startFrom="now", beforeImage="true") as wait:
-            wait_until(lambda: _has_slot(cursor))
+            # One that is being created is active as well, and begins later.
+            wait_until(lambda: session_names(pg, "pgcdc:values:changes"))
             cursor.execute(
                 "INSERT INTO t SELECT g, (SELECT string_agg(md5((g + i)::text), '') FROM generate_series(1, 70) AS i),"
                 " 0, repeat('x', 5000) FROM generate_series(1, 3) AS g"
@@ -332,11 +333,6 @@ def test_partitions_that_send_whole_old_rows_update_under_their_roots_key(
         for row in pa.concat_tables([rows.of(kind) for kind in ("update", "delete", "insert")]).to_pylist()
     ]
     assert found == [("update", 1, "z", big, []), ("delete", 1, "z", big, []), ("insert", 2, "z", big, [])]
-
-
-def _has_slot(cursor: Any) -> bool:
-    cursor.execute("SELECT FROM pg_replication_slots WHERE slot_name = 'values' AND active")
-    return bool(cursor.rowcount)
 
 
 # --- encodings -------------------------------------------------------------------------------------------------------

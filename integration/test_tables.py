@@ -22,10 +22,11 @@ from test_rewind import counted, source
 from test_stream_schema import Drive, Driver, Row, driving, kinds, run, values
 from watch import open_transactions, wait_until
 
-from pg_cdc_source import open_snapshot, project
+from pg_cdc_source import open_snapshot, project, reader
 from pg_cdc_source.errors import AccessError, DefiniteError, OptionError, SchemaChangedError, ServerSetupError
 from pg_cdc_source.options import parse_snapshot_options
 from pg_cdc_source.reader import read_piece
+from pg_cdc_source.reuse import Handover
 from pg_cdc_source.scan import make_plan, plan_pieces
 
 
@@ -562,7 +563,11 @@ def test_a_partition_that_comes_or_goes_before_the_snapshot_is_read_is_noticed(w
 
 
 @pytest.mark.parametrize("changed", ["t_1", "t_2"])
-def test_a_session_that_goes_on_with_another_partition_looks_at_it_first(changed: str, pg: Session, db: str) -> None:
+def test_a_session_that_goes_on_with_another_partition_looks_at_it_first(
+    changed: str, pg: Session, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It waits for the next piece however long that takes.
+    monkeypatch.setattr(reader, "HANDOVER", Handover(60.0))
     run(pg, "CREATE TABLE t (id int) PARTITION BY RANGE (id)",
         "CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
         "CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20)", "INSERT INTO t VALUES (1), (11)")  # fmt: skip

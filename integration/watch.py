@@ -14,8 +14,11 @@ from psycopg2.extensions import connection as Session
 T = TypeVar("T")
 
 
-def wait_until(look: Callable[[], T], seconds: float = 20.0) -> T:
-    """Return the first true value of ``look``; fails when there is none within ``seconds``."""
+def wait_until(look: Callable[[], T], seconds: float = 60.0) -> T:
+    """Return the first true value of ``look``; fails when there is none within ``seconds``.
+
+    What is not said is patience, for machines that are slow and busy; what the connector promises is to be said.
+    """
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s; still {found!r}"

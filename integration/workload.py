@@ -300,7 +300,8 @@ _STATEMENTS: tuple[Callable[[random.Random], tuple[object, ...]], ...] = (
 def write_large(cursor: Cursor, rows: int) -> None:
     """One transaction with ``rows`` rows, part of which are rolled back and written again; one of subtransactions."""
     insert = "INSERT INTO items (n, note) SELECT i, %s FROM generate_series(1, %s) AS i"
-    cursor.execute("BEGIN")
+    # However long DDL holds it up: nobody writes it again.
+    cursor.execute("BEGIN; SET LOCAL lock_timeout = 0")
     cursor.execute(insert, ("first", rows // 2))
     cursor.execute("SAVEPOINT middle")
     cursor.execute(insert, ("never", rows // 10))
@@ -309,7 +310,7 @@ def write_large(cursor: Cursor, rows: int) -> None:
     cursor.execute(insert, ("second", rows - rows // 2 - rows // 10))
     cursor.execute("COMMIT")
     # More than what a backend caches of its subtransactions, 64.
-    cursor.execute("BEGIN")
+    cursor.execute("BEGIN; SET LOCAL lock_timeout = 0")
     for i in range(150):
         cursor.execute(f"SAVEPOINT s; INSERT INTO journal (a, b) VALUES ({i}, 'nested')")
         cursor.execute("ROLLBACK TO s" if i % 3 == 0 else "RELEASE s")

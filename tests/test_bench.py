@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import psutil
@@ -117,11 +117,14 @@ def test_the_peak_of_a_process_is_the_most_it_ever_had() -> None:
 
 
 def test_what_a_look_raises_ends_the_watching() -> None:
+    looked = threading.Event()
+
     def look() -> None:
+        looked.set()
         raise RuntimeError("cannot look")
 
     with pytest.raises(RuntimeError, match="cannot look"), watching(look):
-        time.sleep(0.3)
+        assert looked.wait(60)
 
 
 @pytest.mark.parametrize("dataset", [v for v in vars(datasets).values() if isinstance(v, datasets.Dataset)])

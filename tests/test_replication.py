@@ -180,7 +180,7 @@ def drain(
 ) -> list[tuple[Position, list[tuple[int, int, int]]]]:
     """Cut batches until ``last`` is reached, as Spark would: (end, rows) of each."""
     batches: list[tuple[Position, list[tuple[int, int, int]]]] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while start < last:
         assert time.monotonic() < deadline, (start, last)
         end = reader.cut(start, limits, last, patience=0.05)
@@ -274,8 +274,8 @@ def test_a_reader_waits_while_nobody_takes_its_rows() -> None:
         patch.setattr(replication, "MESSAGES_PER_CHUNK", 100)
         server = Server(sent)
         with reading(server, limits, start) as reader:
-            end = reader.cut(start, limits, None, patience=20)
-            told, deadline = len(server.confirmed), time.monotonic() + 20
+            end = reader.cut(start, limits, None, patience=60)
+            told, deadline = len(server.confirmed), time.monotonic() + 60
             # It goes on telling the server that it is there.
             while len(server.confirmed) < told + 2:
                 assert time.monotonic() < deadline

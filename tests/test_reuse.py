@@ -32,7 +32,7 @@ def left(handover: Handover, execution: str) -> OpenSession:
 
 
 def wait_until(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not look():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -76,7 +76,8 @@ def test_what_nobody_takes_is_closed() -> None:
 
 
 def test_what_was_taken_stays_open() -> None:
-    handover = Handover(0.05)
+    # Long enough that it is not over before the session is taken.
+    handover = Handover(1.0)
     session = left(handover, "1")
     reading = handover.take(purpose("1"))
     # Also when it is left anew while a thread is at it.

@@ -43,8 +43,10 @@ with socket.create_server(("127.0.0.1", 0)) as listening:
     jvm = socket.create_connection(listening.getsockname())
     worker, _ = listening.accept()
     elsewhere, pipe = socket.socket(), os.pipe()
-for _ in range(10):
+for _ in range(1000):
     turn()
+    if not worker.getsockopt(IPPROTO_TCP, TCP_QUICKACK):
+        break
 before = worker.getsockopt(IPPROTO_TCP, TCP_NODELAY), worker.getsockopt(IPPROTO_TCP, TCP_QUICKACK)
 # Spark's workers have descriptors of it for each task only.
 os.dup2(worker.fileno(), lowest)
