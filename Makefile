@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(shell find pg_cdc_source pyspark_pgcdc pyspark_pgsnapshot -name '*.py' -o -name '*.c' -o -name '*.java' -o -name py.typed) pyproject.toml setup.py README.md LICENSE
 
 .DELETE_ON_ERROR:
-.PHONY: demo bench test unit integration matrix lint clean python java
+.PHONY: demo bench test unit sanitized integration matrix lint clean python java
 
 demo: java $(VENV)/.demo
 	@$(BIN)/pg-cdc demo
@@ -27,6 +27,16 @@ test: java unit integration
 
 unit: $(VENV)/.dev
 	$(BIN)/pytest tests
+
+# The accelerator's tests once more, with it compiled so that a byte read or written beside a buffer ends the run.
+sanitized: $(VENV)/.dev
+	@rm -rf $(VENV)/sanitized && mkdir $(VENV)/sanitized && cp -R pg_cdc_source $(VENV)/sanitized
+	cc -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -shared -fPIC \
+	  -o $(VENV)/sanitized/pg_cdc_source/_accelerator.abi3.so pg_cdc_source/_accelerator.c
+	export LD_PRELOAD="$$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+	  PYTHONPATH=$(VENV)/sanitized; \
+	  $(BIN)/python -c 'import sys; del sys.path[0]; from pg_cdc_source import native; assert "/sanitized/" in native.LIBRARY._name' && \
+	  $(BIN)/pytest -p no:cacheprovider tests/test_native.py tests/test_copy.py
 
 integration: java $(VENV)/.dev
 	$(BIN)/pytest integration -m '$(MARKS)'
