@@ -103,6 +103,22 @@ def test_the_right_to_the_root_is_enough_for_partitions(
     refusal(lambda: load(spark, conninfo(reader), dbtable="sales_2").count(), "AccessError", "sales_2", "GRANT SELECT")
 
 
+def test_a_role_whose_sessions_are_anothers_finds_its_snapshots(
+    pg: Session, db: str, spark: SparkSession, reader: dict[str, str]
+) -> None:
+    run(pg, "CREATE TABLE t (id int); INSERT INTO t SELECT generate_series(1, 1000)")
+    with role(pg, db) as owner:
+        run(pg, f"GRANT SELECT ON t TO {owner['user']}; GRANT {owner['user']} TO {reader['user']}")
+        # From then on its sessions may not see in pg_stat_activity what they themselves do.
+        run(pg, f"ALTER ROLE {reader['user']} SET role = {owner['user']}")
+        df = load(spark, conninfo(reader), dbtable="t", numPartitions=2)
+        assert df.count() == 1000
+        # An RDD's stages are told apart by when their snapshots began.
+        assert df.rdd.count() == 1000
+        run(pg, "INSERT INTO t VALUES (1001)")
+        assert df.rdd.count() == 1001
+
+
 def test_a_table_without_select_is_refused(pg: Session, spark: SparkSession, reader: dict[str, str]) -> None:
     run(pg, "CREATE TABLE secret (id int); CREATE SCHEMA hidden; CREATE TABLE hidden.t (id int)")
     refusal(lambda: load(spark, conninfo(reader), dbtable="secret"), "AccessError", "secret", "GRANT SELECT")

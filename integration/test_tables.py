@@ -17,10 +17,11 @@ import pytest
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 from replica import Replica, rows_of
+from roles import conninfo, role
 from test_project import envelope
 from test_rewind import counted, source
 from test_stream_schema import Drive, Driver, Row, driving, kinds, run, values
-from watch import open_transactions, wait_until
+from watch import open_transactions, session_names, wait_until
 
 from pg_cdc_source import open_snapshot, project, reader
 from pg_cdc_source.errors import AccessError, DefiniteError, OptionError, SchemaChangedError, ServerSetupError
@@ -588,6 +589,50 @@ def test_a_session_that_goes_on_with_another_partition_looks_at_it_first(
         with pytest.raises(SchemaChangedError, match="truncated or rewritten"):
             list(read_piece(plan, planned, second, "test"))
     wait_until(lambda: not open_transactions(pg))
+
+
+DETACH = "ALTER TABLE p DETACH PARTITION p_1"
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "named"),
+    [
+        pytest.param("p", "ALTER TABLE p ATTACH PARTITION p_3 FOR VALUES FROM (20) TO (30)", "p got", id="attached"),
+        pytest.param("p", DETACH, "p got", id="detached"),
+        pytest.param("v", DETACH, "p got", id="detached under a view"),
+        pytest.param("v", "CREATE OR REPLACE VIEW v AS SELECT id FROM p WHERE id < 12", "v got", id="view"),
+        pytest.param("parent", "ALTER TABLE p_3 INHERIT parent", "parent got", id="inherits"),
+        pytest.param("parent", "ALTER TABLE child NO INHERIT parent", "parent got", id="inherits no more"),
+        pytest.param("called", "TRUNCATE p_3", "p_3 was truncated", id="truncated, read by a function"),
+    ],
+)
+def test_what_postgresql_expands_by_its_present_catalog_is_not_taken_for_the_snapshots(
+    what: str, change: str, named: str, pg: Session, db: str
+) -> None:
+    run(pg, "CREATE TABLE p (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE p_1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE p_2 PARTITION OF p FOR VALUES FROM (10) TO (20)", "CREATE TABLE p_3 (id int)",
+        "INSERT INTO p VALUES (1), (11)", "INSERT INTO p_3 VALUES (21), (22)",
+        "CREATE VIEW v AS SELECT id FROM p", "CREATE TABLE parent (id int)", "INSERT INTO parent VALUES (1)",
+        "CREATE TABLE child () INHERITS (parent)", "INSERT INTO child VALUES (11)",
+        "CREATE FUNCTION called() RETURNS SETOF p_3 STABLE LANGUAGE plpgsql"
+        " AS 'BEGIN RETURN QUERY SELECT * FROM p_3; END'", "CREATE VIEW called AS SELECT id FROM called()")  # fmt: skip
+    with role(pg, db) as login:
+        # It may read no partition and no child by itself, so what it reads is read as a whole.
+        run(pg, f"GRANT SELECT ON p, v, parent, called, p_3 TO {login['user']}")
+        with open_snapshot(conninfo(login)) as opened:
+            plan = make_plan(parse_snapshot_options({**opened.options, "dbtable": what}))
+            source_of, [piece] = plan_pieces(plan)
+            assert piece.heap is None
+
+            def ids() -> list[int]:
+                return [row["id"] for batch in read_piece(plan, source_of, piece, "test") for row in batch.to_pylist()]
+
+            assert len(ids()) == 2
+            run(pg, change)
+            with pytest.raises(SchemaChangedError, match=named):
+                ids()
+    wait_until(lambda: not session_names(pg, "pgsnapshot:checking"))
 
 
 def test_a_truncate_of_one_partition_is_not_sent_under_the_root(pg: Session, drive: Drive) -> None:

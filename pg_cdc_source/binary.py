@@ -109,7 +109,7 @@ class Messages:
     @classmethod
     def of(cls, octets: bytes, ends: Ints) -> Messages:
         """Messages that lie behind each other already."""
-        return cls(WireBuffer([octets]), np.concatenate((np.zeros(1, np.int64), ends[:-1])), ends)
+        return cls(WireBuffer([octets]), np.concatenate((np.zeros(1, np.int64), ends))[:-1], ends)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -197,7 +197,7 @@ class Collected:
         buffer = WireBuffer.over(self._data[: used + WireBuffer.MIN_PADDING], used)
         self._drained.messages = self._drained.bytes = 0
         self._begin(self.most_bytes)
-        return Messages(buffer, np.concatenate((np.zeros(1, np.int64), ends[:-1])), ends)
+        return Messages(buffer, np.concatenate((np.zeros(1, np.int64), ends))[:-1], ends)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,33 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
 
 def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapshot | None]:
     own_name = keeper_name(keeper)
+    rows = _read_board(session, keeper, request)
+    if any(query == _HIDDEN for _, query, _, _ in rows):
+        # ALTER ROLE ... SET role gives sessions a role that may not see what they themselves do.
+        with translated("looking for the snapshot"), session.cursor() as cursor:
+            cursor.execute("SET ROLE NONE")
+            try:
+                rows = _read_board(session, keeper, request)
+            finally:
+                cursor.execute("RESET ROLE")
+    ids = []
+    lsn = None
+    for name, query, started_at, lock_key in rows:
+        if name == mark_name(keeper, request.execution):
+            raise DefiniteError(_reason(query))
+        if name != own_name and not (request.is_stage and (started_at is None or started_at < request.planned_at)):
+            ids.append(name.rsplit(":", 1)[1])
+            lsn = None if lock_key is None else Lsn(lock_key)
+    return any(row[0] == own_name for row in rows), Snapshot(tuple(ids), lsn) if ids else None
+
+
+# What pg_stat_activity shows of a query to those who may not see it.
+_HIDDEN = "<insufficient privilege>"
+
+
+def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[str, str, float | None, int | None]]:
+    """Keeper, holders and mark: name, query, when its transaction began, the key of its shared advisory lock."""
+    own_name = keeper_name(keeper)
     with translated("looking for the snapshot"), session.cursor() as cursor:
         cursor.execute(
             "SELECT a.application_name, a.query, extract(epoch FROM a.xact_start)::float8,"
@@ -145,16 +172,7 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
             " ORDER BY a.backend_start",
             (own_name, holder_name(keeper, request.execution, "_%"), mark_name(keeper, request.execution)),
         )
-        rows = cursor.fetchall()
-    ids = []
-    lsn = None
-    for name, query, started_at, lock_key in rows:
-        if name == mark_name(keeper, request.execution):
-            raise DefiniteError(_reason(query))
-        if name != own_name and not (request.is_stage and started_at < request.planned_at):
-            ids.append(name.rsplit(":", 1)[1])
-            lsn = None if lock_key is None else Lsn(lock_key)
-    return any(row[0] == own_name for row in rows), Snapshot(tuple(ids), lsn) if ids else None
+        return list(cursor.fetchall())
 
 
 def _check_fits(snapshot: Snapshot, request: Request) -> None:

@@ -195,7 +195,8 @@ class _Reader:
         if relation and self._piece.heap and catalog.identify_heaps(session, relation) != self._source.heaps:
             raise SchemaChangedError(
                 f"{self._doing}: {relation} has other partitions or children than when the DataFrame was planned",
-                remedy="load the DataFrame again",
+                remedy="load the DataFrame again; where open_snapshot() or a stream's query holds the snapshot, open "
+                "or start that again",
             )
         names = [column.name for column in columns]
         self._expect_planned_names(session)
@@ -211,6 +212,8 @@ class _Reader:
         # Once more, since only now the lock keeps the name with its heap.
         self._expect_planned_names(session)
         snapshot.check_files(session, self._doing)
+        if self._piece.heap is None:
+            self._check_expansion(session)
         # A modifier that says nothing about decoding, as varchar's, may have changed.
         found_codecs = replace(self._plan, columns=tuple(now)).codecs
         for codec, attnum, found_codec in zip(self._codecs, self._piece.attnums, found_codecs, strict=False):
@@ -229,6 +232,11 @@ class _Reader:
                 )
         if len(columns) != len(now):
             raise SchemaChangedError(f"{self._doing}: the number of columns has changed", remedy="load it again")
+
+    def _check_expansion(self, session: Session) -> None:
+        options = self._plan.options.connection
+        with contextlib.closing(connect(options, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)) as present:
+            snapshot.check_expansion(session, present, self._doing)
 
     def _expect_planned_names(self, session: Session) -> None:
         heap, relation = self._piece.heap, self._plan.relation
@@ -271,6 +279,11 @@ class _Reader:
             # Only here has the COPY ended.
             raise self._unrepresentable(refused, blocks, position - len(fresh) + refused.row) from None
         messages.finish()
+        if self._piece.heap is None:
+            # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function
+            # reads is locked only when it runs.
+            snapshot.check_files(session, self._doing)
+            self._check_expansion(session)
 
     def _unrepresentable(self, refused: RefusedValueError, blocks: BlockRange, position: int) -> PgCdcError:
         heap = self._piece.heap

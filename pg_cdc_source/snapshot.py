@@ -368,6 +368,13 @@ def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
             cursor.execute("RELEASE locks")
 
 
+# Where the snapshot is not that of one action, another action would find it again.
+_RETAKE = (
+    "run the action again: it takes a new snapshot; one that open_snapshot() or a stream's query holds is replaced by "
+    "opening or starting that again"
+)
+
+
 def check_files(session: Session, doing: str) -> None:
     """Raise SchemaChangedError when a relation locked by this session was rewritten or made after its snapshot.
 
@@ -387,8 +394,46 @@ def check_files(session: Session, doing: str) -> None:
         what = "was created" if row[1] else "was truncated or rewritten"
         raise SchemaChangedError(
             f"{doing}: {row[0]} {what} after the snapshot was taken, so the snapshot does not see its rows",
-            remedy="run the action again: it takes a new snapshot",
+            remedy=_RETAKE,
         )
+
+
+def check_expansion(session: Session, present: Session, doing: str) -> None:
+    """Raise SchemaChangedError when what this session has locked was made of other parts under its snapshot.
+
+    PostgreSQL expands partitions, children and views by the catalog as it is now, whatever the snapshot sees of it. So
+    the rows of the catalog that say so are compared with those that ``present`` sees, a session without a snapshot.
+    """
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT c.oid::bigint FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_class AS c ON c.oid = l.relation"
+            " WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation'"
+            " AND c.relkind IN ('r', 'p', 'v', 'm', 'f')"
+        )
+        oids = [oid for (oid,) in cursor]
+    then, now = (_parts(of, oids, doing) for of in (session, present))
+    if then != now:
+        with translated(doing), present.cursor() as cursor:
+            cursor.execute("SELECT %s::oid::regclass::text", (min(then ^ now)[0],))
+            [name] = cursor.fetchone()
+        raise SchemaChangedError(
+            f"{doing}: {name} got or lost a partition or child, or was defined anew, after the snapshot was taken, so "
+            "other rows would be read than the snapshot's",
+            remedy=_RETAKE,
+        )
+
+
+def _parts(session: Session, oids: list[int], doing: str) -> set[tuple[str, ...]]:
+    """The rows of the catalog by which PostgreSQL expands these relations; ``xmin`` shows one that came and went."""
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT inhparent::text, inhrelid::text, xmin::text FROM pg_catalog.pg_inherits"
+            " WHERE inhparent = ANY(%(oids)s::oid[]) OR inhrelid = ANY(%(oids)s::oid[])"
+            " UNION ALL SELECT ev_class::text, oid::text, xmin::text FROM pg_catalog.pg_rewrite"
+            " WHERE ev_class = ANY(%(oids)s::oid[])",
+            {"oids": oids},
+        )
+        return set(cursor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,8 @@ class StreamedTransaction:
             xids = messages.buffer.at_any_byte(">u4")[messages.starts + self._xid_at]
             gone = has_xid & (tags != pgoutput.RELATION) & np.isin(xids, list(self._rolled_back))
             messages, is_row = Messages(messages.buffer, messages.starts[~gone], messages.ends[~gone]), is_row[~gone]
+            if not len(messages):
+                return
         # A part begins with every message that is none of a row, and with the row behind it.
         begins = np.flatnonzero(np.concatenate((np.ones(1, np.bool_), ~is_row[1:] | ~is_row[:-1]))[: len(is_row)])
         for first, end in zip(begins, [*begins[1:], len(messages)], strict=True):
