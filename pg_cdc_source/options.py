@@ -326,7 +326,8 @@ _STREAM_OPTIONS = (
     Option(
         "tables",
         "pgcdc",
-        "several tables instead, separated by commas, `schema.*` for all of a schema: the envelope's columns",
+        "several tables instead, separated by commas, `schema.*` for what the publication has of a schema: the "
+        "envelope's columns",
         parse_tables,
     ),
     Option(
