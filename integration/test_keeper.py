@@ -127,7 +127,7 @@ def test_a_snapshot_is_released_after_its_last_reader(db: str, pg: Session, spar
     assert load(spark, db, dbtable=slow, numPartitions=2, snapshotIdle="5s").count() == ROWS
     # Tasks begin with the first holder; the second one may come after the last row.
     wait_until(lambda: len(holders(pg)) == 2)
-    wait_until(lambda: not holders(pg), 20)
+    wait_until(lambda: not holders(pg), 10)
     assert time.monotonic() - started > 5
     wait_until(lambda: not open_transactions(pg))
     assert len(keeper_sessions(pg)) == 1
@@ -246,7 +246,7 @@ def test_a_killed_driver_leaves_nothing(db: str, pg: Session, driver: subprocess
     (jvm,) = (child for child in psutil.Process(driver.pid).children() if child.name() == "java")
     jvm.kill()
     wait_until(lambda: not session_names(pg, "pgsnapshot%"), 15)
-    wait_until(lambda: not keeper_processes(tmp_path), 15)
+    wait_until(lambda: not keeper_processes(tmp_path), 5)
     assert slots(pg) == []
 
 

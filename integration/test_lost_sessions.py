@@ -79,7 +79,7 @@ def test_tasks_of_a_worker_share_a_session_that_ends_after_the_last_one(
     # A task takes 50 ms at least, so each session was seen. Two run at a time; a worker that has to wait for its next
     # task for more than half a second begins another session.
     assert 1 <= len(found) <= 6
-    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 10)
+    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 5)
 
 
 @pytest.mark.usefixtures("rows")
@@ -152,8 +152,8 @@ def test_without_any_holder_left_the_action_fails_and_the_next_one_works(
 @pytest.mark.usefixtures("rows")
 def test_a_limit_leaves_no_reader_behind(spark: SparkSession, db: str, pg: Session) -> None:
     assert len(slow_rows(spark, db, snapshotIdle="1s").limit(3).collect()) == 3
-    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 15)
-    wait_until(lambda: not open_transactions(pg), 15)
+    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 5)
+    wait_until(lambda: not open_transactions(pg), 10)
 
 
 @pytest.mark.usefixtures("rows")
@@ -174,5 +174,5 @@ def test_a_cancelled_action_leaves_no_reader_behind(spark: SparkSession, db: str
     action.join()
     assert "cancelled" in str(outcome[0])
     # A worker that does not end by itself is given 2 s, and PostgreSQL looks for its client every 5 s.
-    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 15)
-    wait_until(lambda: not open_transactions(pg), 15)
+    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 10)
+    wait_until(lambda: not open_transactions(pg), 10)

@@ -264,5 +264,5 @@ def test_a_stopped_stream_leaves_only_its_slot(
     into = Collected()
     with running(load_stream(spark, db, dbtable="orders", slot=slot), tmp_path, into) as query:
         wait_for_rows(query, into, 1000)
-    wait_until(lambda: active_pid(pg, slot) is None, 10)
-    wait_until(lambda: not session_names(pg, "pgcdc:%"), 10)
+    wait_until(lambda: active_pid(pg, slot) is None, 5)
+    wait_until(lambda: not session_names(pg, "pgcdc:%"), 5)

@@ -195,7 +195,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
 
 
 def expect_nothing_left(pg: Session, driver: Driver | None = None) -> None:
-    """Within 20 s: no session, no process, and a slot that the next reader can have."""
+    """Within 10 s: no session, no process, and a slot that the next reader can have."""
 
     def left() -> list[str]:
         with pg.cursor() as cursor:
@@ -204,7 +204,7 @@ def expect_nothing_left(pg: Session, driver: Driver | None = None) -> None:
         processes = [f"process {process.pid}" for process in driver.processes()] if driver else []
         return [*active, *session_names(pg, "pgcdc:%"), *session_names(pg, "pgsnapshot:%"), *processes]
 
-    wait_until(lambda: not left(), 20)
+    wait_until(lambda: not left(), 10)
 
 
 def read_batches(directory: Path) -> list[list[dict[str, Any]]]:
@@ -347,7 +347,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 # Well below a second where nothing else runs.
-FREE_SECONDS = 5
+FREE_SECONDS = 2
 
 
 @pytest.mark.usefixtures("source")
