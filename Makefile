@@ -32,11 +32,11 @@ unit: $(VENV)/.dev
 sanitized: $(VENV)/.dev
 	@rm -rf $(VENV)/sanitized && mkdir $(VENV)/sanitized && cp -R pg_cdc_source $(VENV)/sanitized
 	cc -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -shared -fPIC \
-	  -o $(VENV)/sanitized/pg_cdc_source/_accelerator.abi3.so pg_cdc_source/_accelerator.c
+	  -o $(VENV)/sanitized/pg_cdc_source/values/_accelerator.abi3.so pg_cdc_source/values/_accelerator.c
 	export LD_PRELOAD="$$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	  PYTHONPATH=$(VENV)/sanitized; \
-	  $(BIN)/python -c 'import sys; del sys.path[0]; from pg_cdc_source import native; assert "/sanitized/" in native.LIBRARY._name' && \
-	  $(BIN)/pytest -p no:cacheprovider tests/test_native.py tests/test_copy.py
+	  $(BIN)/python -c 'import sys; del sys.path[0]; from pg_cdc_source.values import native; assert "/sanitized/" in native.LIBRARY._name' && \
+	  $(BIN)/pytest -p no:cacheprovider tests/values/test_native.py tests/protocol/test_binary_copy.py
 
 integration: java $(VENV)/.dev
 	$(BIN)/pytest integration -m '$(MARKS)'
@@ -45,7 +45,7 @@ integration: java $(VENV)/.dev
 matrix: java
 	for spark in $(SPARKS); do $(MAKE) PYSPARK=$$spark .venv-$$spark/.dev || exit; done
 	.venv-$(lastword $(SPARKS))/bin/python integration/matrix.py $(SPARKS:%=.venv-%/bin/python); found=$$?; \
-	  .venv-$(lastword $(SPARKS))/bin/python tests/readme_tables.py && exit $$found
+	  .venv-$(lastword $(SPARKS))/bin/python tests/helpers/readme_tables.py && exit $$found
 
 # All of it takes about an hour and wants the machine for itself. ARGS='--quick', '--only snapshot', ...
 bench: java $(VENV)/.bench

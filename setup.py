@@ -4,10 +4,10 @@ from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        # Loaded by native.py, not imported: there is nothing of Python's in it, so one build serves every version.
+        # values/native.py loads it by ctypes: it holds nothing of Python's, so one build serves every version.
         Extension(
-            "pg_cdc_source._accelerator",
-            ["pg_cdc_source/_accelerator.c"],
+            "pg_cdc_source.values._accelerator",
+            ["pg_cdc_source/values/_accelerator.c"],
             extra_compile_args=["-O2", "-fvisibility=hidden"],
             optional=True,
             py_limited_api=True,

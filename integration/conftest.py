@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import time
 from collections.abc import Callable, Iterator
 
-import psycopg2
 import pytest
+from databases import connect, end_sessions
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
-from psycopg2.extensions import cursor as Cursor
 from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.sql import SparkSession
 from servers import postgres_server
 from sessions import SparkSessions
 
 
-def connect(url: str) -> contextlib.closing[Session]:
-    session = psycopg2.connect(url)
-    session.autocommit = True
-    return contextlib.closing(session)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Look last for what was left behind: by then every test is over."""
+    items.sort(key=lambda item: item.path.name == "test_nothing_left.py")
 
 
 @pytest.fixture(scope="session")
@@ -46,16 +42,6 @@ def db(server: str) -> Iterator[str]:
             cursor.execute("SELECT pg_drop_replication_slot(slot) FROM unnest(%s::name[]) AS slot", (slots,))
             cursor.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
         assert slots == []
-
-
-def end_sessions(cursor: Cursor, database: str) -> None:
-    """End what is still connected to a database: the keeper stays for a while after the last reader."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database,))
-        if cursor.rowcount == 0:
-            return
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import psycopg2
 import pytest
+from driving import Drive, driving, run, values
 from psycopg2.extensions import connection as Session
-from test_stream_schema import Drive, driving, run, values
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 try:
-    from pg_cdc_source.batch import PgSnapshotDataSource as DefaultSource
+    from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource as DefaultSource
 except Exception as error:
     # Spark looks all such packages up at once: one that raises makes every Python data source of the session unknown.
     # The message reaches the driver's log, where whoever misses the format looks.

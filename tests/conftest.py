@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from pg_cdc_source import native
+from pg_cdc_source.values import native
 
 # A busy machine is no failure.
 settings.register_profile("without a clock", deadline=None)

@@ -12,7 +12,7 @@ import pytest
 
 MARKED = {
     node.args[0].value
-    for path in Path(matrix.__file__).parent.glob("test_*.py")
+    for path in Path(matrix.__file__).parent.rglob("test_*.py")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.matrix"
     if isinstance(node.args[0], ast.Constant)

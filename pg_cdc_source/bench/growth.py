@@ -8,14 +8,15 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
-from pg_cdc_source import open_snapshot, scan
+from pg_cdc_source import open_snapshot
 from pg_cdc_source.bench import datasets
 from pg_cdc_source.bench.lab import CORES, PARTITIONS, Lab
 from pg_cdc_source.bench.meter import Peak, watching
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.bench.schedule import makespan
 from pg_cdc_source.bench.snapshot import read_by_spark
-from pg_cdc_source.options import parse_snapshot_options
+from pg_cdc_source.options.parse import parse_snapshot_options
+from pg_cdc_source.snapshot import scan
 
 RUN, SIMULATED = "run", "simulated"
 

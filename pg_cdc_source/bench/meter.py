@@ -52,7 +52,10 @@ class Meter:
     def _keepers(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if "pg_cdc_source.keeper" in process.cmdline() and process.environ().get("TMPDIR") == self._home:
+                if (
+                    "pg_cdc_source.snapshot.keeper" in process.cmdline()
+                    and process.environ().get("TMPDIR") == self._home
+                ):
                     yield process
 
 

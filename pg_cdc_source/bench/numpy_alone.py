@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pg_cdc_source import native
-from pg_cdc_source.batch import PgSnapshotDataSource, PgSnapshotReader
+from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource, PgSnapshotReader
+from pg_cdc_source.values import native
 
 
 class NumpyAloneSource(PgSnapshotDataSource):

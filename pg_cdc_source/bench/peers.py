@@ -9,8 +9,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from pg_cdc_source import native
 from pg_cdc_source.bench.question import Missing
+from pg_cdc_source.values import native
 
 # Debian's; Maven's repository is not there for everybody.
 JDBC_DRIVER = Path(os.environ.get("PG_CDC_JDBC_JAR") or "/usr/share/java/postgresql.jar")

@@ -22,9 +22,10 @@ from pg_cdc_source.bench.meter import peak_rss_bytes
 
 def ours(url: str, table: str) -> Iterator[pa.RecordBatch]:
     """The connector's reader as its tasks use it, all partitions one after the other."""
-    from pg_cdc_source import open_snapshot, scan
-    from pg_cdc_source.options import parse_snapshot_options
-    from pg_cdc_source.reader import read_piece
+    from pg_cdc_source import open_snapshot
+    from pg_cdc_source.options.parse import parse_snapshot_options
+    from pg_cdc_source.snapshot import scan
+    from pg_cdc_source.snapshot.reader import read_piece
 
     def batches() -> Iterator[pa.RecordBatch]:
         with open_snapshot(url, tables=[table]) as snapshot:
@@ -38,7 +39,7 @@ def ours(url: str, table: str) -> Iterator[pa.RecordBatch]:
 
 def ours_numpy_alone(url: str, table: str) -> Iterator[pa.RecordBatch]:
     """The same without the accelerator, for the whole process."""
-    from pg_cdc_source import native
+    from pg_cdc_source.values import native
 
     native.LIBRARY = None
     return ours(url, table)

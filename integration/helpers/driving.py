@@ -1,0 +1,252 @@
+"""Drive a stream from its source process's side, batch by batch, and look at the rows that come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as Session
+from psycopg2.extensions import parse_dsn
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from refusals import MOST_FRAMES
+from watch import wait_until
+
+from pg_cdc_source.errors import PgCdcError, SchemaChangedError
+from pg_cdc_source.offsets import StreamOffset
+from pg_cdc_source.spark import pgcdc
+from pg_cdc_source.spark.pgcdc import HAS_LIMITS, PgCdcDataSource
+from pg_cdc_source.stream import capture
+
+Row = dict[str, Any]
+
+
+SLOT = "s"
+
+
+def run(pg: Session, *statements: str) -> list[tuple[Any, ...]]:
+    """Run statements, each a transaction of its own; the last one's rows."""
+    with pg.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+def drop_slots(pg: Session) -> None:
+    """Drop the slots of this database as soon as nobody reads them."""
+    here = "FROM pg_replication_slots WHERE database = current_database()"
+    wait_until(lambda: run(pg, f"SELECT count(*) {here} AND active") == [(0,)])
+    run(pg, f"SELECT pg_drop_replication_slot(slot_name) {here}")
+
+
+def copied(thing: Any) -> Any:
+    """What arrives in another process."""
+    return pickle.loads(pickle.dumps(thing))  # noqa: S301 - our own, from the line itself
+
+
+class Driver:
+    """What Spark does with a stream: a checkpoint, and a process that may end and start again."""
+
+    def __init__(self, url: str, **options: str) -> None:
+        self.options = {"url": url, "slot": SLOT, **options}
+        self.rows: list[Row] = []  # of all batches, in order
+        self.batches = 0
+        self._committed: dict[str, Any] | None = None  # the end of the last batch
+        self._planned: dict[str, Any] | None = None  # the end of one that did not come to its end
+        self._reader: Any = None
+
+    def start(self, **changed: str) -> Driver:
+        """Load the DataFrame and start the query."""
+        self.options |= changed
+        source = PgCdcDataSource(self.options)
+        schema = source.schema()
+        self._reader = copied(source).streamReader(schema)
+        self._last_end: dict[str, Any] | None = None
+        return self
+
+    def stop(self) -> None:
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+
+    def restart(self, **changed: str) -> Driver:
+        self.stop()
+        return self.start(**changed)
+
+    @property
+    def offset(self) -> StreamOffset:
+        """Where the checkpoint ends."""
+        found = StreamOffset.from_json(self._committed or {})
+        assert found is not None
+        return found
+
+    def batch(self) -> list[Row]:
+        """Run one batch, if there is one; its rows."""
+        reader = self._reader
+        start = self._committed or reader.initialOffset()
+        if self._planned is None:
+            end = reader.latestOffset(start, reader.getDefaultReadLimit()) if HAS_LIMITS else reader.latestOffset()
+            end = json.loads(json.dumps(end))
+            if json.dumps(end) == json.dumps(start):
+                return []
+            self._planned = end
+            if self._last_end is not None:
+                reader.commit(self._last_end)
+        rows: list[Row] = []
+        for partition in copied(reader.partitions(start, self._planned)):
+            for batch in copied(reader).read(partition):
+                batch.validate(full=True)
+                rows += batch.to_pylist()
+        self._committed = self._last_end = self._planned
+        self._planned = None
+        self.rows += rows
+        self.batches += 1
+        return rows
+
+    def take(self, count: int, seconds: float = 60.0) -> list[Row]:
+        """Run batches until they have brought so many rows, and not one more, and the initial snapshot is over."""
+        rows: list[Row] = []
+        deadline = time.monotonic() + seconds
+        while len(rows) < count or self.offset.done < len(self.offset.tables):
+            assert time.monotonic() < deadline, f"{len(rows)} of {count} rows came within {seconds:g} s: {rows}"
+            rows += self.batch()
+        # Spark asks again at once, and with that says that it has the batch: locks of the initial snapshot go.
+        rows += self.batch()
+        assert len(rows) == count, rows
+        return rows
+
+    def refusal(self, *expected: str, kind: type[PgCdcError] = SchemaChangedError, rows: int | None = 0) -> str:
+        """Run batches until one is refused; the text. Before, as many rows come as ``rows`` says, None for any."""
+        got: list[Row] = []
+
+        def refused() -> None:
+            deadline = time.monotonic() + 60
+            while True:
+                assert time.monotonic() < deadline, f"nothing was refused; these rows came: {got}"
+                got.extend(self.batch())
+
+        text = refusal_of(refused, *expected, kind=kind)
+        assert rows is None or len(got) == rows, got
+        assert parse_dsn(self.options["url"]).get("password", "\0") not in text
+        return text
+
+
+def refusal_of(action: Callable[[], object], *expected: str, kind: type[PgCdcError]) -> str:
+    with pytest.raises(PgCdcError) as caught:
+        action()
+    assert isinstance(caught.value, kind), caught.value
+    text = str(caught.value)
+    assert text.count("Remedy: ") == 1, text
+    for part in expected:
+        assert part in text, text
+    return text
+
+
+@contextlib.contextmanager
+def driving(pg: Session, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
+    """``drive(dbtable=…)`` starts a stream. Afterwards it is stopped and its slot dropped."""
+    # Partitions are read here and not in a task.
+    monkeypatch.setattr(pgcdc, "execution", lambda: "test")
+    # What is found in passing is found sooner.
+    monkeypatch.setattr(capture, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(capture, "WATCH_SECONDS", 0.5)
+    drivers: list[Driver] = []
+    run(pg, "SET lock_timeout = '30s'")
+
+    def drive(**options: str) -> Driver:
+        drivers.append(Driver(url, **options))
+        return drivers[-1].start()
+
+    try:
+        yield drive
+    finally:
+        for driver in drivers:
+            driver.stop()
+        drop_slots(pg)
+
+
+@pytest.fixture
+def drive(db: str, pg: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
+    with driving(pg, db, monkeypatch) as drive:
+        yield drive
+
+
+def values(rows: Iterable[Row], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def kinds(rows: Iterable[Row]) -> list[str]:
+    return [row["_change_type"] for row in rows]
+
+
+Drive = Callable[..., Driver]
+
+
+class Query:
+    """A query with a checkpoint; ``rows`` are those of each batch, of a repeated one the last."""
+
+    def __init__(self, spark: SparkSession, directory: Path, url: str, **options: str) -> None:
+        self._spark = spark
+        self._checkpoint = directory / "checkpoint"
+        self.options = {"url": url, "slot": SLOT, **options}
+        self.batches: dict[int, list[Row]] = {}
+        self.query: StreamingQuery | None = None
+        self.each: Callable[[DataFrame], DataFrame] = lambda df: df
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for _, rows in sorted(self.batches.items()) for row in rows]
+
+    def start(self) -> StreamingQuery:
+        df = self._spark.readStream.format("pgcdc").options(**self.options).load()
+
+        def take(batch: DataFrame, number: int) -> None:
+            self.batches[number] = [row.asDict(recursive=True) for row in self.each(batch).collect()]
+
+        writer = df.writeStream.foreachBatch(take).option("checkpointLocation", str(self._checkpoint))
+        self.query = writer.start()
+        return self.query
+
+    def take(self, count: int) -> None:
+        wait_until(lambda: self._broken() or len(self.rows) >= count, 120)
+        assert not self._broken(), self._broken()
+        assert len(self.rows) == count, self.rows
+
+    def _broken(self) -> StreamingQueryException | None:
+        assert self.query is not None
+        error = self.query.exception()
+        assert error is None or isinstance(error, StreamingQueryException)
+        return error
+
+    def refusal(self, *expected: str) -> str:
+        """The text of the exception that the query ends with: short, with one remedy and without the password."""
+        text = str(wait_until(self._broken, 120))
+        frames = [line for line in text.splitlines() if line.lstrip().startswith("File ") and "pg_cdc_source/" in line]
+        assert len(frames) <= MOST_FRAMES, text
+        assert text.count("Remedy: ") == 1, text
+        assert parse_dsn(self.options["url"]).get("password", "\0") not in text
+        for part in expected:
+            assert part in text, text
+        return text
+
+    def stop(self) -> None:
+        if self.query is not None:
+            self.query.stop()
+            self.query = None
+
+
+@contextlib.contextmanager
+def querying(spark: SparkSession, directory: Path, pg: Session, url: str, **options: str) -> Iterator[Query]:
+    query = Query(spark, directory, url, **options)
+    try:
+        yield query
+    finally:
+        query.stop()
+        drop_slots(pg)

@@ -1,0 +1,40 @@
+"""One Spark session at a time, of the kind the test asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from pg_cdc_source import register
+from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
+
+CONF = {"spark.executor.memory": "1g", "spark.log.level": "ERROR"}
+
+
+class SparkSessions:
+    """Starts sessions in one JVM, whose files and working directory are ``scratch``."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self._running: tuple[str, dict[str, str], SparkSession] | None = None
+
+    def get(self, master: str = "local[2]", **conf: str) -> SparkSession:
+        """Return the running session when it is of this kind; stop it and start another when it is not."""
+        if self._running is not None and self._running[:2] == (master, conf):
+            return self._running[2]
+        self.stop()
+        spark = start_session(master, {**CONF, **conf}, self.scratch)
+        self._running = (master, conf, spark)
+        register(spark)
+        return spark
+
+    def stop(self) -> None:
+        if self._running is not None:
+            stop_session(self._running[2])
+            self._running = None
+
+    def end_jvm(self) -> None:
+        """Stop the session and end its JVM; the next ``get`` starts a new one."""
+        self.stop()
+        end_jvm()

@@ -1,0 +1,260 @@
+"""Encodings, collations, and settings of role and database: rows of snapshot and stream stay what they are.
+
+A stream's first batch reads its table as ``pgsnapshot`` does, so that one stream shows both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from databases import connect, end_sessions
+from driving import Driver, driving, run, values
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+from psycopg2.extensions import make_dsn, parse_dsn
+from roles import SETTINGS_OF_ROLES, TELLING_COLUMNS, conninfo, role
+
+from pg_cdc_source.errors import DefiniteError, UnrepresentableError
+from pg_cdc_source.stream import capture
+
+Drive = Callable[..., Driver]
+RANGES = 140000  # the version that brought what reads a table by ctid
+Drives = Callable[[str], tuple[Drive, Session]]
+
+
+@contextlib.contextmanager
+def database(server: str, how: str) -> Iterator[tuple[str, Session]]:
+    """Create a database; yields its URL and a session there."""
+    name = f"pg_cdc_test_{secrets.token_hex(4)}"
+    url = make_dsn(**{**parse_dsn(server), "dbname": name})
+    with connect(server) as session, session.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name} TEMPLATE template0 {how}")
+        try:
+            with connect(url) as pg:
+                pg.set_client_encoding("UTF8")
+                yield url, pg
+        finally:
+            end_sessions(cursor, name)
+            cursor.execute(f"DROP DATABASE {name}")
+
+
+@pytest.fixture
+def drive_in(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drives]:
+    """``drive_in("ENCODING …")`` makes a database; what starts streams there, and a session."""
+    with contextlib.ExitStack() as stack:
+
+        def make(how: str) -> tuple[Drive, Session]:
+            url, pg = stack.enter_context(database(server, how))
+            return stack.enter_context(driving(pg, url, monkeypatch)), pg
+
+        yield make
+
+
+def texts(driver: Driver, pg: Session, table: str, columns: Sequence[str]) -> None:
+    """Expect the same values from the snapshot, from inserts, and from PostgreSQL."""
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    with pg.cursor() as cursor:
+        cursor.execute(sql.SQL("SELECT {} FROM {} ORDER BY id").format(names, sql.Identifier(table)))
+        expected = cursor.fetchall()
+        assert sorted(values(driver.take(len(expected)), *columns)) == sorted(expected)
+        copy = "INSERT INTO {0} SELECT id + 1000, {1} FROM {0}"
+        rest = sql.SQL(", ").join(map(sql.Identifier, columns[1:]))
+        cursor.execute(sql.SQL(copy).format(sql.Identifier(table), rest))
+    rows = values(driver.take(len(expected)), *columns)
+    assert sorted((id_ - 1000, *others) for id_, *others in rows) == sorted(expected)
+
+
+# --- encodings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.matrix("settings of role and database, encodings")
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "UTF8", "EUC_JP"])
+def test_values_and_names_of_any_encoding_arrive_as_utf_8(encoding: str, drive_in: Drives) -> None:
+    drive, pg = drive_in(f"ENCODING '{encoding}' LOCALE 'C'")
+    characters = {
+        "LATIN1": "".join(map(chr, (*range(1, 128), *range(160, 256)))),
+        "EUC_JP": "日本語ｶﾅ" + "".join(map(chr, range(1, 128))),
+    }.get(encoding, "größe €𝄞日本" + "".join(map(chr, range(1, 128))))
+    # Names and values out of these characters alone.
+    word = characters[-3:] if encoding != "EUC_JP" else "日本語"
+    table, column, label = f"t {word}", f"c {word}", f"l {word}"
+    names = {
+        "t": sql.Identifier(table),
+        "c": sql.Identifier(column),
+        "l": sql.Literal(label),
+        "p": sql.Identifier(word),
+    }
+    with pg.cursor() as cursor:
+        cursor.execute(
+            sql.SQL(
+                "CREATE TYPE {p} AS ENUM ({l});"
+                " CREATE TABLE {t} (id int PRIMARY KEY, {c} text, e {p}, a text[], j jsonb)"
+            ).format(**names)
+        )
+        cursor.execute(
+            sql.SQL("INSERT INTO {t} SELECT i, v, {l}, ARRAY[v, NULL], to_jsonb(v) FROM").format(**names)
+            + sql.SQL(" unnest(%s::text[]) WITH ORDINALITY AS u (v, i)"),
+            ([characters, word, ""],),
+        )
+        cursor.execute("SELECT current_setting('server_encoding')")
+        assert cursor.fetchone() == (encoding,)
+    driver = drive(dbtable=str(sql.Identifier(table).as_string(pg)), publication=word, asString="j")
+    texts(driver, pg, table, ["id", column, "e", "a"])
+
+
+# One byte, which no UTF-8 has by itself, in values of many types.
+NOT_UTF_8 = {
+    "v": r"E'a\xe9'",
+    "c": r"E'\xe9'",
+    "a": r"ARRAY['a', E'\xe9', NULL]",
+    "j": r"""E'"\xe9"'::json""",
+    "e": r"E'\xe9'::e",
+    "r": r"ROW(E'\xe9', 1)::r",
+}
+
+
+@pytest.mark.parametrize("column", NOT_UTF_8)
+def test_bytes_that_are_not_utf_8_are_refused_by_their_place(
+    column: str, ascii_database: tuple[Drive, Session]
+) -> None:
+    drive, pg = ascii_database
+    run(
+        pg,
+        "DROP TABLE IF EXISTS t CASCADE",
+        "CREATE TABLE t (id int PRIMARY KEY, v text, c char(3), a text[], j json, e e, r r)",
+        "INSERT INTO t (id, v) VALUES (1, 'größe')",
+    )
+    slots = [f"{kind}_{column}" for kind in ("typed", "null", "envelope")]
+    typed, null, envelope = (
+        drive(slot=slot, **options)
+        for slot, options in zip(
+            slots, ({"dbtable": "t"}, {"dbtable": "t", "unrepresentable": "null"}, {"tables": "t"}), strict=True
+        )
+    )
+    for driver in (typed, null, envelope):
+        driver.take(1)
+    run(pg, f"INSERT INTO t (id, {column}) VALUES (2, {NOT_UTF_8[column]})", "INSERT INTO t (id) VALUES (3)")
+    where = f"public.t, column {column} ("
+    typed.refusal(where, "change 1 of the commit at ", "not UTF-8", kind=UnrepresentableError)
+    assert values(null.take(2), "id", column) == [(2, None), (3, None)]
+    with pytest.raises(DefiniteError, match=rf"public\.t, column {column} \(.*expected UTF-8"):
+        envelope.take(1)
+    for driver in (typed, null, envelope):
+        driver.stop()
+    if pg.server_version >= RANGES:
+        drive(slot=f"snapshot_{column}", dbtable="t").refusal(where, "ctid (0,2): ", kind=UnrepresentableError)
+
+
+@pytest.fixture(scope="module")
+def ascii_database(server: str) -> Iterator[tuple[Drive, Session]]:
+    with pytest.MonkeyPatch.context() as patch, database(server, "ENCODING 'SQL_ASCII' LOCALE 'C'") as (url, pg):
+        # An error waits for the batch before it, and that one, without rows, for this time.
+        patch.setattr(capture, "IDLE_SECONDS", 0.1)
+        run(pg, r"CREATE TYPE e AS ENUM (E'\xe9')", "CREATE TYPE r AS (a text, b int)")
+        with driving(pg, url, patch) as drive:
+            yield drive, pg
+
+
+def test_names_that_are_not_utf_8_are_refused(ascii_database: tuple[Drive, Session]) -> None:
+    drive, pg = ascii_database
+    execute = "DO $do$BEGIN EXECUTE E'{}'; END$do$"
+    run(pg, execute.format(r'CREATE TABLE "t\xe9" (id int PRIMARY KEY)'))
+    run(pg, execute.format(r'CREATE TABLE named (id int PRIMARY KEY, "c\xe9" int)'))
+    for options in ({"dbtable": "named"}, {"tables": "public.*"}):
+        with pytest.raises(DefiniteError, match=r"is not UTF-8[^\n]*\n  Remedy: rename"):
+            drive(slot="names", **options).batch()
+    run(pg, execute.format(r'DROP TABLE "t\xe9", named'))
+
+
+# --- collations ------------------------------------------------------------------------------------------------------
+
+KEYS = ("a", "A", "\u00e1", "a\u0301", "z", "\u00c4", "", "10", "9")
+
+
+def test_keys_of_any_collation_stay_what_they_are(drive_in: Drives) -> None:
+    """What a collation sorts or takes for equal makes no difference to a row."""
+    drive, pg = drive_in("LOCALE 'C'")
+    collations = ['"C"', '"POSIX"', '"default"']
+    # Not each build has ICU.
+    if run(pg, "SELECT count(*) FROM pg_collation WHERE collprovider = 'i'") > [(1,)]:
+        run(pg, "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level1', deterministic = false)")
+        collations += ['"und-x-icu"', "loose"]
+    for number, collation in enumerate(collations):
+        keys = KEYS if collation != "loose" else ("a", "z", "", "10", "9")
+        table = f"t{number}"
+        run(pg, f"CREATE TABLE {table} (k text COLLATE {collation} PRIMARY KEY, v int)")
+        with pg.cursor() as cursor:
+            cursor.execute(f"INSERT INTO {table} SELECT k, 0 FROM unnest(%s) AS k", (list(keys),))
+        driver = drive(dbtable=table, slot=f"s{number}")
+        assert sorted(values(driver.take(len(keys)), "k")) == sorted((key,) for key in keys)
+        run(pg, f"UPDATE {table} SET v = 1 WHERE k IN ('a', 'z')")
+        assert sorted(values(driver.take(2), "_change_type", "k", "v")) == [("update", "a", 1), ("update", "z", 1)]
+        if collation == "loose":
+            # The same key to PostgreSQL, and other bytes: a new key to whoever keeps rows by it.
+            run(pg, f"UPDATE {table} SET k = 'A' WHERE k = 'a'")
+            assert values(driver.take(2), "_change_type", "k") == [("delete", "a"), ("insert", "A")]
+        driver.stop()
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+SETTINGS = {
+    **SETTINGS_OF_ROLES,
+    "array_nulls": "off",
+    "xmloption": "document",
+    "idle_session_timeout": "100ms",
+    "transaction_timeout": "100ms",
+    "default_transaction_isolation": "serializable",
+    "default_transaction_read_only": "on",
+    "enable_tidscan": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "backslash_quote": "off",
+    "escape_string_warning": "on",
+    "synchronize_seqscans": "on",
+    "logical_decoding_work_mem": "64kB",
+}
+
+
+@pytest.mark.matrix("settings of role and database, encodings")
+@pytest.mark.parametrize("level", ["ROLE", "DATABASE"])
+def test_settings_of_role_and_database_change_nothing_in_a_stream(
+    level: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        url, pg = stack.enter_context(database(server, "LOCALE 'C'"))
+        run(pg, f"SET TimeZone = 'UTC'; CREATE TABLE public.t AS {TELLING_COLUMNS} FROM generate_series(1, 3) AS i")
+        run(pg, "ALTER TABLE public.t ADD PRIMARY KEY (id)")
+        run(pg, "CREATE SCHEMA decoy; CREATE TABLE decoy.t (id int PRIMARY KEY)")
+        login = stack.enter_context(role(pg, url, "SUPERUSER"))
+        drive = stack.enter_context(driving(pg, conninfo(login), monkeypatch))
+        before = drive(dbtable="public.t", slot="before")
+        expected = before.take(3)
+        names = [name for name in expected[0] if not name.startswith("_")]
+        known = {name.lower() for (name,) in run(pg, "SELECT name FROM pg_settings WHERE context <> 'internal'")}
+        target = login["user"] if level == "ROLE" else pg.info.dbname
+        for name, value in SETTINGS.items():
+            # Some are lists. The operating system may not know the locale, and then nobody can have set it.
+            if name.lower() in known and name != "lc_monetary":
+                quoted = ", ".join(f"'{part}'" for part in value.split(", "))
+                run(pg, f"ALTER {level} {target} SET {name} = {quoted}")
+        with connect(conninfo(login)) as bystander:
+            assert run(bystander, "SHOW TimeZone") == [("Asia/Kathmandu",)]
+        before.restart()
+        after = drive(dbtable="public.t", slot="after")
+        envelope = drive(tables="public.t", slot="envelope")
+        assert values(after.take(3), *names) == values(expected, *names)
+        envelope.take(3)
+        run(pg, "UPDATE public.t SET txt = txt")
+        for stream in (before, after):
+            assert values(stream.take(3), *names) == values(expected, *names)
+        documents = [json.loads(row["after"]) for row in envelope.take(3)]
+    assert [documents[0][name] for name in ("d", "iv", "b", "tz")] == [
+        "2024-02-04",
+        "P1Y-2DT3H4M5S",
+        "\\x00ff41",
+        "2024-02-03 04:05:06+00",
+    ]

@@ -1,0 +1,322 @@
+"""The keeper: one process for each driver and database, which gives each action its snapshot and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from databases import connect
+from frames import load
+from psycopg2.extensions import connection as Session
+from psycopg2.extensions import parse_dsn
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from sessions import SparkSessions
+from watch import (
+    holders,
+    keeper_processes,
+    keeper_sessions,
+    open_transactions,
+    readers,
+    session_names,
+    slots,
+    wait_until,
+)
+
+ROWS = 300
+BLOCKS = 30  # with BLOCKS / 10 rows in each
+
+
+@pytest.fixture
+def slow(pg: Session) -> str:
+    """A table of 30 blocks with 10 rows each."""
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE slow (id int, filler text) WITH (autovacuum_enabled = off);"
+            " ALTER TABLE slow ALTER filler SET STORAGE PLAIN;"
+            f" INSERT INTO slow SELECT i, repeat('x', 700) FROM generate_series(1, {ROWS}) AS i"
+        )
+    return "slow"
+
+
+def sleeping(seconds: float) -> str:
+    """A predicate that is true, ``seconds`` after it was asked for a row."""
+    return f"pg_sleep({seconds}) IS NOT NULL"
+
+
+@pytest.fixture
+def keepers(spark_sessions: SparkSessions) -> Callable[[], set[psutil.Process]]:
+    """Look for the keepers that were started since the test began."""
+    before = keeper_processes(spark_sessions.scratch)
+    return lambda: keeper_processes(spark_sessions.scratch) - before
+
+
+class Action:
+    """An action that runs in a thread, and its outcome."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._rows = self._pool.submit(frame.collect)
+        self._pool.shutdown(wait=False)
+
+    def rows(self) -> list[Row]:
+        return self._rows.result(180)
+
+
+def insert(pg: Session, rows: int) -> None:
+    with pg.cursor() as cursor:
+        cursor.execute("INSERT INTO slow SELECT i, 'new' FROM generate_series(1, %s) AS i", (rows,))
+
+
+# --- one process -----------------------------------------------------------------------------------------------------
+
+
+def test_one_keeper_serves_a_driver_and_database(
+    db: str, pg: Session, spark: SparkSession, slow: str, keepers: Callable[[], set[psutil.Process]]
+) -> None:
+    def count(session: SparkSession) -> int:
+        return load(session, db, dbtable=slow, numPartitions=2).count()
+
+    # Four first loads at once, two of them in a session of their own.
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(count, [spark, spark.newSession(), spark, spark.newSession()])) == [ROWS] * 4
+    (name,) = keeper_sessions(pg)
+    # Those that came second leave at once.
+    (process,) = wait_until(lambda: keepers() if len(keepers()) == 1 else set())
+    assert count(spark) == ROWS
+    assert keeper_sessions(pg) == [name]
+    assert keepers() == {process}
+
+
+def test_each_database_has_a_keeper_of_its_own(
+    server: str, db: str, pg: Session, spark: SparkSession, slow: str, keepers: Callable[[], set[psutil.Process]]
+) -> None:
+    assert load(spark, db, dbtable=slow).count() == ROWS
+    (first,) = keepers()
+    assert load(spark, server, query="SELECT 1 AS one").count() == 1
+    with connect(server) as other:
+        assert set(keeper_sessions(pg)).isdisjoint(keeper_sessions(other))
+    assert first in keepers()
+
+
+def test_the_password_is_in_neither_argv_nor_environment(
+    db: str, spark: SparkSession, slow: str, keepers: Callable[[], set[psutil.Process]]
+) -> None:
+    assert load(spark, db, dbtable=slow).count() == ROWS
+    (process,) = keepers()
+    password = parse_dsn(db)["password"].encode()
+    for file in ("cmdline", "environ"):
+        text = Path(f"/proc/{process.pid}/{file}").read_bytes()
+        assert text
+        assert password not in text
+
+
+# --- a snapshot's life -----------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_released_after_its_last_reader(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
+    started = time.monotonic()
+    assert load(spark, db, dbtable=slow, numPartitions=2, snapshotIdle="5s").count() == ROWS
+    # Tasks begin with the first holder; the second one may come after the last row.
+    wait_until(lambda: len(holders(pg)) == 2)
+    wait_until(lambda: not holders(pg), 10)
+    assert time.monotonic() - started > 5
+    wait_until(lambda: not open_transactions(pg))
+    assert len(keeper_sessions(pg)) == 1
+
+
+def test_a_snapshot_lasts_as_long_as_its_readers(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
+    # Two pieces of about 3 s each, one after the other: much longer than snapshotIdle in all.
+    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.02), lsnColumn="lsn", snapshotIdle="2s")
+    action = Action(frame.coalesce(1))
+    pair = two_holders_after(pg, [])
+    wait_until(lambda: readers(pg))
+    # The second piece is read in the session of the first and would not miss the holders: so look for them.
+    while readers(pg):
+        assert holders(pg) == pair
+    rows = action.rows()
+    assert len(rows) == ROWS
+    assert len({row.lsn for row in rows}) == 1
+
+
+def test_a_snapshot_lasts_through_many_short_tasks(db: str, spark: SparkSession, slow: str) -> None:
+    # Each is connected for a few milliseconds only, so most looks of the keeper find no reader.
+    frame = load(spark, db, dbtable=slow, numPartitions=30, lsnColumn="lsn", snapshotIdle="1s")
+    rows = frame.union(frame).collect()
+    assert len(rows) == 2 * ROWS
+    assert len({row.lsn for row in rows}) == 1
+
+
+def test_a_dataframe_takes_a_new_snapshot_after_the_release(
+    db: str, pg: Session, spark: SparkSession, slow: str
+) -> None:
+    frame = load(spark, db, dbtable=slow, numPartitions=2, lsnColumn="lsn", snapshotIdle="3s")
+    before = frame.select("lsn").collect()
+    assert len(before) == ROWS
+    insert(pg, 7)
+    wait_until(lambda: not open_transactions(pg))
+    after = frame.select("lsn").collect()
+    assert len(after) == ROWS + 7
+    ((first,), (second,)) = set(before), set(after)
+    assert first < second
+
+
+def test_two_actions_at_once_have_two_snapshots(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
+    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.01), lsnColumn="lsn")
+    first = Action(frame)
+    wait_until(lambda: readers(pg))
+    insert(pg, 7)
+    second = frame.collect()
+    assert (len(first.rows()), len(second)) == (ROWS, ROWS + 7)
+    assert len({row.lsn for row in first.rows()} | {row.lsn for row in second}) == 2
+
+
+def test_an_rdd_reads_one_snapshot_per_stage(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
+    frame = load(spark, db, dbtable=slow, numPartitions=3, lsnColumn="lsn")
+    before = frame.rdd.collect()
+    insert(pg, 7)
+    after = frame.rdd.collect()
+    assert (len(before), len(after)) == (ROWS, ROWS + 7)
+    assert len({row.lsn for row in before}) == 1
+    assert len({row.lsn for row in after}) == 1
+
+
+def test_no_slot_holds_wal_while_a_long_read_runs(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
+    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.03), lsnColumn="lsn")
+    action = Action(frame)
+    wait_until(lambda: readers(pg))
+    # The session with the slot leaves as soon as others hold the snapshot, which is just after they are found.
+    wait_until(lambda: not session_names(pg, "pgsnapshot%", "backend_type = 'walsender'"))
+    looks = 0
+    while readers(pg):
+        assert slots(pg) == []
+        assert session_names(pg, "pgsnapshot%", "backend_type = 'walsender'") == []
+        looks += 1
+    assert looks > 3
+    assert len(action.rows()) == ROWS
+    assert action.rows()[0].lsn is not None
+    assert slots(pg) == []
+
+
+# --- ends ------------------------------------------------------------------------------------------------------------
+
+DRIVER = """
+import sys
+from pathlib import Path
+from pg_cdc_source import register
+from pg_cdc_source.local_spark import start_session
+
+url, where, directory = sys.argv[1:]
+spark = start_session("local[2]", {"spark.log.level": "OFF"}, Path(directory))
+register(spark)
+frame = spark.read.format("pgsnapshot").option("url", url).option("dbtable", "slow").option("where", where)
+frame.option("numPartitions", 4).load().collect()
+"""
+
+
+@pytest.fixture
+def driver(db: str, slow: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A Spark driver of its own, in ``tmp_path``, that reads for minutes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, db, sleeping(1), str(tmp_path)],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_driver_leaves_nothing(db: str, pg: Session, driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    wait_until(lambda: readers(pg), 180)
+    assert len(keeper_processes(tmp_path)) == 1
+    # Tasks begin with the first holder; the second one comes a moment later.
+    wait_until(lambda: len(holders(pg)) == 2)
+    (jvm,) = (child for child in psutil.Process(driver.pid).children() if child.name() == "java")
+    jvm.kill()
+    wait_until(lambda: not session_names(pg, "pgsnapshot%"), 15)
+    wait_until(lambda: not keeper_processes(tmp_path), 5)
+    assert slots(pg) == []
+
+
+def kill(processes: set[psutil.Process]) -> None:
+    (process,) = processes
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def test_without_its_keeper_an_action_that_needs_it_fails(
+    db: str, pg: Session, spark: SparkSession, slow: str, keepers: Callable[[], set[psutil.Process]]
+) -> None:
+    # Eight tasks, of which two run at a time.
+    options: dict[str, str | int] = {"dbtable": slow, "numPartitions": 8, "lsnColumn": "lsn"}
+    action = Action(load(spark, db, where=sleeping(0.05), **options))
+    wait_until(lambda: readers(pg))
+    kill(keepers())
+    insert(pg, 7)
+    # As long as PostgreSQL has not noticed, a new session would still find a holder.
+    wait_until(lambda: not holders(pg))
+    # Tasks go on in the sessions that there are; only who needs a new one needs the keeper.
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name LIKE 'pgsnapshot:%?%'"
+        )
+    with pytest.raises(PySparkException, match=r"no process on the driver's host holds snapshots") as lost:
+        action.rows()
+    assert "Remedy: load the DataFrame again" in str(lost.value)
+    # The next load starts another keeper.
+    again = load(spark, db, **options).collect()
+    assert len(again) == ROWS + 7
+    assert len({row.lsn for row in again}) == 1
+    assert len(keepers()) == 1
+
+
+def test_readers_that_have_begun_do_not_need_the_keeper(
+    db: str, pg: Session, spark: SparkSession, slow: str, keepers: Callable[[], set[psutil.Process]]
+) -> None:
+    frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.02), lsnColumn="lsn")
+    action = Action(frame)
+    wait_until(lambda: len(readers(pg)) == 2)
+    kill(keepers())
+    insert(pg, 7)
+    assert sorted(row.id for row in action.rows()) == list(range(1, ROWS + 1))
+    assert len({row.lsn for row in action.rows()}) == 1
+
+
+def two_holders_after(pg: Session, lost: list[str]) -> list[str]:
+    """Wait for a pair of holders that is not ``lost``; the older one comes first."""
+
+    def look() -> list[str]:
+        found = holders(pg)
+        return found if len(found) == 2 and found != lost else []
+
+    return wait_until(look)
+
+
+def test_a_holder_that_is_lost_is_replaced(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
+    frame = load(spark, db, dbtable=slow, numPartitions=6, where=sleeping(0.02), lsnColumn="lsn")
+    action = Action(frame)
+    wait_until(lambda: readers(pg))
+    pair: list[str] = []
+    # Each time the older one: in the end none of the first two is left.
+    for _ in range(2):
+        pair = two_holders_after(pg, pair)
+        with pg.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", (pair[0],)
+            )
+        insert(pg, 1)
+    two_holders_after(pg, pair)
+    assert sorted(row.id for row in action.rows()) == list(range(1, ROWS + 1))
+    assert len({row.lsn for row in action.rows()}) == 1

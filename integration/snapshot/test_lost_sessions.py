@@ -1,0 +1,178 @@
+"""Sessions that end in the middle of an action: rows are read once or the action fails, and nothing stays behind."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from databases import connect
+from frames import load
+from losses import ending_sessions
+from psycopg2.extensions import connection as Session
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from sessions import SparkSessions
+from watch import holders, keeper_processes, open_transactions, readers, session_names, wait_until
+
+ROWS = 60_000
+# Rows that make a scan take long enough to be interrupted, without much CPU: 3 ms for every 300th.
+SLOW = "id % 300 > 0 OR pg_sleep(0.003) IS NOT NULL"
+
+
+@pytest.fixture
+def rows(pg: Session) -> None:
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE rows (id int NOT NULL, padding text);"
+            f" INSERT INTO rows SELECT i, repeat('x', 400) FROM generate_series(1, {ROWS}) AS i"
+        )
+
+
+def slow_rows(spark: SparkSession, db: str, **options: str | int) -> DataFrame:
+    """All rows, in four pieces of some 150 ms and several chunks each."""
+    read: dict[str, str | int] = {"dbtable": "rows", "columns": "id,padding", "where": SLOW}
+    return load(spark, db, **{**read, "lsnColumn": "lsn", "numPartitions": 4, **options})
+
+
+def summary(df: DataFrame) -> tuple[int, ...]:
+    row = df.selectExpr("count(*)", "count(DISTINCT id)", "sum(id)", "count(DISTINCT lsn)").first()
+    assert row is not None
+    return tuple(row)
+
+
+ALL_ROWS = (ROWS, ROWS, ROWS * (ROWS + 1) // 2, 1)
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_reader_that_loses_its_session_repeats_no_row_and_misses_none(spark: SparkSession, db: str) -> None:
+    df = slow_rows(spark, db)
+    # Seldom enough that a piece, begun again, comes to its end in between.
+    with ending_sessions(db, "pgsnapshot:%?%", 1.0, "state = 'active' AND query LIKE 'COPY%%'") as ended:
+        for _ in range(60):
+            assert summary(df) == ALL_ROWS
+            if len(ended) >= 3:
+                break
+    assert len(ended) >= 3
+
+
+@pytest.mark.usefixtures("rows")
+def test_tasks_of_a_worker_share_a_session_that_ends_after_the_last_one(
+    spark: SparkSession, db: str, pg: Session
+) -> None:
+    df = slow_rows(spark, db, numPartitions=12)
+    found: set[int] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        with connect(db) as session, session.cursor() as cursor:
+            while not ended.wait(0.01):
+                cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pgsnapshot:%?%'")
+                found.update(pid for (pid,) in cursor)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        assert summary(df) == ALL_ROWS
+    finally:
+        ended.set()
+        looking.join()
+    # A task takes 50 ms at least, so each session was seen. Two run at a time; a worker that has to wait for its next
+    # task for more than half a second begins another session.
+    assert 1 <= len(found) <= 6
+    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 5)
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_lost_holder_is_replaced_and_nothing_is_noticed(spark: SparkSession, db: str, pg: Session) -> None:
+    # One of two: where the other one has not been replaced yet, the snapshot would end.
+    twin = (
+        "EXISTS (SELECT FROM pg_stat_activity AS twin WHERE twin.pid <> pg_stat_activity.pid AND"
+        " rtrim(twin.application_name, '0123456789ABCDEF-')"
+        " = rtrim(pg_stat_activity.application_name, '0123456789ABCDEF-'))"
+    )
+    with ending_sessions(db, "pgsnapshot:%:%:%", 0.5, twin) as ended:
+        for _ in range(60):
+            assert summary(slow_rows(spark, db)) == ALL_ROWS
+            if len(ended) >= 2:
+                break
+    assert len(ended) >= 2
+    wait_until(lambda: (names := holders(pg)) and all(len(group) == 2 for group in by_execution(names).values()))
+
+
+def by_execution(names: list[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.rsplit(":", 1)[0], []).append(name)
+    return groups
+
+
+def end_sessions_like(pg: Session, like: str) -> None:
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name LIKE %s",
+            (like,),
+        )
+
+
+@pytest.mark.usefixtures("rows")
+def test_without_any_holder_left_the_action_fails_and_the_next_one_works(
+    spark: SparkSession, db: str, pg: Session, spark_sessions: SparkSessions
+) -> None:
+    before = keeper_processes(spark_sessions.scratch)
+    df = slow_rows(spark, db, where="id % 300 > 0 OR pg_sleep(0.05) IS NOT NULL")
+    outcome: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            summary(df)
+        except PySparkException as error:
+            outcome.append(error)
+
+    action = threading.Thread(target=act)
+    action.start()
+    wait_until(lambda: len(holders(pg)) == 2 and readers(pg))
+    (keeper,) = keeper_processes(spark_sessions.scratch) - before
+    # Else it might replace one holder from the other while that one is on its way out.
+    keeper.suspend()
+    try:
+        end_sessions_like(pg, "pgsnapshot:%:%:%")
+        wait_until(lambda: not holders(pg))
+        # The readers have to look for a snapshot again.
+        end_sessions_like(pg, "pgsnapshot:%?%")
+    finally:
+        keeper.resume()
+    action.join()
+    [error] = outcome
+    assert "the snapshot of this action has ended" in str(error)
+    assert "Remedy: run the action again" in str(error)
+    assert summary(slow_rows(spark, db)) == ALL_ROWS
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_limit_leaves_no_reader_behind(spark: SparkSession, db: str, pg: Session) -> None:
+    assert len(slow_rows(spark, db, snapshotIdle="1s").limit(3).collect()) == 3
+    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 5)
+    wait_until(lambda: not open_transactions(pg), 10)
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_cancelled_action_leaves_no_reader_behind(spark: SparkSession, db: str, pg: Session) -> None:
+    df = slow_rows(spark, db, where="id % 300 > 0 OR pg_sleep(0.1) IS NOT NULL", snapshotIdle="1s")
+    outcome: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            summary(df)
+        except Exception as error:
+            outcome.append(error)
+
+    action = threading.Thread(target=act)
+    action.start()
+    wait_until(lambda: readers(pg))
+    spark.sparkContext.cancelAllJobs()
+    action.join()
+    assert "cancelled" in str(outcome[0])
+    # A worker that does not end by itself is given 2 s, and PostgreSQL looks for its client every 5 s.
+    wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 10)
+    wait_until(lambda: not open_transactions(pg), 10)

@@ -1,0 +1,1 @@
+"""What the user may say: names, options, connection strings; parsed once into frozen dataclasses."""

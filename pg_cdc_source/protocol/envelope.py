@@ -1,0 +1,197 @@
+"""Rows as JSON objects, written and read by columns: the envelope of a stream of several tables.
+
+Values are PostgreSQL's texts. Booleans and integers stand as such, every other value as a string, NULL as null, and a
+value that did not travel is left out of its object. So no value is rounded, and each text comes back as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pg_cdc_source.errors import SchemaChangedError, WireError
+from pg_cdc_source.options.names import quote_where_needed
+
+# catalog/pg_type.dat: bool; int8, int2, int4 and oid.
+_BOOL_OID = 16
+_INTEGER_OIDS = frozenset((20, 21, 23, 26))
+
+
+@dataclass(frozen=True, slots=True)
+class EnvelopeColumn:
+    """One column of the objects; ``type_oid`` is that of a domain's base type."""
+
+    name: str
+    type_oid: int
+
+    @property
+    def kind(self) -> str:
+        """What stands for its values in JSON, as messages name it."""
+        if self.type_oid == _BOOL_OID:
+            return "boolean"
+        return "integer" if self.type_oid in _INTEGER_OIDS else "string"
+
+
+# --- written ---------------------------------------------------------------------------------------------------------
+
+
+def json_objects(
+    columns: Sequence[EnvelopeColumn], texts: Sequence[pa.Array], absent: Sequence[pa.BooleanArray | None]
+) -> pa.StringArray:
+    """Give one JSON object for each row of ``texts``, one array of PostgreSQL's texts for each of at least one column.
+
+    A null text is SQL's NULL; a value that is ``absent`` is left out, None leaves out none. Raises WireError for a text
+    that its type cannot have.
+    """
+    members = []
+    for column, text, left_out in zip(columns, texts, absent, strict=True):
+        # Braces and names are constants of the column, so that a row is one join.
+        name = f"{json.dumps(column.name, ensure_ascii=False)}:"
+        member = _joined(name, pc.fill_null(_values(column, text), "null"))
+        members.append(member if left_out is None else pc.if_else(left_out, pa.scalar(None, pa.string()), member))
+    # The brace is among what is joined, because Arrow drops a row in which all there is to join is null.
+    joined = pc.binary_join_element_wise("{", *members, ",", null_handling="skip")
+    return _joined(pc.binary_replace_slice(joined, 0, len("{,"), "{"), "}")
+
+
+def _joined(*parts: str | pa.Array) -> pa.StringArray:
+    return pc.binary_join_element_wise(*parts, "", null_handling="emit_null")
+
+
+def _values(column: EnvelopeColumn, texts: pa.StringArray) -> pa.StringArray:
+    """JSON values, null where the text is."""
+    if column.kind == "boolean":
+        values = pc.if_else(pc.equal(texts, "t"), "true", "false")
+        return _expect(column, values, pc.is_in(texts, pa.array(["t", "f", None])))
+    if column.kind == "integer":
+        try:
+            # There and back, because a cast also takes what is no integer in JSON (0x1F, 007).
+            same = pc.equal(pc.cast(pc.cast(texts, pa.int64()), pa.string()), texts)
+        except pa.ArrowInvalid:
+            same = pa.array([False])
+        return _expect(column, texts, same)
+    return _joined('"', _escaped(texts), '"')
+
+
+def _expect(column: EnvelopeColumn, values: pa.StringArray, fits: pa.BooleanArray) -> pa.StringArray:
+    if pc.all(fits).as_py() is False:
+        raise WireError(f"envelope: column {quote_where_needed(column.name)}: expected a {column.kind}, got other text")
+    return values
+
+
+# RFC 8259, section 7: what a string must not hold as it is. Everything else, U+2028 as well, may stand. The backslash
+# comes first, since the others bring new ones.
+_ESCAPES = {character: json.dumps(character)[1:-1] for character in ("\\", '"', *map(chr, range(0x20)))}
+_PLAIN_BYTES = bytes(byte for byte in range(256) if chr(byte) not in _ESCAPES)
+
+
+def _escaped(texts: pa.StringArray) -> pa.StringArray:
+    # One look at all bytes costs less than one at each value, and mostly it finds nothing.
+    found = set(_bytes(texts).translate(None, _PLAIN_BYTES))
+    for character, escape in _ESCAPES.items():
+        if ord(character) in found:
+            texts = pc.replace_substring(texts, character, escape)
+    return texts
+
+
+def _bytes(texts: pa.StringArray) -> bytes:
+    """All bytes of the values that a string array holds, and of no others."""
+    _, offsets, data = texts.buffers()
+    if data is None or not len(texts):
+        return b""
+    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    return bytes(data[int(ends[0]) : int(ends[-1])])
+
+
+# --- read ------------------------------------------------------------------------------------------------------------
+
+
+class _NoValue:
+    """What a value of JSON is that no column can have."""
+
+
+class _Absent:
+    """What an object lacks."""
+
+
+_ABSENT = _Absent()
+
+
+def _no_value(_: str) -> _NoValue:
+    return _NoValue()
+
+
+# Python's integers have no bounds, so that every digit arrives.
+_DECODER = json.JSONDecoder(parse_float=_no_value, parse_constant=_no_value)
+_PYTHON_TYPE = {"boolean": bool, "integer": int, "string": str}
+
+
+def columns_from_json(
+    objects: pa.StringArray, columns: Sequence[EnvelopeColumn]
+) -> list[tuple[pa.StringArray, pa.BooleanArray]]:
+    """Give back the texts of each column, and where it was present; a null object lacks every column.
+
+    Raises WireError for what :func:`json_objects` does not write, SchemaChangedError for an object with other columns.
+    """
+    names = frozenset(column.name for column in columns)
+    rows: list[Mapping[str, Any]] = []
+    for text in objects.to_pylist():
+        row = {} if text is None else _parsed(text)
+        if not row.keys() <= names:
+            raise _other_columns(row.keys() - names)
+        rows.append(row)
+    return [_column(column, rows) for column in columns]
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    try:
+        row = _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        raise WireError(f"envelope: expected a JSON object, got {len(text)} other characters") from None
+    if not isinstance(row, dict):
+        raise WireError("envelope: expected a JSON object, got another JSON value")
+    return row
+
+
+def _column(column: EnvelopeColumn, rows: Sequence[Mapping[str, Any]]) -> tuple[pa.StringArray, pa.BooleanArray]:
+    values = list(map(dict.get, rows, repeat(column.name), repeat(_ABSENT)))  # type: ignore[arg-type]
+    # By columns, because all values of a column are of the same few types; and by exact ones, since True is an int.
+    kinds = set(map(type, values))
+    if not kinds <= {_PYTHON_TYPE[column.kind], type(None), _Absent}:
+        raise _other_value(column)
+    present = np.ones(len(values), np.bool_)
+    if _Absent in kinds:
+        present = np.fromiter((value is not _ABSENT for value in values), np.bool_, len(values))
+        values = [None if value is _ABSENT else value for value in values]
+    try:
+        if column.kind == "boolean":
+            texts = pc.if_else(pa.array(values, pa.bool_()), "t", "f")
+        elif column.kind == "integer":
+            texts = pa.array(values, pa.int64()).cast(pa.string())
+        else:
+            texts = pa.array(values, pa.string())
+    except (UnicodeEncodeError, OverflowError):
+        # Half a surrogate pair, or more than 64 bits.
+        raise _other_value(column) from None
+    return texts, pa.array(present)
+
+
+def _other_value(column: EnvelopeColumn) -> WireError:
+    name = quote_where_needed(column.name)
+    return WireError(f"envelope: column {name}: expected a JSON {column.kind} or null, got another value")
+
+
+def _other_columns(names: set[str]) -> SchemaChangedError:
+    shown = ", ".join(sorted(map(quote_where_needed, names)))
+    return SchemaChangedError(
+        f"the table has no column {shown}, which rows of the stream have",
+        remedy="for a column that was added since, start again, so that the table is looked at anew; rows from before "
+        "a column was dropped or renamed are to be read with Spark's from_json()",
+    )

@@ -1,0 +1,397 @@
+"""Read the messages of the plugin ``pgoutput``: single ones into dataclasses, those of rows by columns.
+
+Messages that describe (Begin, Commit, Relation, …) are few and read one by one. Messages of rows (Insert, Update,
+Delete) are many: :func:`walk` takes thousands of one relation and finds where each value lies, a column at a time for
+all rows, so that no value costs a Python step.
+
+The formats are in the manual under "Logical Replication Message Formats" (protocol-logicalrep-message-formats) and in
+src/backend/replication/logical/proto.c. Inside a block of a streamed transaction (between Stream Start and Stream
+Stop, protocol 2 and later), messages carry the transaction's xid behind their tag.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pg_cdc_source.errors import WireError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.values import native
+from pg_cdc_source.values.binary import Field, Flags, Ints, Messages, WireBuffer
+
+INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
+BEGIN, COMMIT, ORIGIN, RELATION, TYPE, MESSAGE = b"BCORYM"
+STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT = b"SEcA"
+ROWS = frozenset((INSERT, UPDATE, DELETE))
+
+_NEW, _KEY, _OLD = b"NKO"
+_NULL, _UNCHANGED, _TEXT = b"nut"
+
+_NAMES = {
+    BEGIN: "Begin",
+    COMMIT: "Commit",
+    ORIGIN: "Origin",
+    RELATION: "Relation",
+    TYPE: "Type",
+    INSERT: "Insert",
+    UPDATE: "Update",
+    DELETE: "Delete",
+    TRUNCATE: "Truncate",
+    MESSAGE: "Message",
+    STREAM_START: "Stream Start",
+    STREAM_STOP: "Stream Stop",
+    STREAM_COMMIT: "Stream Commit",
+    STREAM_ABORT: "Stream Abort",
+}
+
+# Timestamps count microseconds from 2000-01-01; Unix time is so much ahead.
+_EPOCH_MICROSECONDS = 946_684_800_000_000
+_XID_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    final_lsn: Lsn  # of the commit record
+    commit_ts: int  # microseconds since 1970
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    flags: int
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    commit_lsn: Lsn
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    is_key: bool  # part of the replica identity; all are under FULL
+    name: str
+    type_oid: int
+    typmod: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What the columns of a relation are from here on. ``identity`` is pg_class.relreplident: d, n, f or i."""
+
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    oid: int
+    schema: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    cascade: bool
+    restart_identity: bool
+    oids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What ``pg_logical_emit_message()`` wrote."""
+
+    transactional: bool
+    lsn: Lsn
+    prefix: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    xid: int
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStop:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCommit:
+    xid: int
+    flags: int
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAbort:
+    xid: int
+    subxid: int  # equals xid where all of the transaction was rolled back
+
+
+class _Octets:
+    """A message's bytes after its tag, taken from the front; short ones raise."""
+
+    def __init__(self, tag: int, data: bytes, at: int) -> None:
+        self._tag = tag
+        self._data = data
+        self.at = at
+
+    def fail(self, what: str) -> WireError:
+        return WireError(f"pgoutput: {_NAMES[self._tag]}: {what}")
+
+    def take(self, format: str) -> tuple[Any, ...]:
+        size = struct.calcsize(format)
+        if self.at + size > len(self._data):
+            raise self.fail(f"expected {self.at + size} bytes or more, got {len(self._data)}")
+        values = struct.unpack_from(format, self._data, self.at)
+        self.at += size
+        return values
+
+    def text(self) -> str:
+        end = self._data.find(b"\0", self.at)
+        if end < 0:
+            raise self.fail("expected text that ends with a zero byte, got none")
+        octets, self.at = self._data[self.at : end], end + 1
+        try:
+            return octets.decode()
+        except UnicodeDecodeError:
+            raise self.fail("expected UTF-8, got other bytes (a database in SQL_ASCII?)") from None
+
+    def rest(self, length: int) -> bytes:
+        (octets,) = self.take(f">{length}s")
+        return bytes(octets)
+
+    def expect_flags(self, flags: int, most: int) -> None:
+        if flags > most:
+            raise self.fail(f"expected flags of at most {most}, got {flags}")
+
+    def finish(self) -> None:
+        if self.at != len(self._data):
+            raise self.fail(f"expected {self.at} bytes, got {len(self._data)}")
+
+
+def _begin(octets: _Octets) -> Begin:
+    final_lsn, commit_ts, xid = octets.take(">QqI")
+    return Begin(Lsn(final_lsn), commit_ts + _EPOCH_MICROSECONDS, xid)
+
+
+def _commit(octets: _Octets) -> Commit:
+    flags, commit_lsn, end_lsn, commit_ts = octets.take(">BQQq")
+    octets.expect_flags(flags, 0)
+    return Commit(flags, Lsn(commit_lsn), Lsn(end_lsn), commit_ts + _EPOCH_MICROSECONDS)
+
+
+def _origin(octets: _Octets) -> Origin:
+    (commit_lsn,) = octets.take(">Q")
+    return Origin(Lsn(commit_lsn), octets.text())
+
+
+def _relation(octets: _Octets) -> Relation:
+    (oid,) = octets.take(">I")
+    # The schema pg_catalog is sent as an empty name.
+    schema, name = octets.text() or "pg_catalog", octets.text()
+    identity, count = octets.take(">cH")
+    columns = []
+    for _ in range(count):
+        (flags,) = octets.take(">B")
+        octets.expect_flags(flags, 1)
+        column_name = octets.text()
+        type_oid, typmod = octets.take(">Ii")
+        columns.append(RelationColumn(bool(flags), column_name, type_oid, typmod))
+    if identity not in (b"d", b"n", b"f", b"i"):
+        raise octets.fail("expected a replica identity d, n, f or i, got another")
+    return Relation(oid, schema, name, identity.decode(), tuple(columns))
+
+
+def _type(octets: _Octets) -> Type:
+    (oid,) = octets.take(">I")
+    return Type(oid, octets.text() or "pg_catalog", octets.text())
+
+
+def _truncate(octets: _Octets) -> Truncate:
+    count, flags = octets.take(">IB")
+    octets.expect_flags(flags, 3)
+    return Truncate(bool(flags & 1), bool(flags & 2), octets.take(f">{count}I"))
+
+
+def _message(octets: _Octets) -> Message:
+    transactional, lsn = octets.take(">BQ")
+    octets.expect_flags(transactional, 1)
+    prefix = octets.text()
+    (length,) = octets.take(">I")
+    return Message(bool(transactional), Lsn(lsn), prefix, octets.rest(length))
+
+
+def _stream_start(octets: _Octets) -> StreamStart:
+    xid, first = octets.take(">IB")
+    octets.expect_flags(first, 1)
+    return StreamStart(xid, bool(first))
+
+
+def _stream_stop(octets: _Octets) -> StreamStop:
+    return StreamStop()
+
+
+def _stream_commit(octets: _Octets) -> StreamCommit:
+    xid, flags, commit_lsn, end_lsn, commit_ts = octets.take(">IBQQq")
+    octets.expect_flags(flags, 0)
+    return StreamCommit(xid, flags, Lsn(commit_lsn), Lsn(end_lsn), commit_ts + _EPOCH_MICROSECONDS)
+
+
+def _stream_abort(octets: _Octets) -> StreamAbort:
+    return StreamAbort(*octets.take(">II"))
+
+
+_READERS: dict[int, Callable[[_Octets], Any]] = {
+    BEGIN: _begin,
+    COMMIT: _commit,
+    ORIGIN: _origin,
+    RELATION: _relation,
+    TYPE: _type,
+    TRUNCATE: _truncate,
+    MESSAGE: _message,
+    STREAM_START: _stream_start,
+    STREAM_STOP: _stream_stop,
+    STREAM_COMMIT: _stream_commit,
+    STREAM_ABORT: _stream_abort,
+}
+# Of these, messages in a streamed transaction name the subtransaction behind their tag.
+IN_STREAM = frozenset((*ROWS, TRUNCATE, RELATION, TYPE, MESSAGE))
+
+
+def read(data: bytes, at: int = 0, *, in_stream: bool = False) -> Any:
+    """Read the one message that ``data`` holds from ``at`` on, other than those of rows.
+
+    ``in_stream``: it stands in a block of a streamed transaction. Raises WireError for short, long or unknown bytes.
+    """
+    tag = data[at] if at < len(data) else None
+    if tag not in _READERS:
+        raise WireError(f"pgoutput: expected a message's tag, got {'nothing' if tag is None else repr(bytes([tag]))}")
+    octets = _Octets(tag, data, at + 1)
+    if in_stream and tag in IN_STREAM:
+        octets.take(">I")
+    message = _READERS[tag](octets)
+    octets.finish()
+    return message
+
+
+@dataclass(frozen=True, slots=True)
+class Tuples:
+    """Row images of one relation by columns: where each value lies. ``unchanged``: it did not travel (TOAST)."""
+
+    fields: list[Field]
+    unchanged: list[Flags | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Messages of rows of one relation.
+
+    ``new`` has an image for each message in ``has_new``, ``old`` for each in ``has_old`` (boolean, one per message);
+    ``old_is_full`` tells a whole old row (replica identity FULL) from a key.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    has_old: Flags
+    has_new: Flags
+    old_is_full: Flags
+    old: Tuples | None
+    new: Tuples | None
+
+
+def walk(buffer: WireBuffer, starts: Ints, ends: Ints, columns: int, *, in_stream: bool = False) -> Rows:
+    """Find the values in Insert, Update and Delete messages, at least one, of a relation with ``columns`` columns.
+
+    Each message lies in ``buffer`` from its tag at ``starts`` to ``ends``. Raises WireError when one is short or long.
+    """
+    octet = buffer.at_any_byte("u1")
+    kind = octet[starts]
+    # Tag, oid of the relation, tag of the image, number of columns; the buffer's padding takes a reader this far.
+    at = starts + (5 + _XID_BYTES * in_stream)
+    _expect(kind, at + 3 <= ends, "a longer message")
+    image = octet[at]
+    has_old = image != _NEW
+    old_is_full = image == _OLD
+    insert, delete = kind == INSERT, kind == DELETE
+    _expect(kind, insert | delete | (kind == UPDATE), "Insert, Update or Delete")
+    _expect(kind, np.where(has_old, ~insert & (old_is_full | (image == _KEY)), ~delete), "the tag of a row's image")
+    old = None
+    if has_old.any():
+        rows = np.flatnonzero(has_old)
+        old, after = _walk_tuples(buffer, kind[rows], at[rows] + 1, ends[rows], columns)
+        at[rows] = after
+    has_new = ~delete
+    new = None
+    rows = np.flatnonzero(has_new)
+    if len(rows):
+        _expect(kind[rows], (at[rows] + 3 <= ends[rows]), "a new row")
+        _expect(kind[rows], octet[at[rows]] == _NEW, "a new row")
+        new, after = _walk_tuples(buffer, kind[rows], at[rows] + 1, ends[rows], columns)
+        at[rows] = after
+    _expect(kind, at == ends, "to end after its last column")
+    return Rows(kind, has_old, has_new, old_is_full, old, new)
+
+
+def _walk_tuples(
+    buffer: WireBuffer, kind: npt.NDArray[np.uint8], at: Ints, ends: Ints, columns: int
+) -> tuple[Tuples, Ints]:
+    walked = native.walk_tuples(buffer.address, at, ends, columns)
+    if walked is not None:
+        found, after = walked
+        values = [Field(buffer, start, length, valid) for start, length, valid, _ in found]
+        return Tuples(values, [unchanged for *_, unchanged in found]), after
+    octet, length_at = buffer.at_any_byte("u1"), buffer.at_any_byte(">i4")
+    count = buffer.at_any_byte(">u2")[at]
+    _expect(kind, count == columns, f"{columns} columns, as its Relation message says")
+    at = at + 2
+    fields: list[Field] = []
+    unchanged: list[Flags | None] = []
+    for _ in range(columns):
+        _expect(kind, at < ends, "a longer message")
+        form = octet[at]
+        is_text = form == _TEXT
+        if is_text.all():
+            length = length_at[at + 1].astype(np.int64)
+            valid = toast = None
+        else:
+            is_unchanged = form == _UNCHANGED
+            _expect(kind, is_text | is_unchanged | (form == _NULL), "a column's form t, n or u")
+            length = np.where(is_text, length_at[at + 1], 0).astype(np.int64)
+            valid, toast = is_text, is_unchanged if is_unchanged.any() else None
+        _expect(kind, length >= 0, "a length of 0 or more")
+        start = at + 5 if valid is None else at + np.where(valid, 5, 1)
+        at = start + length
+        _expect(kind, at <= ends, "a value that ends with its message")
+        fields.append(Field(buffer, start, length, valid))
+        unchanged.append(toast)
+    return Tuples(fields, unchanged), at
+
+
+def _expect(kind: npt.NDArray[np.uint8], holds: Flags, expected: str) -> None:
+    if not holds.all():
+        tag = int(kind[holds.argmin()])
+        raise WireError(f"pgoutput: {_NAMES.get(tag, repr(bytes([tag])))}: expected {expected}, got other bytes")
+
+
+def tags_and_oids(messages: Messages, header_bytes: int) -> tuple[Ints, npt.NDArray[np.uint8], Ints]:
+    """Where the messages begin behind their headers, their tags, and the oids of their relations."""
+    starts = messages.starts + header_bytes
+    tags = messages.buffer.at_any_byte("u1")[starts]
+    oids = messages.buffer.at_any_byte(">u4")[starts + 1].astype(np.int64)
+    return starts, tags, oids

@@ -1,0 +1,202 @@
+"""The board: how tasks and the keeper find each other in PostgreSQL.
+
+Every session says in its ``application_name`` what it is, and ``pg_stat_activity`` is the board they read::
+
+    pgsnapshot:<keeper>                        the keeper itself, waiting for notifications
+    pgsnapshot:<keeper>:<execution>?<oid>      a task that reads the relation <oid> in <execution>
+    pgsnapshot:<keeper>:<execution>:<id>       a holder: snapshot <id> is the one of <execution>
+    pgsnapshot:<keeper>:<execution>!           <execution> has failed; the session's last query is the reason
+
+PostgreSQL is the one thing that all of them can reach, so no port is opened and no file is shared. A name has 63 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import DefiniteError, SnapshotLostError, TransientError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.postgres.connection import translated
+from pg_cdc_source.postgres.snapshots import SnapshotSpec
+
+ANSWER_SECONDS = 30.0  # on top of slotTimeout
+LOST_KEEPER_SECONDS = 5.0
+RING_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a task asks for. ``planned_at`` is the server's clock (epoch seconds) when the task's scan was planned."""
+
+    execution: str
+    planned_at: float
+    snapshot_idle_seconds: float
+    spec: SnapshotSpec
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether a stage stands in for an execution, as under ``df.rdd``.
+
+        Executions are numbered through the JVM's life. Stages start again with each SparkContext, so a snapshot older
+        than the plan belongs to a stage of an earlier context.
+        """
+        return self.execution.startswith("r")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        fields = json.loads(text)
+        return cls(**{**fields, "spec": SnapshotSpec(**fields["spec"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot as a reader finds it: the ids of its holders (each may vanish) and its LSN."""
+
+    ids: tuple[str, ...]
+    lsn: Lsn | None
+
+
+def keeper_name(keeper: str) -> str:
+    """The application_name of the keeper's own session, and the channel of its notifications."""
+    return f"pgsnapshot:{keeper}"
+
+
+def reader_name(keeper: str, execution: str, oid: int) -> str:
+    """The application_name of a task's session; the keeper counts these as readers of the execution."""
+    return f"pgsnapshot:{keeper}:{execution}?{oid}"
+
+
+def holder_name(keeper: str, execution: str, snapshot_id: str) -> str:
+    return f"pgsnapshot:{keeper}:{execution}:{snapshot_id}"
+
+
+def mark_name(keeper: str, execution: str) -> str:
+    """The application_name of a session whose last query says why an execution has no snapshot."""
+    return f"pgsnapshot:{keeper}:{execution}!"
+
+
+def read_readers(session: Session, keeper: str) -> dict[str, set[int]]:
+    """Which executions have readers now, and the relations that these read (0: a query)."""
+    prefix = f"{keeper_name(keeper)}:"
+    readers: dict[str, set[int]] = {}
+    with translated("looking for readers"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = current_database()"
+            " AND usename = session_user AND application_name LIKE %s",
+            (f"{prefix}%?%",),
+        )
+        for (name,) in cursor:
+            execution, oid = name[len(prefix) :].split("?")
+            readers.setdefault(execution, set()).add(int(oid))
+    return readers
+
+
+def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
+    """The snapshot of the request's execution; asks the keeper to make it where there is none, and waits, bounded.
+
+    Raises DefiniteError with the keeper's reason where the execution has failed, SnapshotLostError where no keeper
+    answers.
+    """
+    start = time.monotonic()
+    deadline = start + ANSWER_SECONDS + request.spec.slot_timeout_seconds
+    pause = 0.005
+    next_ring = start
+    while True:
+        if time.monotonic() >= next_ring:
+            # Also where there is a snapshot, which lives on from its last reader; and more than once, because a keeper
+            # whose session was just lost does not hear it.
+            _ring(session, keeper, request)
+            next_ring = time.monotonic() + RING_SECONDS
+        keeper_runs, snapshot = _look(session, keeper, request)
+        if snapshot is not None:
+            _check_fits(snapshot, request)
+            return snapshot
+        now = time.monotonic()
+        if not keeper_runs and now - start > LOST_KEEPER_SECONDS:
+            raise SnapshotLostError(
+                f"no process on the driver's host holds snapshots for this DataFrame (keeper {keeper} has ended)",
+                remedy="load the DataFrame again: planning starts a new one",
+            )
+        if now > deadline:
+            raise TransientError(
+                f"keeper {keeper} did not give a snapshot for execution {request.execution} within {now - start:.0f} s"
+            )
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.25)
+
+
+def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapshot | None]:
+    own_name = keeper_name(keeper)
+    rows = _read_board(session, keeper, request)
+    if any(query == _HIDDEN for _, query, _, _ in rows):
+        # ALTER ROLE ... SET role gives sessions a role that may not see what they themselves do.
+        with translated("looking for the snapshot"), session.cursor() as cursor:
+            cursor.execute("SET ROLE NONE")
+            try:
+                rows = _read_board(session, keeper, request)
+            finally:
+                cursor.execute("RESET ROLE")
+    ids = []
+    lsn = None
+    for name, query, started_at, lock_key in rows:
+        if name == mark_name(keeper, request.execution):
+            raise DefiniteError(_reason(query))
+        if name != own_name and not (request.is_stage and (started_at is None or started_at < request.planned_at)):
+            ids.append(name.rsplit(":", 1)[1])
+            lsn = None if lock_key is None else Lsn(lock_key)
+    return any(row[0] == own_name for row in rows), Snapshot(tuple(ids), lsn) if ids else None
+
+
+# What pg_stat_activity shows of a query to those who may not see it.
+_HIDDEN = "<insufficient privilege>"
+
+
+def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[str, str, float | None, int | None]]:
+    """Keeper, holders and mark: name, query, when its transaction began, the key of its shared advisory lock."""
+    own_name = keeper_name(keeper)
+    with translated("looking for the snapshot"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT a.application_name, a.query, extract(epoch FROM a.xact_start)::float8,"
+            " (SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_catalog.pg_locks AS l"
+            "  WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.mode = 'ShareLock' LIMIT 1)"
+            " FROM pg_catalog.pg_stat_activity AS a WHERE a.datname = current_database() AND a.usename = session_user"
+            " AND (a.application_name = %s OR a.application_name LIKE %s OR a.application_name = %s)"
+            " ORDER BY a.backend_start",
+            (own_name, holder_name(keeper, request.execution, "_%"), mark_name(keeper, request.execution)),
+        )
+        return list(cursor.fetchall())
+
+
+def _check_fits(snapshot: Snapshot, request: Request) -> None:
+    if snapshot.lsn is None and request.spec.consistent_point == "require":
+        raise DefiniteError(
+            f"execution {request.execution} has a snapshot without a consistent point already, made for another of its "
+            "scans",
+            remedy="give every DataFrame of the action the same consistentPoint",
+        )
+
+
+def _ring(session: Session, keeper: str, request: Request) -> None:
+    with translated("asking for a snapshot"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_notify(%s, %s) WHERE NOT pg_is_in_recovery()", (keeper_name(keeper), request.to_json())
+        )
+
+
+# The reason is hexadecimal, so that no quoting stands between it and who reads it from pg_stat_activity.query.
+REASON_QUERY = "SELECT %s AS reason, set_config('application_name', %s, false)"
+
+
+def _reason(query: str) -> str:
+    """The text in a mark's query; a server with track_activities off shows none, a long one is cut."""
+    found = re.match(r"SELECT '((?:[0-9a-f]{2})*)", query)
+    text = bytes.fromhex(found[1]).decode(errors="replace") if found else ""
+    return text or "the snapshot of this action could not be made or has ended; the driver's standard error says why"

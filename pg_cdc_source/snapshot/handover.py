@@ -1,0 +1,94 @@
+"""Hand a task's session on to the next task of the same worker.
+
+Spark's Python workers run the tasks of a scan one after the other. To connect, to import the snapshot and to look
+whether the relation is what was planned costs as much as reading some ten thousand rows, most of it on the server, and
+far more with TLS. So a task that has read its piece leaves its session, in its transaction, to the next one. Nothing
+tells a worker that there is no next one: what nobody takes within half a second is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.snapshot.scan import Plan, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """All that a reader's transaction depends on: only a task of the same scan in the same execution may go on."""
+
+    plan: Plan
+    source: Source
+    execution: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A session in its snapshot's transaction; ``heap`` is locked and was found to be what was planned."""
+
+    session: Session
+    lsn: Lsn | None
+    heap: Relation | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    purpose: Purpose
+    reading: Reading
+    until: float  # time.monotonic()
+
+
+class Handover:
+    """Where a task leaves its session, one at most, for up to ``linger_seconds``. Any thread may use it."""
+
+    def __init__(self, linger_seconds: float) -> None:
+        self._linger_seconds = linger_seconds
+        self._lock = threading.Lock()
+        self._left: _Left | None = None
+        self._watched = False  # a thread looks after what is left
+
+    def leave(self, purpose: Purpose, reading: Reading) -> None:
+        """Leave a session to the next task of this process, in place of one that was left before."""
+        left = _Left(purpose, reading, time.monotonic() + self._linger_seconds)
+        with self._lock:
+            before, self._left = self._left, left
+            watched, self._watched = self._watched, True
+        if not watched:
+            threading.Thread(target=self._watch, name="pgsnapshot-left", daemon=True).start()
+        if before is not None:
+            before.reading.session.close()
+
+    def take(self, purpose: Purpose) -> Reading | None:
+        """The session that was left for the same purpose; one that was left for another is closed."""
+        with self._lock:
+            left, self._left = self._left, None
+        if left is None:
+            return None
+        if left.purpose == purpose:
+            return left.reading
+        left.reading.session.close()
+        return None
+
+    def _watch(self) -> None:
+        """Close what nobody takes. To start a thread for each task would cost a tenth of what a small one takes."""
+        while True:
+            with self._lock:
+                left = self._left
+                rest = 0.0 if left is None else left.until - time.monotonic()
+                if rest <= 0:
+                    self._left, self._watched = None, False
+                    break
+            time.sleep(rest)
+        if left is not None:
+            left.reading.session.close()
+
+
+# Between two tasks of one stage a worker waits a few milliseconds for the driver, on a busy one some hundred. As long
+# does DDL on the table wait, and VACUUM for the snapshot, after the last task.
+HANDOVER = Handover(linger_seconds=0.5)

@@ -1,0 +1,544 @@
+"""What sinks do with the stream's rows: ``project`` gives an envelope's rows types, ``collapse`` the last word.
+
+Collapsing is one window over the rows of each key and a second one over pairs of rows, both of plain expressions, so
+that it runs wherever DataFrames do, Spark Connect included.
+
+- Within a key, the last row wins. Where it lists a column in ``_unchanged``, the last row before it that has the
+  column's value gives it, back to the row's own insert and no further: what a key held before a delete is another row.
+- An insert that lists columns in ``_unchanged`` got them from the row whose key changed, which the delete right before
+  it ended. The second window brings the two together. A plain insert has all its values.
+- What is void after a TRUNCATE is left out first of all, so that no value can be taken from there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from pg_cdc_source.errors import OptionError, PgCdcError, UnrepresentableError, WireError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.names import QualifiedName, nearest, quote_where_needed
+from pg_cdc_source.options.parse import OPTIONS, SnapshotOptions, parse_snapshot_options
+from pg_cdc_source.protocol.changes import BEFORE, CHANGE_FIELDS, refuse_change_names
+from pg_cdc_source.protocol.envelope import EnvelopeColumn, columns_from_json
+from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.spark.worker import small_task
+from pg_cdc_source.values.binary import Field, MalformedError, WireBuffer
+from pg_cdc_source.values.registry import Codec
+
+_CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
+
+# --- project ---------------------------------------------------------------------------------------------------------
+
+_ENVELOPE_NAMES = ("_table", *_CHANGE_NAMES, "key", "after", "before")
+_VALUE_OPTIONS = frozenset(("asString", "numericAs", "unrepresentable"))
+
+
+def project(
+    df: DataFrame,
+    table: str,
+    *,
+    url: str | None = None,
+    beforeImage: bool = False,  # noqa: N803 (options are named as Spark's are)
+    **options: str | int | bool,
+) -> DataFrame:
+    """Give the rows of one table out of an envelope their types: what the option ``dbtable`` gives of that table.
+
+    ``df`` is what the option ``tables`` gives, streaming or not. ``table`` is looked up in PostgreSQL now, by the
+    connection's options (``url`` and the others); ``asString``, ``numericAs``, ``unrepresentable`` and ``beforeImage``
+    mean what they mean for ``pgcdc``. A column that a row of the envelope lacks, because it was added later or the
+    publication does not send it, is NULL and listed in ``_unchanged``. Raises OptionError, and what looking up a table
+    raises; the query raises UnrepresentableError, and SchemaChangedError for rows that have other columns than the
+    table has now.
+    """
+    _expect_columns(df, _ENVELOPE_NAMES, "project() takes what the option tables gives of pgcdc")
+    plan = make_plan(_projection_options(table, url, options))
+    assert plan.relation is not None
+    name = str(QualifiedName((plan.relation.schema, plan.relation.name)))
+    codecs = tuple(plan.codecs)
+    refuse_change_names(name, [codec.column.name for codec in codecs])
+    projection = _Projection(name, codecs, plan.options.unrepresentable, beforeImage)
+
+    def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            with small_task():
+                for batch in batches:
+                    if batch.num_rows:
+                        yield projection.typed(batch)
+        except PgCdcError as error:
+            # Without the frames below this edge: Spark shows users the whole stack, and the text says all there is.
+            raise copy.copy(error) from None
+
+    # A delete has what is known of the row it ended, which is its key at least.
+    old = F.coalesce(F.col("before"), F.col("key"))
+    image = F.when(F.col("_change_type") == "delete", old).otherwise(F.col("after"))
+    rows = df.where(F.col("_table") == name).select(*_CHANGE_NAMES, image.alias(_IMAGE), "before")
+    return rows.mapInArrow(typed, from_arrow_schema(projection.schema, prefer_timestamp_ntz=True))
+
+
+_IMAGE = "image"
+
+
+def _projection_options(table: str, url: str | None, options: dict[str, str | int | bool]) -> SnapshotOptions:
+    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    own = {option.name.lower() for option in OPTIONS if option.name not in _VALUE_OPTIONS}
+    own -= {option.name.lower() for option in OPTIONS if option.group == "connection"}
+    for name in given:
+        if name.lower() in own:
+            raise OptionError(
+                f"project() does not use the option {name}",
+                remedy=f"remove it: beside the connection's options there are {', '.join(sorted(_VALUE_OPTIONS))}",
+            )
+    if url is not None:
+        given["url"] = url
+    return parse_snapshot_options({**given, "dbtable": table})
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """How rows of one table are decoded, on executors."""
+
+    table: str
+    codecs: tuple[Codec, ...]
+    unrepresentable: Literal["error", "null"]
+    before_image: bool
+
+    @property
+    def schema(self) -> pa.Schema:
+        columns = [pa.field(codec.column.name, codec.arrow_type) for codec in self.codecs]
+        before = [pa.field(BEFORE, pa.struct(columns))] if self.before_image else []
+        return pa.schema([*columns, *CHANGE_FIELDS, *before])
+
+    def typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Decode at least one row: change columns, then the objects ``image`` and ``before``."""
+        # Spark may hand over another time zone, or offsets of 64 bits.
+        changes = {field.name: batch.column(field.name).cast(field.type) for field in CHANGE_FIELDS}
+        arrays, present = self._decode(batch, _IMAGE)
+        changes["_unchanged"] = self._with_absent(changes["_unchanged"], changes["_change_type"], present)
+        arrays += changes.values()
+        if self.before_image:
+            struct_type = self.schema.field(BEFORE).type
+            missing = batch.column("before").is_null()
+            olds, _ = self._decode(batch, "before")
+            arrays.append(pa.StructArray.from_arrays(olds, fields=list(struct_type), mask=missing))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _decode(self, batch: pa.RecordBatch, objects: str) -> tuple[list[pa.Array], list[pa.BooleanArray]]:
+        """The columns' values, and where each was present."""
+        columns = [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in self.codecs]
+        texts, present = zip(*columns_from_json(batch.column(objects).cast(pa.string()), columns), strict=True)
+        return [self._values(batch, codec, text) for codec, text in zip(self.codecs, texts, strict=True)], list(present)
+
+    def _with_absent(
+        self, unchanged: pa.ListArray, change_type: pa.StringArray, present: Sequence[pa.BooleanArray]
+    ) -> pa.ListArray:
+        """List the columns that whole rows lack without saying so: no NULL without a sign."""
+        whole = pc.is_in(change_type, pa.array(["snapshot", "insert", "update"]))
+        lists: list[list[str]] | None = None
+        for codec, there in zip(self.codecs, present, strict=True):
+            lacking = np.flatnonzero(pc.and_not(whole, there).to_numpy(zero_copy_only=False))
+            if len(lacking):
+                lists = unchanged.to_pylist() if lists is None else lists
+                for row in lacking:
+                    if codec.column.name not in lists[row]:
+                        lists[row].append(codec.column.name)
+        return unchanged if lists is None else pa.array(lists, unchanged.type)
+
+    def _values(self, batch: pa.RecordBatch, codec: Codec, texts: pa.StringArray) -> pa.Array:
+        name = quote_where_needed(codec.column.name)
+        where = f"{self.table}, column {name} ({codec.column.type_name})"
+        try:
+            decoded = codec.decode_text(_field(texts))
+        except MalformedError as malformed:
+            raise WireError(f"envelope: {where}: {malformed}") from None
+        if decoded.refused and self.unrepresentable == "error":
+            first = min(decoded.refused, key=lambda refused: int(refused.rows[0]))
+            lsn, seq = (batch.column(column)[int(first.rows[0])].as_py() for column in ("_commit_lsn", "_seq"))
+            raise UnrepresentableError(
+                f"{where}, change {seq} of the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq}): {first.reason}",
+                remedy=f"asString={name} reads the column as text; unrepresentable=null makes such values NULL",
+            )
+        return decoded.array
+
+
+def _field(texts: pa.StringArray) -> Field:
+    """Where the values of an array of at least one text lie."""
+    texts = pa.concat_arrays([texts]) if texts.offset else texts
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[: len(texts) + 1].astype(np.int64)
+    valid = texts.is_valid().to_numpy(zero_copy_only=False) if texts.null_count else None
+    return Field(WireBuffer([b"" if data is None else data.to_pybytes()]), ends[:-1], np.diff(ends), valid)
+
+
+# --- collapse --------------------------------------------------------------------------------------------------------
+
+
+def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
+    """Give one row for each key with its final state in the batch ``df`` of one table's rows; same schema, any order.
+
+    ``keys`` are the columns that identify a row: the primary key, or what the replica identity has. ``df`` is what
+    ``foreachBatch`` hands over of a typed stream or of :func:`project`, or rows of several batches together; it is
+    read twice. ``_change_type`` says what a sink has to do with a row, in this order:
+
+    ``truncate``
+        At most one row, with no key: remove every row there is, then apply the others.
+    ``delete``
+        Remove the key, where it is there.
+    ``update``
+        Replace the key's row, but keep the sink's values of the columns in ``_unchanged``: they did not travel.
+    ``insert``, ``snapshot``
+        Replace the key's row by this one, or add it.
+
+    So upserting by key is enough, as with Delta::
+
+        def apply(batch, _):
+            rows = collapse(batch, ["id"]).persist()
+            if not rows.where("_change_type = 'truncate'").isEmpty():
+                target.delete()
+            kept = "CASE WHEN array_contains(s._unchanged, '{0}') THEN t.`{0}` ELSE s.`{0}` END"
+            (
+                target.alias("t")
+                .merge(rows.where("_change_type <> 'truncate'").alias("s"), "t.id = s.id")
+                .whenMatchedDelete("s._change_type = 'delete'")
+                .whenMatchedUpdate(set={name: kept.format(name) for name in columns})
+                .whenNotMatchedInsert("s._change_type <> 'delete'", {name: f"s.`{name}`" for name in columns})
+                .execute()
+            )
+
+    A value that did not travel is carried forward from an earlier row of the same key in the batch, and then no longer
+    listed; over a change of the key as well, once. An ``insert`` that still lists columns in ``_unchanged`` had
+    another key before the batch, and that one's row in the sink had the values. They cannot be told from here: where
+    keys change in tables with TOASTed values, set REPLICA IDENTITY FULL.
+
+    Under REPLICA IDENTITY FULL without a primary key, only ``_before`` (option ``beforeImage``) shows that an update
+    changed the key; with it, the old key becomes a delete. Keys that a DEFERRABLE constraint guards may be
+    exchanged by rows within a transaction, which no row by row change by key can follow.
+
+    Raises OptionError; the action fails where a key is NULL, and where two different rows of a key are at one position,
+    so that ``keys`` are none.
+    """
+    if df.isStreaming:
+        raise OptionError(
+            "collapse() takes one batch of rows, not a stream",
+            remedy="call it in the function that writeStream.foreachBatch() runs",
+        )
+    _expect_columns(df, ("_change_type", "_commit_lsn", "_seq", "_unchanged"), "collapse() takes rows of pgcdc")
+    if {"_table", "after"} <= set(df.columns):
+        raise OptionError("collapse() takes typed rows of one table, not the envelope", remedy="project() them first")
+    batch = _Batch.of(df, [keys] if isinstance(keys, str) else keys)
+    rows = _with_moved_keys(batch)
+    found = _Found.of(batch, rows)
+    rows = _last_rows(batch, _after_truncate(batch, _with_keys(batch, rows), found), found)
+    if found.listed and found.inserts_list:
+        rows = _with_values_of_former_key(batch, rows, found)
+    return batch.named(rows.where(F.col(_LAST)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch whose columns are named by position, so that any name will do, and what each of them is for."""
+
+    rows: DataFrame
+    fields: tuple[StructField, ...]
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
+    before: int | None
+
+    @classmethod
+    def of(cls, df: DataFrame, keys: Sequence[str]) -> _Batch:
+        fields = tuple(df.schema.fields)
+        names = [field.name for field in fields]
+        found = _find_keys(keys, names)
+        for i in found:
+            if "map<" in fields[i].dataType.simpleString():
+                raise OptionError(
+                    f"collapse() has the key {quote_where_needed(names[i])}, and Spark cannot compare maps",
+                    remedy=f"read it with asString={quote_where_needed(names[i])}",
+                )
+        values = tuple(i for i, name in enumerate(names) if name not in (*_CHANGE_NAMES, BEFORE) and i not in found)
+        before = names.index(BEFORE) if BEFORE in names else None
+        return cls(df.toDF(*(f"c{i}" for i in range(len(names)))), fields, found, values, before)
+
+    def index(self, name: str) -> int:
+        return [field.name for field in self.fields].index(name)
+
+    def __getitem__(self, name: str) -> Column:
+        """One of the change columns."""
+        return _column(self.index(name))
+
+    @property
+    def key_columns(self) -> list[Column]:
+        return [_column(i) for i in self.keys]
+
+    @property
+    def key_names(self) -> str:
+        return ", ".join(quote_where_needed(self.fields[i].name) for i in self.keys)
+
+    @property
+    def hashable(self) -> list[Column]:
+        """The columns of the table, without those that Spark has no hash of."""
+        texts = {i: self.fields[i].dataType.simpleString() for i in sorted(self.keys + self.values)}
+        return [_column(i) for i, text in texts.items() if "map<" not in text and "variant" not in text]
+
+    def columns(self, changed: Mapping[int, Column]) -> list[Column]:
+        """All columns by position, some of them changed but for their types."""
+        return [self._one(i, changed.get(i)) for i in range(len(self.fields))]
+
+    def _one(self, index: int, changed: Column | None) -> Column:
+        if changed is None:
+            return _column(index)
+        field = self.fields[index]
+        changed = changed.cast(field.dataType)
+        return (changed if field.nullable else F.coalesce(changed, _column(index))).alias(f"c{index}")
+
+    def named(self, rows: DataFrame) -> DataFrame:
+        """Give the columns their names back."""
+        return rows.select(
+            *(_column(i).alias(field.name, metadata=field.metadata) for i, field in enumerate(self.fields))
+        )
+
+
+def _column(index: int) -> Column:
+    return F.col(f"c{index}")
+
+
+def _find_keys(keys: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
+    known = frozenset(names) - {*_CHANGE_NAMES, BEFORE}
+    found = []
+    for key in keys:
+        # As Spark looks names up, but exactly where two differ by case only.
+        near = [name for name in names if name in known and name.lower() == key.lower()]
+        chosen = [key] if key in near else near
+        if len(chosen) != 1:
+            guess = nearest(key, known)
+            what = "several columns of that name" if chosen else "no such column"
+            raise OptionError(
+                f"collapse() has the key {quote_where_needed(key)}, and the rows have {what}",
+                remedy=f"did you mean {guess}?"
+                if guess and not chosen
+                else f"the columns are {', '.join(sorted(known))}",
+            )
+        found.append(names.index(chosen[0]))
+    if not found or len(set(found)) < len(found):
+        raise OptionError(
+            "collapse() has no key" if not found else "collapse() has a key twice",
+            remedy="name the columns of the table's primary key",
+        )
+    return tuple(found)
+
+
+# The number of the delete that an insert belongs to where the two are a change of a key, and of a delete its own.
+_PAIR = "pair"
+
+
+def _with_moved_keys(batch: _Batch) -> DataFrame:
+    """Make an update whose key ``_before`` shows to have been another one a delete of that and an insert."""
+    kind, seq = batch["_change_type"], batch["_seq"]
+    rows = batch.rows.withColumn(_PAIR, F.when(kind == "insert", seq - 1).otherwise(seq))
+    if batch.before is None:
+        return rows
+    old, before = _old_values(batch), _column(batch.before)
+    same = reduce(Column.__and__, (old[i].eqNullSafe(_column(i)) for i in batch.keys))
+    moved = (kind == "update") & before.isNotNull() & ~same
+    halves = F.when(moved, F.array(F.lit("delete"), F.lit("insert"))).otherwise(F.array(kind))
+    rows = rows.withColumn("moved", moved).withColumn("half", F.explode(halves))
+    gone = F.col("moved") & (F.col("half") == "delete")
+    changed = {
+        **{i: F.when(gone, old[i]).otherwise(_column(i)) for i in (*batch.keys, *batch.values)},
+        batch.index("_change_type"): F.col("half"),
+        batch.index("_unchanged"): F.when(gone, F.slice(batch["_unchanged"], 1, 0)).otherwise(batch["_unchanged"]),
+        # Where the old image belongs to another row than the new one, only the delete has it.
+        batch.before: F.when(~F.col("moved") | gone, before),
+    }
+    # Both halves have the update's number, so that it is what brings them together.
+    pair = F.when(F.col("moved"), seq).otherwise(F.col(_PAIR))
+    return rows.select(*batch.columns(changed), pair.alias(_PAIR))
+
+
+def _old_values(batch: _Batch) -> dict[int, Column]:
+    """What ``_before`` has of each key and value; null for a value that it lacks."""
+    assert batch.before is not None
+    struct_type = batch.fields[batch.before].dataType
+    there = {field.name: field.dataType for field in struct_type.fields} if isinstance(struct_type, StructType) else {}
+    old = {}
+    for i in (*batch.keys, *batch.values):
+        field = batch.fields[i]
+        same_type = there.get(field.name) == field.dataType
+        if i in batch.keys and not same_type:
+            raise OptionError(
+                f"collapse() has the key {quote_where_needed(field.name)}, which {BEFORE} does not have as a column of "
+                "the same type",
+                remedy=f"drop {BEFORE} before, if updates never change the key; or name columns of the table",
+            )
+        value = _column(batch.before).getField(field.name) if same_type else F.lit(None)
+        old[i] = value.cast(field.dataType)
+    return old
+
+
+def _with_keys(batch: _Batch, rows: DataFrame) -> DataFrame:
+    """Let a row without a key fail the action."""
+    no_key = reduce(Column.__or__, (column.isNull() for column in batch.key_columns))
+    return _failing(
+        rows,
+        (batch["_change_type"] != "truncate") & no_key,
+        f"collapse(): a key ({batch.key_names}) is NULL",
+        batch,
+        "name columns of the primary key or the replica identity, which deletes have too",
+    )
+
+
+def _failing(rows: DataFrame, condition: Column, what: str, batch: _Batch, remedy: str) -> DataFrame:
+    text = F.concat(
+        *(F.lit(f"{what} in the row with _commit_lsn "), batch["_commit_lsn"].cast("string")),
+        *(F.lit(", _seq "), batch["_seq"].cast("string"), F.lit(f"\n  Remedy: {remedy}")),
+    )
+    return rows.where(F.when(condition, F.raise_error(text).cast("boolean")).otherwise(F.lit(True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What has to be known of a batch before it is known what is to be done with it; mostly nothing is."""
+
+    truncated_at: tuple[int, int] | None  # _commit_lsn and _seq of the last TRUNCATE
+    listed: tuple[int, ...]  # the columns that any row lists in _unchanged
+    inserts_list: bool
+
+    @classmethod
+    def of(cls, batch: _Batch, rows: DataFrame) -> _Found:
+        kind, names = batch["_change_type"], batch["_unchanged"]
+        truncate = F.when(kind == "truncate", F.struct(batch["_commit_lsn"], batch["_seq"]))
+        found = rows.agg(
+            F.max(truncate).alias("truncated"),
+            F.flatten(F.collect_set(names)).alias("names"),
+            F.max((kind == "insert") & (F.size(names) > 0)).alias("inserts"),
+        ).first()
+        assert found is not None
+        truncated_at = None if found["truncated"] is None else tuple(found["truncated"])
+        listed = tuple(i for i in batch.values if batch.fields[i].name in set(found["names"]))
+        return cls(truncated_at, listed, bool(found["inserts"]))
+
+
+def _after_truncate(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
+    """Leave out what the last TRUNCATE made void, and those before it."""
+    if found.truncated_at is None:
+        return rows
+    lsn, seq = found.truncated_at
+    at, number = batch["_commit_lsn"], batch["_seq"]
+    return rows.where((at > lsn) | ((at == lsn) & (number >= seq)))
+
+
+# Of each row that is left: whether it is the last of its key; which row began the row it is of, where that is in the
+# batch; and of a delete, the state that it ended.
+_LAST, _BEGUN, _ENDED = "last", "begun", "ended"
+
+
+def _earlier(index: int) -> Column:
+    """The last row before, in its key, that says something of a value: ``value``, ``known``, ``streamed``."""
+    return F.col(f"e{index}")
+
+
+def _last_rows(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
+    """Bring the last row of each key up to date from its own key's rows; deletes stay too, for keys that changed."""
+    kind, lsn, seq, names = (batch[name] for name in ("_change_type", "_commit_lsn", "_seq", "_unchanged"))
+    by_key = Window.partitionBy(*batch.key_columns).orderBy(lsn, seq)
+    before = by_key.rowsBetween(Window.unboundedPreceding, -1)
+    until = by_key.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    begins = kind.isin("snapshot", "insert", "delete")
+
+    def said(i: int) -> Column:
+        # A row that begins or ends something says of every value whether it is known, so that nothing leaks over it.
+        travelled = ~_lists(names, batch, i)
+        known = travelled & (kind != "delete")
+        state = F.struct(_column(i).alias("value"), known.alias("known"), (kind != "snapshot").alias("streamed"))
+        return F.last(F.when(begins | travelled, state), ignorenulls=True).over(before)
+
+    fingerprint = F.struct(lsn.alias("lsn"), seq.alias("seq"), F.xxhash64(kind, *batch.hashable).alias("hash"))
+    begun = F.struct(kind.alias("kind"), lsn.alias("lsn"), F.col(_PAIR))
+    rows = rows.select(
+        "*",
+        *(said(i).alias(f"e{i}") for i in found.listed),
+        F.last(F.when(begins, begun), ignorenulls=True).over(until).alias(_BEGUN),
+        F.lead(F.lit(True)).over(by_key).isNull().alias(_LAST),
+        fingerprint.alias("this"),
+        F.lag(fingerprint).over(by_key).alias("previous"),
+    )
+    this, previous = F.col("this"), F.col("previous")
+    again = F.coalesce((previous["lsn"] == this["lsn"]) & (previous["seq"] == this["seq"]), F.lit(False))
+    rows = _failing(
+        rows,
+        again & (previous["hash"] != this["hash"]),
+        f"collapse(): two rows have the same key ({batch.key_names}) and position",
+        batch,
+        "name all columns of the primary key",
+    )
+    update, delete = kind == "update", kind == "delete"
+    carried = {i: update & _lists(names, batch, i) & _earlier(i)["known"] for i in found.listed}
+    first_kind = F.col(_BEGUN)["kind"]
+    changed = {
+        **{i: F.when(there, _earlier(i)["value"]).otherwise(_column(i)) for i, there in carried.items()},
+        batch.index("_change_type"): F.when(update & first_kind.isin("snapshot", "insert"), first_kind).otherwise(kind),
+        batch.index("_unchanged"): _without(names, batch, carried),
+    }
+    # A row that came twice ended nothing the second time.
+    ended = F.when(delete & previous.isNotNull() & ~again, F.struct(F.lit(True), *map(_earlier, found.listed)))
+    rows = rows.where(F.col(_LAST) | delete)
+    return rows.select(*batch.columns(changed), _LAST, _BEGUN, ended.alias(_ENDED), _PAIR)
+
+
+def _with_values_of_former_key(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
+    """Give inserts that lack values those of the row that the delete before them ended."""
+    kind, lsn, names = (batch[name] for name in ("_change_type", "_commit_lsn", "_unchanged"))
+    begun = F.col(_BEGUN)
+    takes = F.col(_LAST) & (kind == "insert") & (F.size(names) > 0)
+    gives = F.col(_ENDED).isNotNull()
+    # All others are spread as they were, since the rows of a snapshot are all at one position.
+    spread = F.xxhash64(*batch.key_columns)
+    met = Window.partitionBy(
+        F.when(takes, begun["lsn"]).when(gives, lsn).otherwise(spread),
+        F.when(takes, begun[_PAIR]).when(gives, F.col(_PAIR)).otherwise(F.lit(-1)),
+    )
+    rows = rows.withColumn("given", F.first(F.when(gives, F.col(_ENDED)), ignorenulls=True).over(met))
+
+    def given(i: int) -> Column:
+        return F.col("given")[f"e{i}"]
+
+    # A column may be listed because the stream has never had it, and then the delete before is of any row; but what
+    # came by the stream is none of these.
+    carried = {i: takes & _lists(names, batch, i) & given(i)["known"] & given(i)["streamed"] for i in found.listed}
+    changed = {
+        **{i: F.when(there, given(i)["value"]).otherwise(_column(i)) for i, there in carried.items()},
+        batch.index("_unchanged"): _without(names, batch, carried),
+    }
+    return rows.select(*batch.columns(changed), _LAST)
+
+
+def _lists(names: Column, batch: _Batch, index: int) -> Column:
+    return F.coalesce(F.array_contains(names, F.lit(batch.fields[index].name)), F.lit(False))
+
+
+def _without(names: Column, batch: _Batch, found: Mapping[int, Column]) -> Column:
+    """The names that are still to be listed."""
+    if not found:
+        return names
+    there = F.array_compact(F.array(*(F.when(is_found, batch.fields[i].name) for i, is_found in found.items())))
+    return F.when(F.size(names) > 0, F.array_except(names, there.cast("array<string>"))).otherwise(names)
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+def _expect_columns(df: DataFrame, names: Sequence[str], what: str) -> None:
+    missing = [name for name in names if name not in df.columns]
+    if missing:
+        raise OptionError(f"{what}, and this DataFrame has no column {', '.join(missing)}", remedy="leave them in")

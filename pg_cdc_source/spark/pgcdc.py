@@ -1,0 +1,226 @@
+"""``spark.readStream.format("pgcdc")``: the edge to Spark's Python data source interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.offsets import INITIAL, StreamOffset
+from pg_cdc_source.options.parse import StreamOptions, parse_stream_options
+from pg_cdc_source.protocol.changes import ENVELOPE_SCHEMA, snapshot_rows
+from pg_cdc_source.snapshot.reader import read_piece
+from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource, execution, short_errors
+from pg_cdc_source.spark.worker import small_task
+from pg_cdc_source.stream.capture import Batch, Capture, SnapshotPart
+from pg_cdc_source.stream.schema_history import layout_of, plan_typed, typed_schema
+from pg_cdc_source.stream.slot_reader import Chunk, from_ipc
+
+try:
+    # Spark 4.2 and later say where a batch starts and how much it may hold.
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    HAS_LIMITS = True
+except ImportError:
+    HAS_LIMITS = False
+
+# What one task gets of a batch's changes, uncompressed: enough to be worth a task, little enough to share the work.
+BYTES_PER_TASK = 16 << 20
+
+
+class SnapshotPartition(InputPartition):
+    """One range of a table of the initial snapshot, to be read by the task."""
+
+    def __init__(self, part: SnapshotPart) -> None:
+        self.part = part
+
+
+class ChangesPartition(InputPartition):
+    """Changes that were read already, as Arrow IPC; they are taken from the reader's file when Spark pickles this."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = chunks
+
+    def __getstate__(self) -> list[bytes]:
+        return [chunk.data() for chunk in self.chunks]
+
+    def __setstate__(self, payloads: list[bytes]) -> None:
+        self.payloads = payloads
+
+
+class PgCdcDataSource(DataSource):
+    """Read the rows of PostgreSQL tables, and then their changes, as a stream."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        with short_errors():
+            self._options = parse_stream_options(options)
+        self._schema: pa.Schema | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "pgcdc"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(self._arrow_schema(), prefer_timestamp_ntz=True)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        raise OptionError(
+            "pgcdc is a stream, and spark.read asked for a batch",
+            remedy="use spark.readStream; for a table as it is now: spark.read.format('pgsnapshot')",
+        )
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        own = self.schema()
+        if schema != own:
+            raise OptionError(
+                f"the schema given to spark.readStream.schema() is not the stream's: {own.simpleString()}",
+                remedy="leave .schema() out; use the options asString and numericAs, and cast in Spark",
+            )
+        return READER(self._options, self._arrow_schema())
+
+    def _arrow_schema(self) -> pa.Schema:
+        if self._schema is None:
+            if self._options.dbtable is None:
+                self._schema = ENVELOPE_SCHEMA
+            else:
+                with short_errors():
+                    self._schema = typed_schema(*plan_typed(self._options))
+        return self._schema
+
+
+class PgCdcReader(DataSourceStreamReader):
+    """Answers Spark in the driver's source process, and reads partitions in tasks."""
+
+    def __init__(self, options: StreamOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._capture: Capture | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks only read what their partitions bring.
+        return {**self.__dict__, "_capture": None}
+
+    def _running(self) -> Capture:
+        # Not in __init__: Spark makes readers that it asks nothing.
+        if self._capture is None:
+            self._capture = Capture(self._options, self._schema)
+        return self._capture
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return INITIAL
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with short_errors():
+            first, last = StreamOffset.from_json(start), StreamOffset.from_json(end)
+            if last is None or start == end:
+                return []
+            return list(_partitions(self._running().batch(first, last)))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        with short_errors():
+            self._running().commit(StreamOffset.from_json(end))
+
+    def stop(self) -> None:
+        if self._capture is not None:
+            self._capture.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with small_task(), short_errors():
+            if isinstance(partition, ChangesPartition):
+                yield from _joined(partition.payloads)
+            else:
+                assert isinstance(partition, SnapshotPartition)
+                yield from self._snapshot(partition.part)
+
+    def _snapshot(self, part: SnapshotPart) -> Iterator[pa.RecordBatch]:
+        layout = layout_of(self._options)
+        batches = read_piece(part.scan, part.source, part.piece, execution())
+        if part.rewound is not None:
+            batches = part.rewound.leave_out(batches)
+        for batch in batches:
+            columns = batch.columns[: len(part.table.codecs)]
+            yield snapshot_rows(columns, batch.num_rows, part.lsn, layout, part.table, self._schema)
+
+
+class ReaderWithoutLimits(PgCdcReader):
+    """For Spark 4.0 and 4.1, which ask for the newest offset and say nothing."""
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
+        with short_errors():
+            return self._running().newest_without_start().to_json()
+
+
+READER: type[PgCdcReader] = ReaderWithoutLimits
+
+if HAS_LIMITS:
+
+    class ReaderWithLimits(PgCdcReader, SupportsTriggerAvailableNow):
+        """For Spark 4.2 and later."""
+
+        def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+            return ReadMaxRows(self._options.max_rows_per_batch)
+
+        def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+            with short_errors():
+                limited = not isinstance(limit, ReadAllAvailable)
+                first = StreamOffset.from_json(start)
+                newest = self._running().newest(first, limited=limited)
+                # Spark runs a batch when the text differs.
+                return start if newest == first else newest.to_json()
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+            with short_errors():
+                self._running().stop_at_present()
+
+    READER = ReaderWithLimits
+
+
+def _partitions(batch: Batch) -> Iterator[InputPartition]:
+    for part in batch.parts:
+        yield SnapshotPartition(part)
+    chunks: list[Chunk] = []
+    size = 0
+    for chunk in batch.chunks:
+        chunks.append(chunk)
+        size += chunk.raw_bytes
+        if size >= BYTES_PER_TASK:
+            yield ChangesPartition(chunks)
+            chunks, size = [], 0
+    if chunks:
+        yield ChangesPartition(chunks)
+
+
+def _joined(payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+    """Give many small batches as few: Spark pays for each."""
+    waiting: list[pa.RecordBatch] = []
+    for payload in payloads:
+        waiting.append(from_ipc(payload))
+        if sum(batch.num_rows for batch in waiting) >= 32_768:
+            yield pa.concat_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats known to a session by name; needed where Spark's look-up of ``pyspark_*`` packages is off."""
+    for source in (PgSnapshotDataSource, PgCdcDataSource):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            # Spark 4.0 refuses a name that its look-up has found already; what it has found is this very class.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise

@@ -1,0 +1,241 @@
+r"""Decode the types of extensions that Spark has a home for: hstore as a map, pgvector's as arrays of floats.
+
+PostGIS needs nothing of its own: what ``geometry`` sends is EWKB, and what it prints are the hex digits of the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pg_cdc_source.values.arrays import LENGTH_BYTES, expect_length, walk
+from pg_cdc_source.values.binary import (
+    Decoded,
+    Decoder,
+    Field,
+    Flags,
+    Ints,
+    MalformedError,
+    WireBuffer,
+    as_text,
+    bitmap,
+    byte_strings,
+    utf8_strings,
+)
+from pg_cdc_source.values.text import Octet, PrintedFloat, content, escapes
+
+# --- hstore ----------------------------------------------------------------------------------------------------------
+
+_MAP = pa.map_(pa.string(), pa.string())
+_COUNT_BYTES = 4
+
+
+def _maps(items: Field, pairs: Ints, valid: Flags | None) -> pa.Array:
+    """Make maps of ``items``, which are each pair's key and value; ``pairs`` says how many each map has."""
+    keys, values = (
+        Field(items.buffer, items.start[k::2], items.length[k::2], None if items.valid is None else items.valid[k::2])
+        for k in (0, 1)
+    )
+    if keys.valid is not None and not keys.valid.all():
+        raise MalformedError("expected a key, got NULL")
+    octets = byte_strings(keys, keys.start, keys.length)
+    _expect_distinct(octets, np.cumsum(pairs)[:-1])
+    columns = [as_text(octets), utf8_strings(values, values.start, values.length)]
+    entries = pa.StructArray.from_arrays(columns, fields=[_MAP.key_field, _MAP.item_field])
+    offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(pairs, dtype=np.int32)))
+    return pa.Array.from_buffers(_MAP, len(pairs), [bitmap(valid), pa.py_buffer(offsets)], children=[entries])
+
+
+def _expect_distinct(keys: pa.Array, first_of_row: Ints) -> None:
+    """Check that no key is there twice. hstore sorts keys (by their bytes in the server's encoding), so these meet."""
+    same = np.zeros(len(keys), np.bool_)
+    same[1:] = pc.equal(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False)
+    same[first_of_row[first_of_row < len(keys)]] = False
+    if same.any():
+        raise MalformedError("expected each key once, got one twice")
+
+
+def _no_maps(n: int, valid: Flags | None) -> pa.Array:
+    offsets = pa.py_buffer(np.zeros(n + 1, np.int32))
+    nothing = pa.array([], _MAP).keys
+    entries = pa.StructArray.from_arrays([nothing, nothing], fields=[_MAP.key_field, _MAP.item_field])
+    return pa.Array.from_buffers(_MAP, n, [bitmap(valid), offsets], children=[entries])
+
+
+@dataclass(frozen=True, slots=True)
+class Hstore(Decoder):
+    """``hstore_send``: number of pairs, then length and bytes of each key and each value (-1: NULL)."""
+
+    arrow = _MAP
+
+    def read(self, values: Field) -> Decoded:
+        expect_length(values, values.length < _COUNT_BYTES, f"{_COUNT_BYTES} bytes or more")
+        pairs = values.buffer.at_any_byte(">i4")[values.first_byte()].astype(np.int64)
+        rest = values.length - _COUNT_BYTES
+        # Also keeps a false count from asking for more memory than the bytes received can need.
+        wrong = (pairs < 0) | (2 * LENGTH_BYTES * pairs > rest) | ((pairs == 0) & (rest != 0))
+        expect_length(values, wrong, f"the bytes of {int(pairs[wrong.argmax()])} pairs")
+        items = 2 * pairs
+        if not items.any():
+            return Decoded(_no_maps(len(pairs), values.valid))
+        found = walk(values, values.start + _COUNT_BYTES, items)
+        return Decoded(_maps(found, pairs, values.valid))
+
+
+# What may stand behind an item in quotes: a value or NULL behind a key, the next key or nothing behind a value.
+_ARROW, _COMMA, _NULL = b"=>", b", ", b"=>NULL"
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedHstore(Decoder):
+    r"""``hstore_out``: ``"a"=>"1", "b \"c\""=>NULL``; in quotes, a backslash stands before quotes and backslashes.
+
+    All maps are split at once, at the quotes that no backslash stands before: these open and close items by turns.
+    What stands between two of them tells keys from values.
+    """
+
+    arrow = _MAP
+
+    def read(self, values: Field) -> Decoded:
+        n = len(values.start)
+        some = np.flatnonzero(values.present(values.length > 0))
+        if not len(some):
+            return Decoded(_no_maps(n, values.valid))
+        pairs = np.zeros(n, np.int64)
+        items, pairs[some] = _split(Field(values.buffer, values.start[some], values.length[some]))
+        return Decoded(_maps(items, pairs, values.valid))
+
+
+def _split(maps: Field) -> tuple[Field, Ints]:
+    """Return keys and values of all ``maps``, none of which is empty, and how many pairs each has."""
+    octets, row_end = content(byte_strings(maps, maps.start, maps.length)), np.cumsum(maps.length)
+    escape = escapes(octets)
+    is_quote = octets == ord('"')
+    if len(escape):
+        escaped = octets[np.minimum(escape + 1, len(octets) - 1)]
+        if ((escaped != ord('"')) & (escaped != ord("\\"))).any():
+            raise MalformedError("expected a backslash only before quotes and backslashes, got another")
+        is_quote[np.minimum(escape + 1, len(octets) - 1)] = False
+    quote = np.flatnonzero(is_quote)
+    in_row = np.searchsorted(quote, row_end)
+    if (in_row % 2).any() or (np.diff(in_row, prepend=0) == 0).any():
+        raise MalformedError("expected quotes in pairs, got others")
+    first, after = quote[0::2], quote[1::2] + 1
+    first_of_row = np.concatenate((np.zeros(1, np.int64), in_row[:-1] // 2))
+    last = np.zeros(len(first), np.bool_)
+    last[in_row // 2 - 1] = True
+    row_start = np.concatenate((np.zeros(1, np.int64), row_end[:-1]))
+    if (first[first_of_row] != row_start).any():
+        raise MalformedError("expected a key in quotes first, got others")
+    until = np.concatenate((first[1:], row_end[-1:]))
+    until[last] = row_end
+    buffer, gap = WireBuffer([octets.tobytes()]), until - after
+    key = ~last & _stands(buffer, after, gap, _ARROW)
+    null_behind = last & _stands(buffer, after, gap, _NULL) | ~last & _stands(buffer, after, gap, _NULL + _COMMA)
+    value = np.where(last, gap == 0, _stands(buffer, after, gap, _COMMA))
+    if not (key | null_behind | value).all():
+        raise MalformedError("expected => and a value behind a key, and a comma before the next one, got others")
+    # A key or a key with NULL comes first and behind values and NULLs, a value only behind a key.
+    behind_key = np.concatenate((np.zeros(1, np.bool_), key[:-1]))
+    if (value != behind_key).any():
+        raise MalformedError("expected keys and values by turns, got others")
+    start, length = first + 1, after - first - 2
+    if len(escape):
+        kept = np.ones(len(octets), np.bool_)
+        kept[escape] = False
+        buffer = WireBuffer([octets[kept].tobytes()])
+        end = start + length
+        start = start - np.searchsorted(escape, start)
+        length = end - np.searchsorted(escape, end) - start
+    # Behind a key without a value, an item without bytes.
+    copies = 1 + null_behind
+    valid = np.ones(int(copies.sum()), np.bool_)
+    valid[np.cumsum(copies)[null_behind] - 1] = False
+    start, length = np.repeat(start, copies), np.where(valid, np.repeat(length, copies), 0)
+    pairs = np.diff(np.cumsum(copies)[in_row // 2 - 1], prepend=0) // 2
+    return Field(buffer, start, length, None if valid.all() else valid), pairs
+
+
+def _stands(buffer: WireBuffer, at: Ints, length: Ints, text: bytes) -> Flags:
+    """Return where ``text`` lies, and nothing else."""
+    found: Flags = length == len(text)
+    where = np.flatnonzero(found)
+    same: Any = buffer.at_any_byte(f"S{len(text)}")[at[where]] == text
+    found[where] = same
+    return found
+
+
+# --- pgvector --------------------------------------------------------------------------------------------------------
+
+_FLOATS = pa.list_(pa.field("element", pa.float32(), nullable=True))
+_HEADER_BYTES = 4
+
+
+def _lists(floats: pa.Array, count: Ints, valid: Flags | None) -> pa.Array:
+    if not np.isfinite(floats.to_numpy(zero_copy_only=False)).all():
+        raise MalformedError("expected finite numbers, got NaN or infinity")
+    offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(count, dtype=np.int32)))
+    return pa.Array.from_buffers(_FLOATS, len(count), [bitmap(valid), pa.py_buffer(offsets)], children=[floats])
+
+
+@dataclass(frozen=True, slots=True)
+class Vector(Decoder):
+    """``vector_send``, ``halfvec_send``: number of dimensions, two bytes of zero, then the floats."""
+
+    wire: np.dtype[Any]  # of one float
+    arrow = _FLOATS
+
+    def read(self, values: Field) -> Decoded:
+        expect_length(values, values.length < _HEADER_BYTES, f"{_HEADER_BYTES} bytes or more")
+        header = values.buffer.at_any_byte("V4")[values.first_byte()].view(">u2").reshape(-1, 2).astype(np.int64)
+        count, unused = header[:, 0], header[:, 1]
+        wrong = values.length != _HEADER_BYTES + self.wire.itemsize * count
+        expect_length(values, wrong, f"the bytes of {int(count[wrong.argmax()])} dimensions")
+        if values.present((count == 0) | (unused != 0)).any():
+            raise MalformedError("expected one dimension or more and two bytes of zero, got others")
+        some = np.flatnonzero(count)
+        bodies = Field(values.buffer, values.start[some] + _HEADER_BYTES, self.wire.itemsize * count[some])
+        octets = content(byte_strings(bodies, bodies.start, bodies.length))
+        floats = pa.array(octets.view(self.wire).astype(np.float32))
+        return Decoded(_lists(floats, count, values.valid))
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedVector(Decoder):
+    """``vector_out``, ``halfvec_out``: ``[1,-2.5,3e+10]``, each with the shortest digits that give the float4 back."""
+
+    arrow = _FLOATS
+    _element: PrintedFloat = field(default=PrintedFloat(pa.float32()), init=False)
+
+    def read(self, values: Field) -> Decoded:
+        n = len(values.start)
+        count = np.zeros(n, np.int64)
+        some = np.flatnonzero(values.present(np.ones(n, np.bool_)))
+        floats = pa.array([], pa.float32())
+        if len(some):
+            elements, count[some] = _numbers(Field(values.buffer, values.start[some], values.length[some]))
+            floats = self._element.read(elements).array
+        return Decoded(_lists(floats, count, values.valid))
+
+
+def _numbers(vectors: Field) -> tuple[Field, Ints]:
+    """Return where all numbers of ``vectors`` lie, and how many each has."""
+    octets: Octet = content(byte_strings(vectors, vectors.start, vectors.length))
+    row_end = np.cumsum(vectors.length)
+    row_start = row_end - vectors.length
+    if (vectors.length < len("[0]")).any() or (octets[row_start] != ord("[")).any():
+        raise MalformedError("expected numbers in brackets, got other text")
+    end = np.flatnonzero((octets == ord(",")) | (octets == ord("]")))
+    last = np.searchsorted(end, row_end) - 1
+    brackets = np.count_nonzero(octets == ord("]"))
+    if brackets != len(row_end) or (octets[row_end - 1] != ord("]")).any():
+        raise MalformedError("expected numbers in brackets, got other text")
+    start = np.concatenate((np.zeros(1, np.int64), end[:-1] + 1))
+    start[np.concatenate((np.zeros(1, np.int64), last[:-1] + 1))] += 1
+    if (start >= end).any():
+        raise MalformedError("expected a number between commas, got none")
+    return Field(WireBuffer([octets.tobytes()]), start, end - start), np.diff(last, prepend=-1)

@@ -1,0 +1,90 @@
+"""Sessions that a task leaves to the next one: who gets them, and when they are closed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from pg_cdc_source.snapshot.handover import Handover, Purpose, Reading
+
+
+class OpenSession:
+    """What there is of a session here."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def purpose(execution: str) -> Purpose:
+    return Purpose(cast(Any, "plan"), cast(Any, "source"), execution)
+
+
+def left(handover: Handover, execution: str) -> OpenSession:
+    session = OpenSession()
+    handover.leave(purpose(execution), Reading(cast(Any, session), None, None))
+    return session
+
+
+def wait_until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def handover() -> Handover:
+    """Where nothing is closed within any test."""
+    return Handover(60.0)
+
+
+def test_the_next_task_of_the_same_purpose_gets_the_session_once(handover: Handover) -> None:
+    session = left(handover, "1")
+    reading = handover.take(purpose("1"))
+    assert reading is not None
+    assert cast(Any, reading.session) is session
+    assert handover.take(purpose("1")) is None
+    assert session.closed == 0
+
+
+def test_a_session_of_another_purpose_is_closed(handover: Handover) -> None:
+    session = left(handover, "1")
+    assert handover.take(purpose("2")) is None
+    assert session.closed == 1
+    assert handover.take(purpose("1")) is None
+
+
+def test_one_session_is_left_at_most(handover: Handover) -> None:
+    first, second = left(handover, "1"), left(handover, "1")
+    assert (first.closed, second.closed) == (1, 0)
+    reading = handover.take(purpose("1"))
+    assert reading is not None
+    assert cast(Any, reading.session) is second
+
+
+def test_what_nobody_takes_is_closed() -> None:
+    handover = Handover(0.01)
+    session = left(handover, "1")
+    wait_until(lambda: session.closed > 0)
+    assert handover.take(purpose("1")) is None
+
+
+def test_what_was_taken_stays_open() -> None:
+    # Long enough that it is not over before the session is taken.
+    handover = Handover(1.0)
+    session = left(handover, "1")
+    reading = handover.take(purpose("1"))
+    # Also when it is left anew while a thread is at it.
+    assert reading is not None
+    handover.leave(purpose("1"), reading)
+    assert handover.take(purpose("1")) is reading
+    # The time is over once another one, left later, has been closed.
+    other = left(handover, "2")
+    wait_until(lambda: other.closed > 0)
+    assert session.closed == 0
