@@ -16,62 +16,111 @@
         ├── UnrepresentableError    a value that its Spark type cannot hold
         └── WireError               bytes that do not follow PostgreSQL's formats
 
-Every text says what happened and where; ``remedy`` says what to do. No text ever holds a password or a row's value.
+``what`` says what happened and where, ``remedy`` what to do, ``code`` which kind it is. A code never changes its
+meaning between releases. No text ever holds a password or a row's value.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 
 class PgCdcError(Exception):
     """Base of every error this package raises on purpose."""
 
+    code: ClassVar[str] = "PGCDC"
+
     def __init__(self, what: str, *, remedy: str = "") -> None:
-        super().__init__(f"{what}\n  Remedy: {remedy}" if remedy else what)
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        text = f"[{self.code}] {self.what}"
+        return f"{text}\n  Remedy: {self.remedy}" if self.remedy else text
 
 
 class TransientError(PgCdcError):
     """The same call may succeed a moment later."""
 
+    code = "TRANSIENT"
+
 
 class DefiniteError(PgCdcError):
     """Repeating the call does not help; something has to change first."""
+
+    code = "DEFINITE"
 
 
 class OptionError(DefiniteError):
     """An option is unknown, malformed, contradictory or unused."""
 
+    code = "OPTION"
+
 
 class ConnectError(DefiniteError):
     """The server cannot be reached, or does not let this role in."""
+
+    code = "CONNECT"
 
 
 class AccessError(DefiniteError):
     """A relation is missing, or this role may not read all of it."""
 
+    code = "ACCESS"
+
 
 class ServerSetupError(DefiniteError):
     """The server, or what stands before it, lacks something this read needs."""
+
+    code = "SERVER_SETUP"
 
 
 class SnapshotLostError(DefiniteError):
     """The snapshot that an action depends on has ended."""
 
+    code = "SNAPSHOT_LOST"
+
 
 class SlotLostError(DefiniteError):
     """The slot no longer has what the checkpoint needs."""
+
+    code = "SLOT_LOST"
 
 
 class SchemaChangedError(DefiniteError):
     """A relation is no longer what was planned."""
 
+    code = "SCHEMA_CHANGED"
+
 
 class QueryError(DefiniteError):
     """PostgreSQL refused SQL that the user wrote (``query``, ``where``)."""
+
+    code = "QUERY"
 
 
 class UnrepresentableError(DefiniteError):
     """A value that its Spark type cannot hold."""
 
+    code = "UNREPRESENTABLE"
+
 
 class WireError(DefiniteError):
     """Bytes that do not follow PostgreSQL's documented formats."""
+
+    code = "WIRE"
+
+
+_BY_CODE: dict[str, type[PgCdcError]] = {
+    error.code: error
+    for error in (
+        *(TransientError, DefiniteError, OptionError, ConnectError, AccessError, ServerSetupError, SnapshotLostError),
+        *(SlotLostError, SchemaChangedError, QueryError, UnrepresentableError, WireError),
+    )
+}
+
+
+def error_of(code: str, what: str, remedy: str = "") -> PgCdcError:
+    """Make an error again that another process has told by its code; a code that is not known is a DefiniteError."""
+    return _BY_CODE.get(code, DefiniteError)(what, remedy=remedy)

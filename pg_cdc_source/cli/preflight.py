@@ -144,9 +144,8 @@ class _Checks:
         self.findings.append(Finding(check, status, text, remedy))
 
     def add_error(self, check: str, status: Status, error: PgCdcError) -> None:
-        parts = str(error).split("\n  Remedy: ")
         # Several problems in one text have a remedy each.
-        self.add(check, status, *(parts if len(parts) == 2 else [str(error)]))
+        self.add(check, status, error.what, error.remedy)
 
 
 # --- the installation ------------------------------------------------------------------------------------------------

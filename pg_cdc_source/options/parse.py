@@ -785,7 +785,9 @@ def _read(options: Mapping[str, str], groups: tuple[Group, ...]) -> _Given:
             else:
                 given.problems.append(_unknown_option(key, groups))
         except OptionError as error:
-            given.problems.append(OptionError(f"option {option.name if option else key}: {error}"))
+            given.problems.append(
+                OptionError(f"option {option.name if option else key}: {error.what}", remedy=error.remedy)
+            )
     return given
 
 

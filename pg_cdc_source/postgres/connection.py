@@ -169,8 +169,8 @@ def _connect_error(options: ConnectionOptions, given: dict[str, str], error: psy
         )
     if any(words in text for words in ("too many connections", "too many clients", "remaining connection slots")):
         remedy = "let fewer tasks read at a time, or raise max_connections or the role's or database's CONNECTION LIMIT"
-        return TransientError(f"{where}\n  Remedy: {remedy}")
-    return TransientError(f"{where}\n  Remedy: check that the server runs and that this host may reach it")
+        return TransientError(where, remedy=remedy)
+    return TransientError(where, remedy="check that the server runs and that this host may reach it")
 
 
 def translate(error: psycopg2.Error, doing: str) -> PgCdcError:

@@ -207,9 +207,8 @@ class _Reader:
         except QueryError as error:
             if relation is None:
                 raise
-            what = str(error).splitlines()[0]
             raise SchemaChangedError(
-                f"{what}; it did when the DataFrame was loaded", remedy="load the DataFrame again"
+                f"{error.what}; it did when the DataFrame was loaded", remedy="load the DataFrame again"
             ) from None
         # Once more, since only now the lock keeps the name with its heap.
         self._expect_planned_names(session)

@@ -332,7 +332,7 @@ class SlotReader:
                 if time.monotonic() > lost_at + RECONNECT_SECONDS:
                     self._fail(error)
                     return
-                log.warning("%s; connecting again", str(error).splitlines()[0])
+                log.warning("%s; connecting again", error.what)
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, pause)
                 pause = min(2 * pause, 5.0)

@@ -259,7 +259,7 @@ def test_a_pattern_gives_its_one_table_or_none() -> None:
 def test_malformed_tables_are_refused(text: str, says: str) -> None:
     message = refused_stream({"tables": text, "slot": "s"})
     assert says in message
-    assert message.startswith("option tables: ")
+    assert message.startswith("[OPTION] option tables: ")
     assert "\n  Remedy: " in message
 
 
@@ -401,7 +401,7 @@ def test_malformed_values_are_refused(option: str, text: str, says: str) -> None
 def test_malformed_values_of_a_stream_are_refused(option: str, text: str, says: str) -> None:
     message = refused_stream({**STREAM, option: text})
     assert says in message
-    assert message.startswith(f"option {option}: ")
+    assert message.startswith(f"[OPTION] option {option}: ")
     assert "things are wrong" not in message
 
 
@@ -417,7 +417,7 @@ def test_a_choice_of_two_is_true_or_false(text: str, value: bool) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", ";", " ; "])
 def test_an_empty_query_is_refused(text: str) -> None:
-    assert refused({"query": text}).startswith("option query: it is empty")
+    assert refused({"query": text}).startswith("[OPTION] option query: it is empty")
 
 
 def test_one_semicolon_may_end_a_query() -> None:
@@ -686,7 +686,7 @@ def test_what_does_not_contradict_in_a_stream_is_taken() -> None:
 
 def test_everything_wrong_with_a_stream_is_reported_at_once() -> None:
     message = refused_stream({"tabels": "t", "startFrom": "?", "maxBytesPerBatch": "?"})
-    assert message.startswith("5 things are wrong with the options:\n- ")
+    assert message.startswith("[OPTION] 5 things are wrong with the options:\n- ")
     for says in ("tables?", "option startFrom", "option maxBytesPerBatch", "no slot", "neither dbtable nor tables"):
         assert says in message
 
@@ -741,7 +741,7 @@ def test_what_does_not_contradict_is_taken() -> None:
 
 def test_everything_wrong_is_reported_at_once() -> None:
     message = refused({"tabel": "t", "port": "x", "batchBytes": "?", "columns": "a", "query": ""})
-    assert message.startswith("5 things are wrong with the options:\n- ")
+    assert message.startswith("[OPTION] 5 things are wrong with the options:\n- ")
     for says in ("tabel", "option batchBytes", "option query", "the port", "columns is not used"):
         assert says in message
 
@@ -852,7 +852,7 @@ def test_parameters_of_a_jdbc_url_become_libpq_keywords(query: str, expected: di
 def test_a_malformed_url_is_refused(url: str, says: str) -> None:
     message = refused({**TABLE, "url": url})
     assert says in message
-    assert message.startswith("option url: ")
+    assert message.startswith("[OPTION] option url: ")
 
 
 @pytest.mark.parametrize(
@@ -887,7 +887,7 @@ def test_url_and_options_complete_each_other(options: dict[str, str], expected: 
 def test_what_the_url_says_cannot_be_an_option_too(url: str, option: str) -> None:
     keyword = "dbname" if option == "database" else option
     message = refused({**TABLE, "url": url, option: "1"})
-    assert message.startswith(f"both url and the option {option} say {keyword}\n")
+    assert message.startswith(f"[OPTION] both url and the option {option} say {keyword}\n")
 
 
 def test_libpq_itself_has_no_keyword_that_is_missing() -> None:

@@ -115,10 +115,10 @@ def test_short_and_long_messages_are_refused_by_name(name: str, in_stream: bool)
     data, named = sent(name, in_stream), name.split(" of ")[0].split(",")[0]
     wrong = [data[:length] for length in range(1, len(data))] + [data + b"\0", data + data]
     for one in wrong:
-        with pytest.raises(WireError, match=rf"^pgoutput: {named}: expected"):
+        with pytest.raises(WireError, match=rf"^\[WIRE\] pgoutput: {named}: expected"):
             read(one, in_stream=in_stream)
         # Bytes of the header are none of the message's.
-        with pytest.raises(WireError, match=rf"^pgoutput: {named}: expected"):
+        with pytest.raises(WireError, match=rf"^\[WIRE\] pgoutput: {named}: expected"):
             read(b"\0" * 25 + one, 25, in_stream=in_stream)
 
 
@@ -161,7 +161,7 @@ def test_no_bytes_are_no_message() -> None:
 )
 def test_wrong_bytes_within_a_message_are_refused_by_name(name: str, at: int, wrong: bytes, expected: str) -> None:
     data = sent(name, in_stream=False)
-    with pytest.raises(WireError, match=rf"^pgoutput: {name}: .*{expected}"):
+    with pytest.raises(WireError, match=rf"^\[WIRE\] pgoutput: {name}: .*{expected}"):
         read(data[:at] + wrong + data[at + len(wrong) :])
 
 
@@ -301,7 +301,7 @@ def test_short_and_long_rows_are_refused_by_name(which: int, in_stream: bool) ->
     for one in wrong:
         # Another message before or behind it, whose bytes a reader without bounds would take.
         for messages in ([one], [one, message], [message, one], [message, one, message]):
-            with pytest.raises(WireError, match=rf"^pgoutput: {NAME[message[0]]}: expected"):
+            with pytest.raises(WireError, match=rf"^\[WIRE\] pgoutput: {NAME[message[0]]}: expected"):
                 walked(messages, 3, in_stream=in_stream)
 
 
@@ -339,7 +339,7 @@ def test_short_and_long_rows_are_refused_by_name(which: int, in_stream: bool) ->
 def test_wrong_bytes_within_a_row_are_refused_by_name(message: bytes, expected: str) -> None:
     good = [insert([b"1"]), delete(b"K", [None])]
     for messages in ([message], [*good, message], [message, *good]):
-        with pytest.raises(WireError, match=rf"^pgoutput: .*{expected}"):
+        with pytest.raises(WireError, match=rf"^\[WIRE\] pgoutput: .*{expected}"):
             walked(messages, 1)
 
 
