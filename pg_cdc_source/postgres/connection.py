@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg2
 import psycopg2.extras
@@ -22,8 +21,7 @@ from pg_cdc_source.errors import (
     TransientError,
 )
 from pg_cdc_source.options.conninfo import SECRET_KEYWORDS, ConnectionOptions
-
-T = TypeVar("T")
+from pg_cdc_source.postgres.backoff import Backoff
 
 # Where servers up to 15, from 16 and from 18 on refuse a slot that was invalidated; the SQLSTATE has other meanings.
 _INVALIDATED_IN = ("StartLogicalReplication", "CreateDecodingContext", "ReplicationSlotAcquire")
@@ -87,16 +85,8 @@ def connect(
     ``retry_seconds`` bounds how long a server that does not answer is tried again; a refused login is not. Raises
     ConnectError, or TransientError when the time is over.
     """
-    deadline = time.monotonic() + retry_seconds
-    pause = 0.1
-    while True:
-        try:
-            return _connect_once(options, application_name, replication=replication)
-        except TransientError:
-            if time.monotonic() + pause > deadline:
-                raise
-            time.sleep(pause)
-            pause = min(2 * pause, 2.0)
+    backoff = Backoff(0.1, longest_seconds=2.0, within_seconds=retry_seconds)
+    return backoff.retrying(lambda: _connect_once(options, application_name, replication=replication))
 
 
 def _connect_once(options: ConnectionOptions, application_name: str, *, replication: bool) -> Session:
@@ -268,13 +258,3 @@ def refuse_breaking_pooler(options: ConnectionOptions, session: Session, applica
             "with them snapshots, do not last",
             remedy="connect to PostgreSQL itself, or to a port of the pooler in session mode",
         )
-
-
-def retrying(action: Callable[[], T], *, attempts: int, first_pause: float) -> T:
-    """Run ``action`` again after a TransientError, at most ``attempts`` times in all, with growing pauses (seconds)."""
-    for attempt in range(attempts - 1):
-        try:
-            return action()
-        except TransientError:
-            time.sleep(first_pause * 2**attempt)
-    return action()

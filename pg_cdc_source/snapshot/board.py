@@ -21,6 +21,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import DefiniteError, SnapshotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 
@@ -105,11 +106,9 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
     Raises DefiniteError with the keeper's reason where the execution has failed, SnapshotLostError where no keeper
     answers.
     """
-    start = time.monotonic()
-    deadline = start + ANSWER_SECONDS + request.spec.slot_timeout_seconds
-    pause = 0.005
-    next_ring = start
-    while True:
+    start = next_ring = time.monotonic()
+    answer_seconds = ANSWER_SECONDS + request.spec.slot_timeout_seconds
+    for _ in Backoff(0.005, growth=1.2, longest_seconds=0.25, within_seconds=answer_seconds).polls():
         if time.monotonic() >= next_ring:
             # Also where there is a snapshot, which lives on from its last reader; and more than once, because a keeper
             # whose session was just lost does not hear it.
@@ -119,18 +118,14 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
         if snapshot is not None:
             _check_fits(snapshot, request)
             return snapshot
-        now = time.monotonic()
-        if not keeper_runs and now - start > LOST_KEEPER_SECONDS:
+        if not keeper_runs and time.monotonic() - start > LOST_KEEPER_SECONDS:
             raise SnapshotLostError(
                 f"no process on the driver's host holds snapshots for this DataFrame (keeper {keeper} has ended)",
                 remedy="load the DataFrame again: planning starts a new one",
             )
-        if now > deadline:
-            raise TransientError(
-                f"keeper {keeper} did not give a snapshot for execution {request.execution} within {now - start:.0f} s"
-            )
-        time.sleep(pause)
-        pause = min(1.2 * pause, 0.25)
+    raise TransientError(
+        f"keeper {keeper} did not give a snapshot for execution {request.execution} within {answer_seconds:.0f} s"
+    )
 
 
 def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapshot | None]:

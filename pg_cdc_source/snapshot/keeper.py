@@ -58,6 +58,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import ConnectError, DefiniteError, PgCdcError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import read_server
 from pg_cdc_source.postgres.connection import connect, translated
 from pg_cdc_source.postgres.snapshots import Held, make_snapshot
@@ -92,10 +93,8 @@ def ensure_keeper(options: ConnectionOptions, session: Session, example: Request
     """
     driver = driver_process()
     token = _token(driver, session)
-    deadline = time.monotonic() + START_SECONDS
-    pause = 0.02
     started = False
-    while True:
+    for _ in Backoff(0.02, growth=1.5, longest_seconds=0.25, within_seconds=START_SECONDS).polls():
         with translated("looking for the keeper"), session.cursor() as cursor:
             cursor.execute(
                 "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = current_database()"
@@ -105,13 +104,10 @@ def ensure_keeper(options: ConnectionOptions, session: Session, example: Request
             row = cursor.fetchone()
         if row is not None:
             return str(row[0]).split(":")[1]
-        if time.monotonic() > deadline:
-            raise TransientError(f"the keeper (process that holds snapshots) did not start within {START_SECONDS:g} s")
         if not started:
             _start(options, token, driver, example)
             started = True
-        time.sleep(pause)
-        pause = min(1.5 * pause, 0.25)
+    raise TransientError(f"the keeper (process that holds snapshots) did not start within {START_SECONDS:g} s")
 
 
 def _token(driver: Process, session: Session) -> str:

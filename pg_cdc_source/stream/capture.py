@@ -39,7 +39,8 @@ from pg_cdc_source.errors import (
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, StreamOffset, end_of_timeline
 from pg_cdc_source.options.parse import StreamOptions
 from pg_cdc_source.postgres import catalog, publication, snapshots
-from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler, retrying, translated
+from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler, translated
 from pg_cdc_source.postgres.replication import HEADER_BYTES, ReplicationStream
 from pg_cdc_source.postgres.slots import (
     Slot,
@@ -69,7 +70,7 @@ PATIENCE_SECONDS = 0.25
 # How often the offset of a quiet stream moves on: each move is an empty batch, and lets the slot forget WAL.
 IDLE_SECONDS = 10.0
 WATCH_SECONDS = 2.0
-IN_USE_ATTEMPTS = 7  # 0.2 s, doubled each time: about 12 s in all
+IN_USE = Backoff(0.2, attempts=7)  # about 12 s in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +309,7 @@ class Capture:
                 self._forget_session()
                 raise
 
-        return retrying(attempt, attempts=3, first_pause=0.5)
+        return Backoff(0.5, attempts=3).retrying(attempt)
 
     def _flushed(self) -> Lsn:
         """How far the WAL is safe on disk: what may be decoded."""
@@ -450,7 +451,7 @@ class Capture:
             if slot.active_pid is not None:
                 raise in_use_error(session, slot)
 
-        retrying(check, attempts=IN_USE_ATTEMPTS, first_pause=0.2)
+        IN_USE.retrying(check)
 
     def _connect_stream(self, received: Position, *, streaming: bool) -> ReplicationStream:
         options, start = self._options, received.next_lsn
