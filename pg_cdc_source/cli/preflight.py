@@ -28,6 +28,7 @@ from rich.text import Text
 from pg_cdc_source.errors import OptionError, PgCdcError, ServerSetupError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import LIBPQ_KEYWORDS, ConnectionOptions
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.parse import (
     OPTIONS,
     SnapshotOptions,
@@ -218,7 +219,7 @@ def _reach(
     def tell(server: Server) -> str:
         version = session().info.parameter_status("server_version")
         kind = "standby" if server.in_recovery else "primary"
-        return f"PostgreSQL {version}, {kind}, wal_level={server.wal_level}, role {catalog.quoted(server.role)}"
+        return f"PostgreSQL {version}, {kind}, wal_level={server.wal_level}, role {quoted(server.role)}"
 
     server = checks.run("server", lambda: catalog.read_server(session()), tell)
     return _Reached(checks, options, session, server)
@@ -397,7 +398,7 @@ def _find_publication(session: Session, options: StreamOptions, *, made: bool) -
 
 
 def _tell_publication(found: Planned) -> str:
-    name = catalog.quoted(found.publication.name)
+    name = quoted(found.publication.name)
     if found.create:
         return f"{name} does not exist yet: {found.create}"
     return f"{name} has {_counted(len(found.publication.tables), 'table')}"

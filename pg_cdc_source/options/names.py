@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from pg_cdc_source.errors import OptionError
+from pg_cdc_source.options.keywords import KEYWORDS
 
 # PostgreSQL cuts a longer identifier silently (NAMEDATALEN - 1), so that it could name another table.
 MAX_NAME_BYTES = 63
@@ -54,7 +55,7 @@ class QualifiedName:
 
     def __str__(self) -> str:
         """Give it as ``parse`` reads it, with quotes only where they are needed."""
-        return ".".join(map(quote_where_needed, self.parts))
+        return dotted(*self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,26 @@ class TablePattern:
 
     def __str__(self) -> str:
         """Give it as ``parse_tables`` reads it, with quotes only where they are needed."""
-        name = "*" if self.name is None else quote_where_needed(self.name)
-        return name if self.schema is None else f"{quote_where_needed(self.schema)}.{name}"
+        name = "*" if self.name is None else dotted(self.name)
+        return name if self.schema is None else f"{dotted(self.schema)}.{name}"
 
 
-def quote_where_needed(part: str) -> str:
-    if _NEEDS_NO_QUOTES.fullmatch(part):
-        return part
-    return '"' + part.replace('"', '""') + '"'
+def quoted(identifier: str) -> str:
+    """Give a role, a column or another single name as SQL text that can be pasted, as quote_ident() does."""
+    return _in_quotes(identifier) if identifier in KEYWORDS else dotted(identifier)
+
+
+def dotted(*parts: str) -> str:
+    """Give a relation's name as ``QualifiedName.parse`` reads it.
+
+    The column ``_table`` and checkpoints hold names in this form, so it must not change. Keywords stand without
+    quotes, which SQL allows after a dot.
+    """
+    return ".".join(part if _NEEDS_NO_QUOTES.fullmatch(part) else _in_quotes(part) for part in parts)
+
+
+def _in_quotes(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _parse_names(text: str) -> list[tuple[str, ...]]:
@@ -114,8 +127,8 @@ def _parse_patterns(text: str, *, stars: bool) -> list[tuple[str | None, ...]]:
 
 
 def _name(part: re.Match[str]) -> str:
-    quoted = part["quoted"]
-    name = part["plain"].translate(_ASCII_UPPER_TO_LOWER) if quoted is None else quoted.replace('""', '"')
+    inner = part["quoted"]
+    name = part["plain"].translate(_ASCII_UPPER_TO_LOWER) if inner is None else inner.replace('""', '"')
     check_characters(name)
     if not name:
         raise OptionError('a quoted name is empty ("")', remedy="write the name between the quotes")
@@ -153,13 +166,13 @@ def parse_columns(text: str) -> tuple[str, ...]:
     for name in names:
         if len(name) > 1:
             raise OptionError(
-                f"{'.'.join(map(quote_where_needed, name))} is a qualified name, a plain column is needed",
+                f"{dotted(*name)} is a qualified name, a plain column is needed",
                 remedy='write only the column; quote a column whose name holds a dot: "a.b"',
             )
     columns = tuple(name for (name,) in names)
     for column in columns:
         if columns.count(column) > 1:
-            raise OptionError(f"the column {quote_where_needed(column)} is there twice", remedy="name it once")
+            raise OptionError(f"the column {quoted(column)} is there twice", remedy="name it once")
     return columns
 
 
@@ -169,7 +182,7 @@ def parse_tables(text: str) -> tuple[TablePattern, ...]:
         raise OptionError(f"{text!r} is a query, not a list of tables", remedy="name the tables that it reads")
     patterns: list[TablePattern] = []
     for parts in _parse_patterns(text, stars=True):
-        shown = ".".join("*" if part is None else quote_where_needed(part) for part in parts)
+        shown = ".".join("*" if part is None else dotted(part) for part in parts)
         if None in parts[:-1]:
             raise OptionError(
                 f"{shown} has * before its last part", remedy="name the schema: schema.*; or use * alone for all"

@@ -31,7 +31,7 @@ from pg_cdc_source.options.names import (
     nearest,
     parse_columns,
     parse_tables,
-    quote_where_needed,
+    quoted,
 )
 
 ConsistentPoint = Literal["auto", "require", "off"]
@@ -713,7 +713,7 @@ def _snapshot_contradictions(given: _Given) -> Iterator[OptionError]:
         for column in values["asString"] or ():
             if column not in columns:
                 yield OptionError(
-                    f"asString names the column {quote_where_needed(column)}, which columns leaves out",
+                    f"asString names the column {quoted(column)}, which columns leaves out",
                     remedy="add it to columns, or remove it from asString",
                 )
         # Spark's columns have no case.

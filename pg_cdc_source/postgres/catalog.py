@@ -10,7 +10,7 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import AccessError, OptionError
-from pg_cdc_source.options.names import QualifiedName
+from pg_cdc_source.options.names import QualifiedName, dotted, quoted
 from pg_cdc_source.postgres.connection import translated
 from pg_cdc_source.postgres.replication import column_modifiers
 from pg_cdc_source.values.registry import CatalogType, Column
@@ -50,7 +50,7 @@ class Relation:
         return sql.Identifier(self.schema, self.name)
 
     def __str__(self) -> str:
-        return f"{quoted(self.schema)}.{quoted(self.name)}"
+        return dotted(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,6 @@ class Heap:
     relation: Relation
     blocks: int
     attnums: tuple[int, ...]  # of the columns read, in their order
-
-
-def quoted(identifier: str) -> str:
-    """An identifier as SQL text that can be pasted: quoted unless it is plain lower case."""
-    plain = identifier.isascii() and identifier.replace("_", "a").isalnum() and identifier == identifier.lower()
-    return identifier if plain and not identifier[:1].isdigit() else '"' + identifier.replace('"', '""') + '"'
 
 
 def read_server(session: Session) -> Server:
@@ -125,7 +119,7 @@ def _near_names(session: Session, parts: tuple[str, ...]) -> str:
             " WHERE c.relkind = ANY ('{r,p,v,m,f}') AND n.nspname !~ '^pg_(toast|temp)'"
             " AND n.nspname <> 'information_schema' AND has_schema_privilege(n.oid, 'USAGE') LIMIT 20000"
         )
-        known = {f"{quoted(schema)}.{quoted(name)}": f"{schema}.{name}".lower() for schema, name in cursor}
+        known = {dotted(schema, name): f"{schema}.{name}".lower() for schema, name in cursor}
     # Without a schema, the wanted name may be in any.
     schemas = [parts[0]] if len(parts) == 2 else sorted({name.split(".")[0] for name in known.values()})
     wanted = [f"{schema}.{parts[-1]}".lower() for schema in schemas]

@@ -35,7 +35,7 @@ from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSetupError, TransientError
-from pg_cdc_source.options.names import QualifiedName, TablePattern
+from pg_cdc_source.options.names import QualifiedName, TablePattern, quoted
 from pg_cdc_source.options.parse import StreamOptions
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.catalog import Relation, Server
@@ -136,7 +136,7 @@ class _Node:
 
 def read_publication(session: Session, name: str) -> Publication | None:
     """The publication of this name and its tables, sorted by name; None where there is none."""
-    with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
+    with translated(f"reading publication {quoted(name)}"), session.cursor() as cursor:
         # Rows as JSON, because columns differ by version: attnames, rowfilter and prattrs came with 15, pubgencols
         # with 18.
         cursor.execute(
@@ -310,7 +310,7 @@ def ensure_publication(session: Session, options: StreamOptions) -> Publication:
     _create(session, options.publication, plan_publication(session, options).create)
     found = read_publication(session, options.publication)
     if found is None:
-        raise TransientError(f"publication {catalog.quoted(options.publication)} was dropped as soon as it was created")
+        raise TransientError(f"publication {quoted(options.publication)} was dropped as soon as it was created")
     return found
 
 
@@ -319,8 +319,7 @@ def require_publication(session: Session, name: str) -> Publication:
     found = read_publication(session, name)
     if found is None:
         raise ServerSetupError(
-            f"publication {catalog.quoted(name)} does not exist any more: changes made since it was dropped cannot be "
-            "decoded",
+            f"publication {quoted(name)} does not exist any more: changes made since it was dropped cannot be decoded",
             remedy="start over with a new checkpoint location and a new slot",
         )
     return found
@@ -331,7 +330,7 @@ def plan_publication(session: Session, options: StreamOptions) -> Planned:
     server = catalog.read_server(session)
     relations = _wanted(session, options)
     create = _create_sql(session, server, options.publication, relations)
-    missing = f"publication {catalog.quoted(options.publication)} does not exist"
+    missing = f"publication {quoted(options.publication)} does not exist"
     if options.publication_mode == "require":
         raise ServerSetupError(
             f"{missing}, and publicationMode=require only checks it", remedy=f"create it: {create}; or name another"
@@ -381,7 +380,7 @@ def require_rights(session: Session, planned: Planned) -> None:
 
 def _not_allowed(name: str, why: str | None, create: str) -> AccessError:
     return AccessError(
-        f"publication {catalog.quoted(name)} cannot be created: {why}",
+        f"publication {quoted(name)} cannot be created: {why}",
         remedy=f"let an administrator run: {create}; it is then taken as it is. Or give this role ownership of the "
         "tables and CREATE on the database",
     )
@@ -461,7 +460,7 @@ def _create(session: Session, name: str, create: str) -> None:
     except psycopg2.errors.InsufficientPrivilege as error:
         raise _not_allowed(name, error.diag.message_primary, create) from None
     except psycopg2.Error as error:
-        raise translate(error, f"creating publication {catalog.quoted(name)}") from None
+        raise translate(error, f"creating publication {quoted(name)}") from None
 
 
 def _refuse_without_identity(
@@ -472,7 +471,7 @@ def _refuse_without_identity(
         return
     inserts_only = _create_sql(session, server, options.publication, relations, "insert, truncate")
     raise ServerSetupError(
-        f"publication {catalog.quoted(options.publication)} is not created, because from then on PostgreSQL would "
+        f"publication {quoted(options.publication)} is not created, because from then on PostgreSQL would "
         f"refuse every UPDATE and DELETE on {without}: no primary key or other usable replica identity",
         remedy=f"add a primary key; or {steps}; or, for inserts alone, create it yourself: {inserts_only}",
     )
@@ -533,7 +532,7 @@ def _matches(session: Session, publication: Publication, pattern: TablePattern) 
     if not matches:
         what = f"its tables are {_listed(relations)}" if relations else "it has no tables"
         raise OptionError(
-            f"tables: publication {catalog.quoted(publication.name)} has no table that matches {pattern}; {what}",
+            f"tables: publication {quoted(publication.name)} has no table that matches {pattern}; {what}",
             remedy="name what it has, or add to it with ALTER PUBLICATION ... ADD TABLE",
         )
     return matches
@@ -564,7 +563,7 @@ def _lacking(session: Session, published: set[int], relation: Relation) -> list[
 def _not_published(session: Session, publication: Publication, relation: Relation, *, whole: bool) -> PgCdcError:
     """The error for a table that is not published under its own name, or with ``whole`` False by all its partitions."""
     published = {table.relation.oid for table in publication.tables}
-    what = f"publication {catalog.quoted(publication.name)}"
+    what = f"publication {quoted(publication.name)}"
     alter = f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string(session)}"
     add = f"{alter} ADD TABLE {relation.identifier.as_string(session)}"
     for ancestor in _read_ancestors(session, [relation.oid]).get(relation.oid, ()):
@@ -593,7 +592,7 @@ def _not_published(session: Session, publication: Publication, relation: Relatio
 
 def _is_listed(session: Session, publication: Publication, relation: Relation) -> bool:
     """Whether the publication has the table by its own name, and not only partitions of it."""
-    with translated(f"reading publication {catalog.quoted(publication.name)}"), session.cursor() as cursor:
+    with translated(f"reading publication {quoted(publication.name)}"), session.cursor() as cursor:
         cursor.execute(
             "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication_rel AS r"
             " JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid WHERE p.pubname = %s AND r.prrelid = %s)",
@@ -704,7 +703,7 @@ def _is_less(of_leaf: ReplicaIdentity, of_root: ReplicaIdentity) -> bool:
 
 
 def _named(identity: ReplicaIdentity) -> str:
-    return "the whole row" if identity.kind == "f" else ", ".join(map(catalog.quoted, identity.columns))
+    return "the whole row" if identity.kind == "f" else ", ".join(map(quoted, identity.columns))
 
 
 def _read_unpublished(
@@ -819,7 +818,7 @@ def find_lost(session: Session, name: str, mark: str, names: Mapping[int, str]) 
     lost = [oid for oid in names if oid not in published]
     if not lost:
         return ""
-    with translated(f"reading publication {catalog.quoted(name)}"), session.cursor() as cursor:
+    with translated(f"reading publication {quoted(name)}"), session.cursor() as cursor:
         cursor.execute("SELECT oid::bigint FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[])", (lost,))
         there = {oid for (oid,) in cursor}
     gone = [f"{names[oid]}{'' if oid in there else ', which was dropped'}" for oid in sorted(lost)[:_MOST_NAMED]]

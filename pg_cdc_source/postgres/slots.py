@@ -10,6 +10,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.connection import translated
 
@@ -172,8 +173,8 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
         )
     if slot.database != database:
         raise OptionError(
-            f"slot {slot.name} belongs to the database {catalog.quoted(slot.database or '')}, the connection is to "
-            f"{catalog.quoted(database)}",
+            f"slot {slot.name} belongs to the database {quoted(slot.database or '')}, the connection is to "
+            f"{quoted(database)}",
             remedy=f"connect to that database; or {other}",
         )
     if slot.synced:
@@ -231,7 +232,7 @@ def undroppable(session: Session, names: Sequence[str]) -> list[PgCdcError]:
         errors.append(
             AccessError(
                 f"role {server.role} has no right to drop slots",
-                remedy=f"ALTER ROLE {catalog.quoted(server.role)} REPLICATION",
+                remedy=f"ALTER ROLE {quoted(server.role)} REPLICATION",
             )
         )
     usages = {usage.slot.name: usage for usage in read_usages(session)}

@@ -39,7 +39,7 @@ from pg_cdc_source.errors import (
 )
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
-from pg_cdc_source.options.names import QualifiedName
+from pg_cdc_source.options.names import QualifiedName, quoted
 from pg_cdc_source.options.parse import ConsistentPoint, parse_snapshot_options
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.catalog import Relation, Server
@@ -154,7 +154,7 @@ def lacks_for_slot(server: Server, *, stream: bool, failover: bool) -> Iterator[
     if not server.may_replicate:
         yield ServerSetupError(
             f"{what} needs the right to use replication slots, which role {server.role} lacks",
-            remedy=f"ALTER ROLE {catalog.quoted(server.role)} REPLICATION{otherwise}",
+            remedy=f"ALTER ROLE {quoted(server.role)} REPLICATION{otherwise}",
         )
     if server.in_recovery and server.version_num < 160000:
         yield ServerSetupError(

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from pg_cdc_source.errors import OptionError, SchemaChangedError, UnrepresentableError, WireError
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.options.names import quote_where_needed
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.protocol.envelope import EnvelopeColumn, json_objects
 from pg_cdc_source.protocol.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, Rows
@@ -108,7 +108,7 @@ def refuse_change_names(table: str, names: Sequence[str]) -> None:
     for name in names:
         if name.lower() in taken:
             raise OptionError(
-                f"{table} has a column {quote_where_needed(name)}, which is the name of one of the change columns",
+                f"{table} has a column {quoted(name)}, which is the name of one of the change columns",
                 remedy="rename the column in PostgreSQL; or take the envelope (option tables) and its JSON",
             )
 
@@ -353,7 +353,7 @@ class ChangeDecoder:
         if decoded.refused and self._layout.unrepresentable == "error":
             first = min(decoded.refused, key=lambda refused: int(refused.rows[0]))
             row = int(first.rows[0])
-            name = quote_where_needed(codec.column.name)
+            name = quoted(codec.column.name)
             raise UnrepresentableError(
                 f"{_column(table, codec)}, change {int(seq[row])} of the commit at {Lsn(lsn[row])}: {first.reason}",
                 remedy=f"asString={name} reads the column as text; unrepresentable=null makes such values NULL",
@@ -450,7 +450,7 @@ class _Chunk:
 
 
 def _column(table: StreamedTable, codec: Codec) -> str:
-    return f"{table.name}, column {quote_where_needed(codec.column.name)} ({codec.column.type_name})"
+    return f"{table.name}, column {quoted(codec.column.name)} ({codec.column.type_name})"
 
 
 def _ranks(flags: Flags) -> Ints:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.errors import SchemaChangedError, WireError
-from pg_cdc_source.options.names import quote_where_needed
+from pg_cdc_source.options.names import quoted
 
 # catalog/pg_type.dat: bool; int8, int2, int4 and oid.
 _BOOL_OID = 16
@@ -82,7 +82,7 @@ def _values(column: EnvelopeColumn, texts: pa.StringArray) -> pa.StringArray:
 
 def _expect(column: EnvelopeColumn, values: pa.StringArray, fits: pa.BooleanArray) -> pa.StringArray:
     if pc.all(fits).as_py() is False:
-        raise WireError(f"envelope: column {quote_where_needed(column.name)}: expected a {column.kind}, got other text")
+        raise WireError(f"envelope: column {quoted(column.name)}: expected a {column.kind}, got other text")
     return values
 
 
@@ -184,12 +184,12 @@ def _column(column: EnvelopeColumn, rows: Sequence[Mapping[str, Any]]) -> tuple[
 
 
 def _other_value(column: EnvelopeColumn) -> WireError:
-    name = quote_where_needed(column.name)
+    name = quoted(column.name)
     return WireError(f"envelope: column {name}: expected a JSON {column.kind} or null, got another value")
 
 
 def _other_columns(names: set[str]) -> SchemaChangedError:
-    shown = ", ".join(sorted(map(quote_where_needed, names)))
+    shown = ", ".join(sorted(map(quoted, names)))
     return SchemaChangedError(
         f"the table has no column {shown}, which rows of the stream have",
         remedy="for a column that was added since, start again, so that the table is looked at anew; rows from before "

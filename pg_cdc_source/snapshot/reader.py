@@ -39,6 +39,7 @@ from pg_cdc_source.errors import (
     UnrepresentableError,
 )
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres import catalog, snapshots
 from pg_cdc_source.postgres.connection import connect, translate, translated
 from pg_cdc_source.postgres.replication import copy_out
@@ -299,7 +300,7 @@ class _Reader:
                     )
                 )
                 where = f"ctid {cursor.fetchone()[0]}"
-        name = catalog.quoted(refused.column.name)
+        name = quoted(refused.column.name)
         return UnrepresentableError(
             f"{heap or self._plan.what}, column {name} ({refused.column.type_name}), {where}: {refused.reason}",
             remedy=f"asString={name} reads the column as text; unrepresentable=null makes such values NULL",

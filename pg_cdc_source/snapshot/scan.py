@@ -10,6 +10,7 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import OptionError, SchemaChangedError
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.parse import SnapshotOptions
 from pg_cdc_source.postgres import catalog, snapshots
 from pg_cdc_source.postgres.catalog import Relation, Server
@@ -101,8 +102,8 @@ def _chosen_columns(options: SnapshotOptions, relation: Relation, existing: list
         for name in names:
             if name not in existing:
                 raise OptionError(
-                    f"{relation} has no column {catalog.quoted(name)}, which the option {option} names",
-                    remedy=f"its columns are {', '.join(map(catalog.quoted, existing))}",
+                    f"{relation} has no column {quoted(name)}, which the option {option} names",
+                    remedy=f"its columns are {', '.join(map(quoted, existing))}",
                 )
     return existing if options.columns is None else list(options.columns)
 
@@ -188,7 +189,7 @@ def _expect_same_columns(session: Session, plan: Plan, relation: Relation) -> No
     for column in plan.columns:
         if attnums.get(column.name) != column.attnum:
             raise SchemaChangedError(
-                f"planning {relation}: column {catalog.quoted(column.name)} was dropped, renamed or replaced after the "
+                f"planning {relation}: column {quoted(column.name)} was dropped, renamed or replaced after the "
                 "DataFrame was loaded",
                 remedy="load the DataFrame again",
             )

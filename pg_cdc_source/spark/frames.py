@@ -28,7 +28,7 @@ from pyspark.sql.types import StructField, StructType
 
 from pg_cdc_source.errors import OptionError, PgCdcError, UnrepresentableError, WireError
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.names import QualifiedName, nearest, quote_where_needed
+from pg_cdc_source.options.names import QualifiedName, nearest, quoted
 from pg_cdc_source.options.parse import OPTIONS, SnapshotOptions, parse_snapshot_options
 from pg_cdc_source.protocol.changes import BEFORE, CHANGE_FIELDS, refuse_change_names
 from pg_cdc_source.protocol.envelope import EnvelopeColumn, columns_from_json
@@ -156,7 +156,7 @@ class _Projection:
         return unchanged if lists is None else pa.array(lists, unchanged.type)
 
     def _values(self, batch: pa.RecordBatch, codec: Codec, texts: pa.StringArray) -> pa.Array:
-        name = quote_where_needed(codec.column.name)
+        name = quoted(codec.column.name)
         where = f"{self.table}, column {name} ({codec.column.type_name})"
         try:
             decoded = codec.decode_text(_field(texts))
@@ -263,8 +263,8 @@ class _Batch:
         for i in found:
             if "map<" in fields[i].dataType.simpleString():
                 raise OptionError(
-                    f"collapse() has the key {quote_where_needed(names[i])}, and Spark cannot compare maps",
-                    remedy=f"read it with asString={quote_where_needed(names[i])}",
+                    f"collapse() has the key {quoted(names[i])}, and Spark cannot compare maps",
+                    remedy=f"read it with asString={quoted(names[i])}",
                 )
         values = tuple(i for i, name in enumerate(names) if name not in (*_CHANGE_NAMES, BEFORE) and i not in found)
         before = names.index(BEFORE) if BEFORE in names else None
@@ -283,7 +283,7 @@ class _Batch:
 
     @property
     def key_names(self) -> str:
-        return ", ".join(quote_where_needed(self.fields[i].name) for i in self.keys)
+        return ", ".join(quoted(self.fields[i].name) for i in self.keys)
 
     @property
     def hashable(self) -> list[Column]:
@@ -324,7 +324,7 @@ def _find_keys(keys: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
             guess = nearest(key, known)
             what = "several columns of that name" if chosen else "no such column"
             raise OptionError(
-                f"collapse() has the key {quote_where_needed(key)}, and the rows have {what}",
+                f"collapse() has the key {quoted(key)}, and the rows have {what}",
                 remedy=f"did you mean {guess}?"
                 if guess and not chosen
                 else f"the columns are {', '.join(sorted(known))}",
@@ -377,7 +377,7 @@ def _old_values(batch: _Batch) -> dict[int, Column]:
         same_type = there.get(field.name) == field.dataType
         if i in batch.keys and not same_type:
             raise OptionError(
-                f"collapse() has the key {quote_where_needed(field.name)}, which {BEFORE} does not have as a column of "
+                f"collapse() has the key {quoted(field.name)}, which {BEFORE} does not have as a column of "
                 "the same type",
                 remedy=f"drop {BEFORE} before, if updates never change the key; or name columns of the table",
             )

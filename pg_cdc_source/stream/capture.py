@@ -37,6 +37,7 @@ from pg_cdc_source.errors import (
     TransientError,
 )
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, StreamOffset, end_of_timeline
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.parse import StreamOptions
 from pg_cdc_source.postgres import catalog, publication, snapshots
 from pg_cdc_source.postgres.backoff import Backoff
@@ -416,7 +417,7 @@ class Capture:
 
     def _unpublished(self, why: str) -> SchemaChangedError:
         return SchemaChangedError(
-            f"publication {catalog.quoted(self._options.publication)} {why}, so changes may be missing",
+            f"publication {quoted(self._options.publication)} {why}, so changes may be missing",
             remedy="start over with a new checkpoint location and a new slot",
         )
 

@@ -15,7 +15,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.names import QualifiedName
+from pg_cdc_source.options.names import QualifiedName, dotted, quoted
 from pg_cdc_source.options.parse import SnapshotOptions, StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
@@ -142,7 +142,7 @@ def describe(plan: StreamPlan, relation: SentRelation, lsn: Lsn) -> Described | 
     no value yet. What differs after it is a change, and ``onSchemaChange`` says which are taken.
     """
     options = plan.options
-    name = f"{catalog.quoted(relation.schema)}.{catalog.quoted(relation.name)}"
+    name = dotted(relation.schema, relation.name)
     table = next((table for table in plan.tables if table.oid == relation.oid), None)
     history = lsn < plan.lsn
     where = f"before the commit at {lsn}"
@@ -166,14 +166,14 @@ def describe(plan: StreamPlan, relation: SentRelation, lsn: Lsn) -> Described | 
         raise SchemaChangedError(f"{table.name} was renamed to {name} {where}", remedy=_LOAD_AGAIN)
     place = {column.name: i for i, column in enumerate(relation.columns)}
     planned = [codec.column.name for codec in table.codecs]
-    added = [catalog.quoted(column) for column in place if column not in planned]
-    missing = [catalog.quoted(column) for column in planned if column not in place]
+    added = [quoted(column) for column in place if column not in planned]
+    missing = [quoted(column) for column in planned if column not in place]
     for codec, type_and_modifier in zip(table.codecs, table.type_oids, strict=True):
         if codec.column.name in place:
             found = relation.columns[place[codec.column.name]]
             if (found.type_oid, found.typmod) != type_and_modifier and not _reads_alike(options, codec, found):
                 raise SchemaChangedError(
-                    f"{table.name}: the type of column {catalog.quoted(codec.column.name)} was changed "
+                    f"{table.name}: the type of column {quoted(codec.column.name)} was changed "
                     + (f"after the commit at {lsn}" if history else where),
                     remedy=_OLD_TYPE if history else _LOAD_AGAIN,
                 )
@@ -225,6 +225,6 @@ def _catalog_type(options: StreamOptions, found: RelationColumn) -> registry.Cat
     # A session of its own, as above.
     with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
         (known,) = catalog.catalog_types(
-            session, [(found.type_oid, found.typmod)], f"looking for the type of column {catalog.quoted(found.name)}"
+            session, [(found.type_oid, found.typmod)], f"looking for the type of column {quoted(found.name)}"
         )
     return known

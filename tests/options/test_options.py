@@ -16,7 +16,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import IGNORED_JDBC_PARAMETERS, LIBPQ_KEYWORDS, SECRET_KEYWORDS, ConnectionOptions
-from pg_cdc_source.options.names import QualifiedName, TablePattern, parse_tables
+from pg_cdc_source.options.names import QualifiedName, TablePattern, dotted, parse_tables, quoted
 from pg_cdc_source.options.parse import (
     OPTIONS,
     Group,
@@ -140,8 +140,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @given(st.lists(NAMES, min_size=1, max_size=3))
 def test_every_name_survives_quoting(parts: list[str]) -> None:
-    quoted = ".".join('"' + part.replace('"', '""') + '"' for part in parts)
-    name = QualifiedName.parse(quoted)
+    name = QualifiedName.parse(".".join('"' + part.replace('"', '""') + '"' for part in parts))
     assert name.parts == tuple(parts)
     assert QualifiedName.parse(str(name)) == name
 
@@ -167,6 +166,35 @@ def test_any_text_is_a_name_or_an_option_error(text: str) -> None:
 )
 def test_a_name_is_quoted_only_where_needed(parts: tuple[str, ...], text: str) -> None:
     assert str(QualifiedName(parts)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("etl", "etl"),
+        ("_a1", "_a1"),
+        ("user", '"user"'),
+        ("order", '"order"'),
+        ("values", '"values"'),
+        ("left", '"left"'),
+        ("name", "name"),
+        ("User", '"User"'),
+        ("1a", '"1a"'),
+        ("a$", '"a$"'),
+        ("ä", '"ä"'),
+        ('a"b', '"a""b"'),
+        ("", '""'),
+    ],
+)
+def test_one_name_is_quoted_as_quote_ident_does(name: str, text: str) -> None:
+    assert quoted(name) == text
+
+
+def test_a_relations_name_keeps_its_form_in_checkpoints_and_rows() -> None:
+    """A keyword needs no quotes after a dot, and older checkpoints have none."""
+    assert str(QualifiedName(("public", "user"))) == dotted("public", "user") == "public.user"
+    assert QualifiedName.parse('public."user"') == QualifiedName.parse("public.user")
+    assert str(TablePattern("order", None)) == "order.*"
 
 
 @pytest.mark.parametrize(
