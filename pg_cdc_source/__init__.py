@@ -1,11 +1,11 @@
 """PostgreSQL in Spark: tables at one consistent point (``pgsnapshot``), and their changes from there (``pgcdc``)."""
 
-from __future__ import annotations
+import importlib as _importlib
+import typing as _typing
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pg_cdc_source._version import __version__ as __version__
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from pg_cdc_source.errors import DefiniteError as DefiniteError
     from pg_cdc_source.errors import PgCdcError as PgCdcError
     from pg_cdc_source.errors import SlotLostError as SlotLostError
@@ -13,32 +13,36 @@ if TYPE_CHECKING:
     from pg_cdc_source.offsets import Lsn as Lsn
     from pg_cdc_source.postgres.snapshots import OpenSnapshot as OpenSnapshot
     from pg_cdc_source.postgres.snapshots import open_snapshot as open_snapshot
-    from pg_cdc_source.spark.frames import collapse as collapse
-    from pg_cdc_source.spark.frames import project as project
+    from pg_cdc_source.spark.collapse import collapse as collapse
     from pg_cdc_source.spark.pgcdc import PgCdcDataSource as PgCdcDataSource
-    from pg_cdc_source.spark.pgcdc import register as register
     from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource as PgSnapshotDataSource
+    from pg_cdc_source.spark.project import project as project
+    from pg_cdc_source.spark.register import register as register
 
 # Names are imported when they are used: processes that hold snapshots need neither Spark nor Arrow.
 _HOME = {
     "PgSnapshotDataSource": "spark.pgsnapshot",
     "PgCdcDataSource": "spark.pgcdc",
-    "register": "spark.pgcdc",
+    "register": "spark.register",
     "DefiniteError": "errors",
     "PgCdcError": "errors",
     "SlotLostError": "errors",
     "TransientError": "errors",
-    "collapse": "spark.frames",
-    "project": "spark.frames",
+    "collapse": "spark.collapse",
+    "project": "spark.project",
     "Lsn": "offsets",
     "OpenSnapshot": "postgres.snapshots",
     "open_snapshot": "postgres.snapshots",
 }
 
-__all__ = sorted(_HOME)
+__all__ = ["__version__", *sorted(_HOME)]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(_importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

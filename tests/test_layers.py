@@ -25,6 +25,7 @@ SOURCES = {module_of(path): path for path in sorted((ROOT / PACKAGE).rglob("*.py
 # Lowest first: a folder's modules, or a module of the top level, import their own place and those before it. Beside
 # each place: what it imports besides this package and the standard library.
 PLACES: dict[str, set[str]] = {
+    "_version": set(),
     "errors": set(),
     "offsets": set(),
     "options": set(),

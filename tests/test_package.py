@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -39,6 +41,27 @@ def test_the_wheel_holds_every_module_and_nothing_else() -> None:
 
 def test_the_wheel_carries_the_licence() -> None:
     assert [file.name for file in FILES if "licenses" in file.parts] == ["LICENSE"]
+
+
+def test_the_version_is_that_of_the_wheel() -> None:
+    assert pg_cdc_source.__version__ == importlib.metadata.version("pg-cdc-source")
+
+
+def test_the_version_of_a_checkout_is_its_own() -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import pg_cdc_source as p; print(p.__file__, p.__version__)"
+    version = re.search('__version__ = "(.+)"', (ROOT / "pg_cdc_source" / "_version.py").read_text())
+    assert version is not None
+    assert run_python(code).stdout.split() == [str(ROOT / "pg_cdc_source" / "__init__.py"), version[1]]
+
+
+def test_all_names_what_the_package_offers_and_nothing_else() -> None:
+    names = set(pg_cdc_source.__all__)
+    assert all(getattr(pg_cdc_source, name) for name in names)
+    found = vars(pg_cdc_source)
+    public = {name for name in found if not name.startswith("_") and not isinstance(found[name], ModuleType)}
+    # The others are imported when they are used, and not kept.
+    assert public - names == set()
+    assert set(dir(pg_cdc_source)) == names
 
 
 def test_spark_is_not_imported_with_the_package() -> None:

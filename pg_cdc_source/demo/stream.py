@@ -33,7 +33,8 @@ from pg_cdc_source.demo.shop import (
     read_sources,
 )
 from pg_cdc_source.errors import DefiniteError
-from pg_cdc_source.spark.frames import collapse, project
+from pg_cdc_source.spark.collapse import collapse
+from pg_cdc_source.spark.project import project
 
 _SLOT = "demo"
 _LOOK_SECONDS = 1

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import OptionError
@@ -17,7 +14,7 @@ from pg_cdc_source.offsets import INITIAL, StreamOffset
 from pg_cdc_source.options.parse import StreamOptions, parse_stream_options
 from pg_cdc_source.protocol.changes import ENVELOPE_SCHEMA, snapshot_rows
 from pg_cdc_source.snapshot.reader import read_piece
-from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource, execution, short_errors
+from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker import small_task
 from pg_cdc_source.stream.capture import Batch, Capture, SnapshotPart
 from pg_cdc_source.stream.schema_history import layout_of, plan_typed, typed_schema
@@ -74,7 +71,7 @@ class PgCdcDataSource(DataSource):
         return "pgcdc"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(self._arrow_schema(), prefer_timestamp_ntz=True)
+        return spark_schema(self._arrow_schema())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         raise OptionError(
@@ -213,14 +210,3 @@ def _joined(payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
             waiting = []
     if waiting:
         yield pa.concat_batches(waiting)
-
-
-def register(spark: SparkSession) -> None:
-    """Make the formats known to a session by name; needed where Spark's look-up of ``pyspark_*`` packages is off."""
-    for source in (PgSnapshotDataSource, PgCdcDataSource):
-        try:
-            spark.dataSource.register(source)
-        except AnalysisException as error:
-            # Spark 4.0 refuses a name that its look-up has found already; what it has found is this very class.
-            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-                raise

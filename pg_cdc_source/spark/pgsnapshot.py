@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError
+from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.parse import parse_snapshot_options
 from pg_cdc_source.snapshot.reader import read_piece
 from pg_cdc_source.snapshot.scan import Piece, Plan, Source, make_plan, plan_pieces
+from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker import freeze_modules, small_task
 
 
@@ -42,11 +39,11 @@ class PgSnapshotDataSource(DataSource):
         return "pgsnapshot"
 
     def schema(self) -> StructType:
-        return _spark_schema(self._planned())
+        return spark_schema(self._planned().arrow_schema())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         plan = self._planned()
-        own = _spark_schema(plan)
+        own = spark_schema(plan.arrow_schema())
         if schema != own:
             raise OptionError(
                 f"the schema given to spark.read.schema() is not the one of {plan.what}: {own.simpleString()}",
@@ -78,25 +75,3 @@ class PgSnapshotReader(DataSourceReader):
         assert isinstance(partition, PiecePartition)
         with small_task(), short_errors():
             yield from read_piece(self._plan, partition.source, partition.piece, execution())
-
-
-@contextmanager
-def short_errors() -> Iterator[None]:
-    """Leave out the frames below this edge: Spark shows users the whole stack, and the text says all there is."""
-    try:
-        yield
-    except PgCdcError as error:
-        # The same object would get its frames back.
-        raise copy.copy(error) from None
-
-
-def execution() -> str:
-    """What all tasks of one action have in common: the SQL execution's id, or under ``df.rdd`` the stage's."""
-    context = TaskContext.get()
-    if context is None:
-        raise DefiniteError("a partition was read outside of a Spark task")
-    return context.getLocalProperty("spark.sql.execution.id") or f"r{context.stageId()}"
-
-
-def _spark_schema(plan: Plan) -> StructType:
-    return from_arrow_schema(plan.arrow_schema(), prefer_timestamp_ntz=True)

@@ -1,187 +1,30 @@
-"""What sinks do with the stream's rows: ``project`` gives an envelope's rows types, ``collapse`` the last word.
+"""``collapse``: the last word of a batch's rows on each key.
 
-Collapsing is one window over the rows of each key and a second one over pairs of rows, both of plain expressions, so
-that it runs wherever DataFrames do, Spark Connect included.
+It is one window over the rows of each key and a second one over pairs of rows. Both are plain expressions, so that it
+runs wherever DataFrames do, Spark Connect included.
 
-- Within a key, the last row wins. Where it lists a column in ``_unchanged``, the last row before it that has the
-  column's value gives it, back to the row's own insert and no further: what a key held before a delete is another row.
-- An insert that lists columns in ``_unchanged`` got them from the row whose key changed, which the delete right before
-  it ended. The second window brings the two together. A plain insert has all its values.
-- What is void after a TRUNCATE is left out first of all, so that no value can be taken from there.
+- Within a key, the last row wins. If it lists a column in ``_unchanged``, the value comes from the last row before it
+  that has one. The search goes back to the row's own insert and no further: what a key held before a delete is another
+  row.
+- An insert that lists columns in ``_unchanged`` got their values from the row whose key changed. The delete right
+  before the insert ended that row, and the second window brings the two together. A plain insert has all its values.
+- Rows that a TRUNCATE made void are left out first, so that no value can be taken from them.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from pg_cdc_source.errors import OptionError, PgCdcError, UnrepresentableError, WireError
-from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.names import QualifiedName, nearest, quoted
-from pg_cdc_source.options.parse import OPTIONS, SnapshotOptions, parse_snapshot_options
-from pg_cdc_source.protocol.changes import BEFORE, CHANGE_FIELDS, refuse_change_names
-from pg_cdc_source.protocol.envelope import EnvelopeColumn, columns_from_json
-from pg_cdc_source.snapshot.scan import make_plan
-from pg_cdc_source.spark.worker import small_task
-from pg_cdc_source.values.binary import Field, MalformedError, WireBuffer
-from pg_cdc_source.values.registry import Codec
-
-_CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
-
-# --- project ---------------------------------------------------------------------------------------------------------
-
-_ENVELOPE_NAMES = ("_table", *_CHANGE_NAMES, "key", "after", "before")
-_VALUE_OPTIONS = frozenset(("asString", "numericAs", "unrepresentable"))
-
-
-def project(
-    df: DataFrame,
-    table: str,
-    *,
-    url: str | None = None,
-    beforeImage: bool = False,  # noqa: N803 (options are named as Spark's are)
-    **options: str | int | bool,
-) -> DataFrame:
-    """Give the rows of one table out of an envelope their types: what the option ``dbtable`` gives of that table.
-
-    ``df`` is what the option ``tables`` gives, streaming or not. ``table`` is looked up in PostgreSQL now, by the
-    connection's options (``url`` and the others); ``asString``, ``numericAs``, ``unrepresentable`` and ``beforeImage``
-    mean what they mean for ``pgcdc``. A column that a row of the envelope lacks, because it was added later or the
-    publication does not send it, is NULL and listed in ``_unchanged``. Raises OptionError, and what looking up a table
-    raises; the query raises UnrepresentableError, and SchemaChangedError for rows that have other columns than the
-    table has now.
-    """
-    _expect_columns(df, _ENVELOPE_NAMES, "project() takes what the option tables gives of pgcdc")
-    plan = make_plan(_projection_options(table, url, options))
-    assert plan.relation is not None
-    name = str(QualifiedName((plan.relation.schema, plan.relation.name)))
-    codecs = tuple(plan.codecs)
-    refuse_change_names(name, [codec.column.name for codec in codecs])
-    projection = _Projection(name, codecs, plan.options.unrepresentable, beforeImage)
-
-    def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
-            with small_task():
-                for batch in batches:
-                    if batch.num_rows:
-                        yield projection.typed(batch)
-        except PgCdcError as error:
-            # Without the frames below this edge: Spark shows users the whole stack, and the text says all there is.
-            raise copy.copy(error) from None
-
-    # A delete has what is known of the row it ended, which is its key at least.
-    old = F.coalesce(F.col("before"), F.col("key"))
-    image = F.when(F.col("_change_type") == "delete", old).otherwise(F.col("after"))
-    rows = df.where(F.col("_table") == name).select(*_CHANGE_NAMES, image.alias(_IMAGE), "before")
-    return rows.mapInArrow(typed, from_arrow_schema(projection.schema, prefer_timestamp_ntz=True))
-
-
-_IMAGE = "image"
-
-
-def _projection_options(table: str, url: str | None, options: dict[str, str | int | bool]) -> SnapshotOptions:
-    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    own = {option.name.lower() for option in OPTIONS if option.name not in _VALUE_OPTIONS}
-    own -= {option.name.lower() for option in OPTIONS if option.group == "connection"}
-    for name in given:
-        if name.lower() in own:
-            raise OptionError(
-                f"project() does not use the option {name}",
-                remedy=f"remove it: beside the connection's options there are {', '.join(sorted(_VALUE_OPTIONS))}",
-            )
-    if url is not None:
-        given["url"] = url
-    return parse_snapshot_options({**given, "dbtable": table})
-
-
-@dataclass(frozen=True, slots=True)
-class _Projection:
-    """How rows of one table are decoded, on executors."""
-
-    table: str
-    codecs: tuple[Codec, ...]
-    unrepresentable: Literal["error", "null"]
-    before_image: bool
-
-    @property
-    def schema(self) -> pa.Schema:
-        columns = [pa.field(codec.column.name, codec.arrow_type) for codec in self.codecs]
-        before = [pa.field(BEFORE, pa.struct(columns))] if self.before_image else []
-        return pa.schema([*columns, *CHANGE_FIELDS, *before])
-
-    def typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Decode at least one row: change columns, then the objects ``image`` and ``before``."""
-        # Spark may hand over another time zone, or offsets of 64 bits.
-        changes = {field.name: batch.column(field.name).cast(field.type) for field in CHANGE_FIELDS}
-        arrays, present = self._decode(batch, _IMAGE)
-        changes["_unchanged"] = self._with_absent(changes["_unchanged"], changes["_change_type"], present)
-        arrays += changes.values()
-        if self.before_image:
-            struct_type = self.schema.field(BEFORE).type
-            missing = batch.column("before").is_null()
-            olds, _ = self._decode(batch, "before")
-            arrays.append(pa.StructArray.from_arrays(olds, fields=list(struct_type), mask=missing))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _decode(self, batch: pa.RecordBatch, objects: str) -> tuple[list[pa.Array], list[pa.BooleanArray]]:
-        """The columns' values, and where each was present."""
-        columns = [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in self.codecs]
-        texts, present = zip(*columns_from_json(batch.column(objects).cast(pa.string()), columns), strict=True)
-        return [self._values(batch, codec, text) for codec, text in zip(self.codecs, texts, strict=True)], list(present)
-
-    def _with_absent(
-        self, unchanged: pa.ListArray, change_type: pa.StringArray, present: Sequence[pa.BooleanArray]
-    ) -> pa.ListArray:
-        """List the columns that whole rows lack without saying so: no NULL without a sign."""
-        whole = pc.is_in(change_type, pa.array(["snapshot", "insert", "update"]))
-        lists: list[list[str]] | None = None
-        for codec, there in zip(self.codecs, present, strict=True):
-            lacking = np.flatnonzero(pc.and_not(whole, there).to_numpy(zero_copy_only=False))
-            if len(lacking):
-                lists = unchanged.to_pylist() if lists is None else lists
-                for row in lacking:
-                    if codec.column.name not in lists[row]:
-                        lists[row].append(codec.column.name)
-        return unchanged if lists is None else pa.array(lists, unchanged.type)
-
-    def _values(self, batch: pa.RecordBatch, codec: Codec, texts: pa.StringArray) -> pa.Array:
-        name = quoted(codec.column.name)
-        where = f"{self.table}, column {name} ({codec.column.type_name})"
-        try:
-            decoded = codec.decode_text(_field(texts))
-        except MalformedError as malformed:
-            raise WireError(f"envelope: {where}: {malformed}") from None
-        if decoded.refused and self.unrepresentable == "error":
-            first = min(decoded.refused, key=lambda refused: int(refused.rows[0]))
-            lsn, seq = (batch.column(column)[int(first.rows[0])].as_py() for column in ("_commit_lsn", "_seq"))
-            raise UnrepresentableError(
-                f"{where}, change {seq} of the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq}): {first.reason}",
-                remedy=f"asString={name} reads the column as text; unrepresentable=null makes such values NULL",
-            )
-        return decoded.array
-
-
-def _field(texts: pa.StringArray) -> Field:
-    """Where the values of an array of at least one text lie."""
-    texts = pa.concat_arrays([texts]) if texts.offset else texts
-    _, offsets, data = texts.buffers()
-    ends = np.frombuffer(offsets, np.int32)[: len(texts) + 1].astype(np.int64)
-    valid = texts.is_valid().to_numpy(zero_copy_only=False) if texts.null_count else None
-    return Field(WireBuffer([b"" if data is None else data.to_pybytes()]), ends[:-1], np.diff(ends), valid)
-
-
-# --- collapse --------------------------------------------------------------------------------------------------------
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.options.names import nearest, quoted
+from pg_cdc_source.protocol.changes import BEFORE
+from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns
 
 
 def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
@@ -233,7 +76,7 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
             "collapse() takes one batch of rows, not a stream",
             remedy="call it in the function that writeStream.foreachBatch() runs",
         )
-    _expect_columns(df, ("_change_type", "_commit_lsn", "_seq", "_unchanged"), "collapse() takes rows of pgcdc")
+    expect_columns(df, ("_change_type", "_commit_lsn", "_seq", "_unchanged"), "collapse() takes rows of pgcdc")
     if {"_table", "after"} <= set(df.columns):
         raise OptionError("collapse() takes typed rows of one table, not the envelope", remedy="project() them first")
     batch = _Batch.of(df, [keys] if isinstance(keys, str) else keys)
@@ -266,7 +109,7 @@ class _Batch:
                     f"collapse() has the key {quoted(names[i])}, and Spark cannot compare maps",
                     remedy=f"read it with asString={quoted(names[i])}",
                 )
-        values = tuple(i for i, name in enumerate(names) if name not in (*_CHANGE_NAMES, BEFORE) and i not in found)
+        values = tuple(i for i, name in enumerate(names) if name not in (*CHANGE_NAMES, BEFORE) and i not in found)
         before = names.index(BEFORE) if BEFORE in names else None
         return cls(df.toDF(*(f"c{i}" for i in range(len(names)))), fields, found, values, before)
 
@@ -314,7 +157,7 @@ def _column(index: int) -> Column:
 
 
 def _find_keys(keys: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
-    known = frozenset(names) - {*_CHANGE_NAMES, BEFORE}
+    known = frozenset(names) - {*CHANGE_NAMES, BEFORE}
     found = []
     for key in keys:
         # As Spark looks names up, but exactly where two differ by case only.
@@ -533,12 +376,3 @@ def _without(names: Column, batch: _Batch, found: Mapping[int, Column]) -> Colum
         return names
     there = F.array_compact(F.array(*(F.when(is_found, batch.fields[i].name) for i, is_found in found.items())))
     return F.when(F.size(names) > 0, F.array_except(names, there.cast("array<string>"))).otherwise(names)
-
-
-# --- both ------------------------------------------------------------------------------------------------------------
-
-
-def _expect_columns(df: DataFrame, names: Sequence[str], what: str) -> None:
-    missing = [name for name in names if name not in df.columns]
-    if missing:
-        raise OptionError(f"{what}, and this DataFrame has no column {', '.join(missing)}", remedy="leave them in")

@@ -1,0 +1,158 @@
+"""``project``: types for the rows of one table out of an envelope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from pg_cdc_source.errors import OptionError, UnrepresentableError, WireError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.names import QualifiedName, quoted
+from pg_cdc_source.options.parse import OPTIONS, SnapshotOptions, parse_snapshot_options
+from pg_cdc_source.protocol.changes import BEFORE, CHANGE_FIELDS, refuse_change_names
+from pg_cdc_source.protocol.envelope import EnvelopeColumn, columns_from_json
+from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns, short_errors, spark_schema
+from pg_cdc_source.spark.worker import small_task
+from pg_cdc_source.values.binary import Field, MalformedError, WireBuffer
+from pg_cdc_source.values.registry import Codec
+
+_ENVELOPE_NAMES = ("_table", *CHANGE_NAMES, "key", "after", "before")
+_IMAGE = "image"
+_VALUE_OPTIONS = frozenset(("asString", "numericAs", "unrepresentable"))
+
+
+def project(
+    df: DataFrame,
+    table: str,
+    *,
+    url: str | None = None,
+    beforeImage: bool = False,  # noqa: N803 (options are named as Spark's are)
+    **options: str | int | bool,
+) -> DataFrame:
+    """Give the rows of one table out of an envelope their types: what the option ``dbtable`` gives of that table.
+
+    ``df`` is what the option ``tables`` gives, streaming or not. ``table`` is looked up in PostgreSQL now, by the
+    connection's options (``url`` and the others); ``asString``, ``numericAs``, ``unrepresentable`` and ``beforeImage``
+    mean what they mean for ``pgcdc``. A column that a row of the envelope lacks, because it was added later or the
+    publication does not send it, is NULL and listed in ``_unchanged``. Raises OptionError, and what looking up a table
+    raises; the query raises UnrepresentableError, and SchemaChangedError for rows that have other columns than the
+    table has now.
+    """
+    expect_columns(df, _ENVELOPE_NAMES, "project() takes what the option tables gives of pgcdc")
+    plan = make_plan(_projection_options(table, url, options))
+    assert plan.relation is not None
+    name = str(QualifiedName((plan.relation.schema, plan.relation.name)))
+    codecs = tuple(plan.codecs)
+    refuse_change_names(name, [codec.column.name for codec in codecs])
+    projection = _Projection(name, codecs, plan.options.unrepresentable, beforeImage)
+
+    def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with small_task(), short_errors():
+            for batch in batches:
+                if batch.num_rows:
+                    yield projection.typed(batch)
+
+    # A delete has what is known of the row it ended, which is its key at least.
+    old = F.coalesce(F.col("before"), F.col("key"))
+    image = F.when(F.col("_change_type") == "delete", old).otherwise(F.col("after"))
+    rows = df.where(F.col("_table") == name).select(*CHANGE_NAMES, image.alias(_IMAGE), "before")
+    return rows.mapInArrow(typed, spark_schema(projection.schema))
+
+
+def _projection_options(table: str, url: str | None, options: dict[str, str | int | bool]) -> SnapshotOptions:
+    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    own = {option.name.lower() for option in OPTIONS if option.name not in _VALUE_OPTIONS}
+    own -= {option.name.lower() for option in OPTIONS if option.group == "connection"}
+    for name in given:
+        if name.lower() in own:
+            raise OptionError(
+                f"project() does not use the option {name}",
+                remedy=f"remove it: beside the connection's options there are {', '.join(sorted(_VALUE_OPTIONS))}",
+            )
+    if url is not None:
+        given["url"] = url
+    return parse_snapshot_options({**given, "dbtable": table})
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """How rows of one table are decoded, on executors."""
+
+    table: str
+    codecs: tuple[Codec, ...]
+    unrepresentable: Literal["error", "null"]
+    before_image: bool
+
+    @property
+    def schema(self) -> pa.Schema:
+        columns = [pa.field(codec.column.name, codec.arrow_type) for codec in self.codecs]
+        before = [pa.field(BEFORE, pa.struct(columns))] if self.before_image else []
+        return pa.schema([*columns, *CHANGE_FIELDS, *before])
+
+    def typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Decode at least one row: change columns, then the objects ``image`` and ``before``."""
+        # Spark may hand over another time zone, or offsets of 64 bits.
+        changes = {field.name: batch.column(field.name).cast(field.type) for field in CHANGE_FIELDS}
+        arrays, present = self._decode(batch, _IMAGE)
+        changes["_unchanged"] = self._with_absent(changes["_unchanged"], changes["_change_type"], present)
+        arrays += changes.values()
+        if self.before_image:
+            struct_type = self.schema.field(BEFORE).type
+            missing = batch.column("before").is_null()
+            olds, _ = self._decode(batch, "before")
+            arrays.append(pa.StructArray.from_arrays(olds, fields=list(struct_type), mask=missing))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _decode(self, batch: pa.RecordBatch, objects: str) -> tuple[list[pa.Array], list[pa.BooleanArray]]:
+        """The columns' values, and where each was present."""
+        columns = [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in self.codecs]
+        texts, present = zip(*columns_from_json(batch.column(objects).cast(pa.string()), columns), strict=True)
+        return [self._values(batch, codec, text) for codec, text in zip(self.codecs, texts, strict=True)], list(present)
+
+    def _with_absent(
+        self, unchanged: pa.ListArray, change_type: pa.StringArray, present: Sequence[pa.BooleanArray]
+    ) -> pa.ListArray:
+        """List the columns that whole rows lack without saying so: no NULL without a sign."""
+        whole = pc.is_in(change_type, pa.array(["snapshot", "insert", "update"]))
+        lists: list[list[str]] | None = None
+        for codec, there in zip(self.codecs, present, strict=True):
+            lacking = np.flatnonzero(pc.and_not(whole, there).to_numpy(zero_copy_only=False))
+            if len(lacking):
+                lists = unchanged.to_pylist() if lists is None else lists
+                for row in lacking:
+                    if codec.column.name not in lists[row]:
+                        lists[row].append(codec.column.name)
+        return unchanged if lists is None else pa.array(lists, unchanged.type)
+
+    def _values(self, batch: pa.RecordBatch, codec: Codec, texts: pa.StringArray) -> pa.Array:
+        name = quoted(codec.column.name)
+        where = f"{self.table}, column {name} ({codec.column.type_name})"
+        try:
+            decoded = codec.decode_text(_field(texts))
+        except MalformedError as malformed:
+            raise WireError(f"envelope: {where}: {malformed}") from None
+        if decoded.refused and self.unrepresentable == "error":
+            first = min(decoded.refused, key=lambda refused: int(refused.rows[0]))
+            lsn, seq = (batch.column(column)[int(first.rows[0])].as_py() for column in ("_commit_lsn", "_seq"))
+            raise UnrepresentableError(
+                f"{where}, change {seq} of the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq}): {first.reason}",
+                remedy=f"asString={name} reads the column as text; unrepresentable=null makes such values NULL",
+            )
+        return decoded.array
+
+
+def _field(texts: pa.StringArray) -> Field:
+    """Where the values of an array of at least one text lie."""
+    texts = pa.concat_arrays([texts]) if texts.offset else texts
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[: len(texts) + 1].astype(np.int64)
+    valid = texts.is_valid().to_numpy(zero_copy_only=False) if texts.null_count else None
+    return Field(WireBuffer([b"" if data is None else data.to_pybytes()]), ends[:-1], np.diff(ends), valid)

@@ -1,0 +1,20 @@
+"""``register``: the formats' names for a session."""
+
+from __future__ import annotations
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from pg_cdc_source.spark.pgcdc import PgCdcDataSource
+from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats known to a session by name; needed where Spark's look-up of ``pyspark_*`` packages is off."""
+    for source in (PgSnapshotDataSource, PgCdcDataSource):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            # Spark 4.0 refuses a name that its look-up has found already; what it has found is this very class.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
