@@ -12,6 +12,10 @@ MARKS ?= not debian
 PYSPARK ?=
 SPARKS ?= 4.0.4 4.1.4 4.2.1 4.3.0
 
+# Test files run in this many processes, each with a PostgreSQL and a Spark of its own; one after the other on a server
+# that runs already.
+JOBS ?= $(if $(PG_CDC_TEST_URL),0,logical)
+
 VENV := .venv$(if $(PYSPARK),-$(PYSPARK))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
@@ -26,7 +30,7 @@ demo: java $(VENV)/.demo
 test: java unit integration
 
 unit: $(VENV)/.dev
-	$(BIN)/pytest tests
+	$(BIN)/pytest -n $(JOBS) --dist loadfile tests
 
 # The accelerator's tests once more, with it compiled so that a byte read or written beside a buffer ends the run.
 sanitized: $(VENV)/.dev
@@ -39,7 +43,7 @@ sanitized: $(VENV)/.dev
 	  $(BIN)/pytest -p no:cacheprovider tests/values/test_native.py tests/protocol/test_binary_copy.py
 
 integration: java $(VENV)/.dev
-	$(BIN)/pytest integration -m '$(MARKS)'
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder integration -m '$(MARKS)'
 
 # Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and README's tables.
 matrix: java

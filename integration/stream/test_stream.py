@@ -13,6 +13,7 @@ import psutil
 import pytest
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
+from sessions import SparkSessions
 from streams import Collected, load_stream, running, wait_for_rows
 from watch import session_names, wait_until
 
@@ -214,7 +215,7 @@ def now(pg: Session) -> float:
 
 @pytest.mark.matrix("transactions larger than a batch")
 def test_a_large_transaction_comes_in_many_batches_and_little_memory(
-    spark: SparkSession, db: str, pg: Session, slot: str, tmp_path: Path
+    spark: SparkSession, spark_sessions: SparkSessions, db: str, pg: Session, slot: str, tmp_path: Path
 ) -> None:
     run(pg, "CREATE TABLE facts (id int PRIMARY KEY, note text, at timestamptz, price numeric(10,2))")
     sizes: dict[int, tuple[int, int]] = {}
@@ -224,7 +225,7 @@ def test_a_large_transaction_comes_in_many_batches_and_little_memory(
         nonlocal peak
         numbers = batch.agg({"id": "sum", "*": "count"}).collect()[0]
         sizes[batch_id] = (numbers["count(1)"], numbers["sum(id)"] or 0)
-        peak = max([peak, *(process.memory_info().rss for process in source_processes())])
+        peak = max([peak, *(process.memory_info().rss for process in source_processes(spark_sessions.scratch))])
 
     rows = load_stream(spark, db, dbtable="facts", slot=slot, startFrom="now", maxRowsPerBatch=50_000)
     query = rows.writeStream.foreachBatch(count).option("checkpointLocation", str(tmp_path)).start()
@@ -246,11 +247,13 @@ def test_a_large_transaction_comes_in_many_batches_and_little_memory(
     assert 0 < peak < 450 << 20
 
 
-def source_processes() -> list[psutil.Process]:
+def source_processes(scratch: Path) -> list[psutil.Process]:
+    """The source processes of the JVM with ``scratch`` as its directory for temporary files."""
     found = []
     for process in psutil.process_iter():
         try:
-            if any("streaming_source" in argument for argument in process.cmdline()):
+            ours = process.environ().get("TMPDIR") == str(scratch)
+            if ours and any("streaming_source" in argument for argument in process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue
