@@ -1,4 +1,7 @@
-"""A client of a Connect server elsewhere: prints as JSON what it sees. Arguments: server, conninfo, directory."""
+"""A client of a Connect server elsewhere; its arguments are server, conninfo and directory.
+
+It prints two lines of JSON: the sums that it sees, and then the changes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ def main(server: str, url: str, directory: Path) -> None:
     spark = SparkSession.builder.remote(server).getOrCreate()
     with open_snapshot(url, tables=["checking", "savings"]) as snapshot:
         held = [sums(spark, **snapshot.options) for _ in range(2)]
-    print(json.dumps({"sums": sums(spark, url=url), "held": held, "changes": changes(spark, url, str(directory))}))
+    print(json.dumps({"sums": sums(spark, url=url), "held": held}), flush=True)
+    print(json.dumps({"changes": changes(spark, url, str(directory))}), flush=True)
     spark.stop()
 
 
