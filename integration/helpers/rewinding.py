@@ -16,10 +16,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.offsets import StreamOffset
 from pg_cdc_source.options.parse import parse_stream_options
-from pg_cdc_source.protocol.changes import ENVELOPE_SCHEMA
+from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.stream.capture import Capture
-from pg_cdc_source.stream.schema_history import plan_typed, typed_schema
+from pg_cdc_source.stream.schema_history import read_typed_schema
 
 SLOT = "rewound"
 
@@ -32,7 +32,7 @@ class Source:
 
     def __init__(self, db: str, **options: str) -> None:
         self._options = parse_stream_options({"url": db, "slot": SLOT, **options})
-        self._schema = typed_schema(*plan_typed(self._options)) if "dbtable" in options else ENVELOPE_SCHEMA
+        self._schema = read_typed_schema(self._options) if "dbtable" in options else ENVELOPE_SCHEMA
         self.capture = Capture(self._options, self._schema)
 
     def rows(self, start: StreamOffset | None, end: StreamOffset) -> Rows:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from type_values import assert_identical
 from watch import wait_until
 
-from pg_cdc_source.protocol.changes import BEFORE, CHANGE_FIELDS
+from pg_cdc_source.protocol.layout import BEFORE, CHANGE_FIELDS
 
 META = [field.name for field in CHANGE_FIELDS]
 

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from watch import wait_until
 
-from pg_cdc_source.protocol.changes import ENVELOPE_SCHEMA
+from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
 
 
 @dataclass

@@ -30,7 +30,7 @@ from pg_cdc_source.options.parse import NumericAs, parse_stream_options
 from pg_cdc_source.postgres.catalog import describe, find_relation, raw_types
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
-from pg_cdc_source.protocol.changes import BEFORE
+from pg_cdc_source.protocol.layout import BEFORE
 from pg_cdc_source.protocol.pgoutput import RelationColumn
 from pg_cdc_source.stream import schema_history
 from pg_cdc_source.values.binary import Messages

@@ -22,7 +22,7 @@ from type_values import VALUES, array_of, literal, literals
 from watch import session_names, wait_until
 
 from pg_cdc_source import project
-from pg_cdc_source.protocol.changes import BEFORE
+from pg_cdc_source.protocol.layout import BEFORE
 
 pytestmark = pytest.mark.corner
 

@@ -19,7 +19,6 @@ The format is in the manual under COPY, "Binary Format".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -27,18 +26,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pg_cdc_source.errors import TransientError, WireError
+from pg_cdc_source.protocol.refused import accept, in_words
 from pg_cdc_source.values import native
 from pg_cdc_source.values.binary import (
     Decoded,
     Field,
     Fixed,
     Ints,
-    MalformedError,
     Messages,
     WireBuffer,
     refuse_other_bytes,
 )
-from pg_cdc_source.values.registry import Codec, Column
+from pg_cdc_source.values.registry import Codec
 
 _SIGNATURE = b"PGCOPY\n\377\r\n\0"
 _FLAGS_AT = len(_SIGNATURE)
@@ -47,18 +46,10 @@ _HEADER_BYTES = _EXTENSION_LENGTH_AT + 4
 _CRITICAL_FLAGS = 0xFFFF0000
 _TRAILER = b"\xff\xff"
 
+_BEFORE_COLUMN = "COPY: "
+
 _COUNT_BYTES = 2
 _LENGTH_BYTES = 4
-
-
-class RefusedValueError(Exception):
-    """A value that its column's Spark type cannot hold, by its row in the chunk."""
-
-    def __init__(self, column: Column, row: int, reason: str) -> None:
-        super().__init__(f"column {column.name} ({column.type_name}), row {row} of the chunk: {reason}")
-        self.column = column
-        self.row = row
-        self.reason = reason
 
 
 class CopyMessages:
@@ -115,7 +106,7 @@ class CopyDecoder:
     def __init__(self, codecs: Sequence[Codec], unrepresentable: Literal["error", "null"]) -> None:
         self._codecs = list(codecs)
         self._order = select_order(codecs)
-        self._null_unrepresentable = unrepresentable == "null"
+        self._unrepresentable = unrepresentable
         self._fixed: list[tuple[int, Fixed]] = []
         for i in self._order:
             decoder = codecs[i].decoder
@@ -153,10 +144,10 @@ class CopyDecoder:
         for i, (items, start, length, valid) in zip(self._order, found, strict=True):
             decoder = self._codecs[i].decoder
             if isinstance(decoder, Fixed):
-                arrays[i] = self._accept(i, partial(decoder.read_items, items, valid))
+                arrays[i] = self._accept(i, decoder.read_items, items, valid)
             else:
                 values = Field(rows.buffer, start, length, valid)
-                arrays[i] = self._accept(i, partial(refuse_other_bytes, self._codecs[i].decode, values))
+                arrays[i] = self._accept(i, refuse_other_bytes, self._codecs[i].decode, values)
         return [arrays[i] for i in range(len(self._codecs))]
 
     def _decode_with_numpy(self, rows: Messages) -> list[pa.Array]:
@@ -174,7 +165,7 @@ class CopyDecoder:
         arrays: dict[int, pa.Array] = {}
         at_constant_offset, prefix_bytes = self._matching(prefix, shortest)
         for k, (i, decoder) in enumerate(self._fixed[:at_constant_offset]):
-            arrays[i] = self._accept(i, partial(decoder.read_items, prefix[f"value{k}"], None))
+            arrays[i] = self._accept(i, decoder.read_items, prefix[f"value{k}"], None)
         self._walk(buffer, starts + prefix_bytes, ends, self._order[at_constant_offset:], arrays)
         return [arrays[i] for i in range(len(self._codecs))]
 
@@ -209,25 +200,17 @@ class CopyDecoder:
             if beyond.max() > 0:
                 raise self._wire_error(i, f"expected a value inside its row, got one {int(beyond.max())} bytes beyond")
             field = Field(buffer, start, length, valid)
-            arrays[i] = self._accept(i, partial(refuse_other_bytes, self._codecs[i].decode, field))
+            arrays[i] = self._accept(i, refuse_other_bytes, self._codecs[i].decode, field)
         if (at != ends).any():
             raise WireError(
                 f"COPY: expected rows to end after their last field, got {int((ends - at).max())} more bytes"
             )
 
-    def _accept(self, i: int, decode: Callable[[], Decoded]) -> pa.Array:
-        try:
-            decoded = decode()
-        except MalformedError as malformed:
-            raise self._wire_error(i, str(malformed)) from None
-        if decoded.refused and not self._null_unrepresentable:
-            first = min(decoded.refused, key=lambda refused: int(refused.rows[0]))
-            raise RefusedValueError(self._codecs[i].column, int(first.rows[0]), first.reason)
-        return decoded.array
+    def _accept(self, i: int, decode: Callable[..., Decoded], *arguments: object) -> pa.Array:
+        return accept(self._codecs[i].column, _BEFORE_COLUMN, self._unrepresentable, decode, *arguments)
 
     def _wire_error(self, i: int, what: str) -> WireError:
-        column = self._codecs[i].column
-        return WireError(f"COPY: column {column.name} ({column.type_name}): {what}")
+        return WireError(f"{_BEFORE_COLUMN}{in_words(self._codecs[i].column)}: {what}")
 
 
 def record_batch(chunks: Sequence[Sequence[pa.Array]], schema: pa.Schema) -> pa.RecordBatch:

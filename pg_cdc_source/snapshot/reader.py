@@ -36,14 +36,13 @@ from pg_cdc_source.errors import (
     SchemaChangedError,
     SnapshotLostError,
     TransientError,
-    UnrepresentableError,
 )
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres import catalog, snapshots
 from pg_cdc_source.postgres.connection import connect, translate, translated
 from pg_cdc_source.postgres.replication import copy_out
-from pg_cdc_source.protocol.binary_copy import CopyDecoder, CopyMessages, RefusedValueError, record_batch, select_order
+from pg_cdc_source.protocol.binary_copy import CopyDecoder, CopyMessages, record_batch, select_order
+from pg_cdc_source.protocol.refused import RefusedValueError
 from pg_cdc_source.snapshot import board, ranges
 from pg_cdc_source.snapshot.handover import HANDOVER, Purpose, Reading
 from pg_cdc_source.snapshot.ranges import BlockRange
@@ -300,11 +299,7 @@ class _Reader:
                     )
                 )
                 where = f"ctid {cursor.fetchone()[0]}"
-        name = quoted(refused.column.name)
-        return UnrepresentableError(
-            f"{heap or self._plan.what}, column {name} ({refused.column.type_name}), {where}: {refused.reason}",
-            remedy=f"asString={name} reads the column as text; unrepresentable=null makes such values NULL",
-        )
+        return refused.at(str(heap or self._plan.what), where)
 
 
 def _server_error(error: BaseException) -> BaseException:

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructField, StructType
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.names import nearest, quoted
-from pg_cdc_source.protocol.changes import BEFORE
+from pg_cdc_source.protocol.layout import BEFORE
 from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns
 
 

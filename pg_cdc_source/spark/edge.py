@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError
-from pg_cdc_source.protocol.changes import CHANGE_FIELDS
+from pg_cdc_source.protocol.layout import CHANGE_FIELDS
 
 CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 

@@ -12,12 +12,13 @@ from pyspark.sql.types import StructType
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.offsets import INITIAL, StreamOffset
 from pg_cdc_source.options.parse import StreamOptions, parse_stream_options
-from pg_cdc_source.protocol.changes import ENVELOPE_SCHEMA, snapshot_rows
+from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
+from pg_cdc_source.protocol.stream_rows import snapshot_rows
 from pg_cdc_source.snapshot.reader import read_piece
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker import small_task
 from pg_cdc_source.stream.capture import Batch, Capture, SnapshotPart
-from pg_cdc_source.stream.schema_history import layout_of, plan_typed, typed_schema
+from pg_cdc_source.stream.schema_history import layout_of, read_typed_schema
 from pg_cdc_source.stream.slot_reader import Chunk, from_ipc
 
 try:
@@ -94,7 +95,7 @@ class PgCdcDataSource(DataSource):
                 self._schema = ENVELOPE_SCHEMA
             else:
                 with short_errors():
-                    self._schema = typed_schema(*plan_typed(self._options))
+                    self._schema = read_typed_schema(self._options)
         return self._schema
 
 

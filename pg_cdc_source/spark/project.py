@@ -12,16 +12,17 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pg_cdc_source.errors import OptionError, UnrepresentableError, WireError
+from pg_cdc_source.errors import OptionError
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.names import QualifiedName, quoted
+from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.parse import OPTIONS, SnapshotOptions, parse_snapshot_options
-from pg_cdc_source.protocol.changes import BEFORE, CHANGE_FIELDS, refuse_change_names
 from pg_cdc_source.protocol.envelope import EnvelopeColumn, columns_from_json
+from pg_cdc_source.protocol.layout import BEFORE, CHANGE_FIELDS, typed_schema
+from pg_cdc_source.protocol.refused import RefusedValueError, accept
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns, short_errors, spark_schema
 from pg_cdc_source.spark.worker import small_task
-from pg_cdc_source.values.binary import Field, MalformedError, WireBuffer
+from pg_cdc_source.values.binary import Field, WireBuffer
 from pg_cdc_source.values.registry import Codec
 
 _ENVELOPE_NAMES = ("_table", *CHANGE_NAMES, "key", "after", "before")
@@ -51,7 +52,6 @@ def project(
     assert plan.relation is not None
     name = str(QualifiedName((plan.relation.schema, plan.relation.name)))
     codecs = tuple(plan.codecs)
-    refuse_change_names(name, [codec.column.name for codec in codecs])
     projection = _Projection(name, codecs, plan.options.unrepresentable, beforeImage)
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -93,9 +93,7 @@ class _Projection:
 
     @property
     def schema(self) -> pa.Schema:
-        columns = [pa.field(codec.column.name, codec.arrow_type) for codec in self.codecs]
-        before = [pa.field(BEFORE, pa.struct(columns))] if self.before_image else []
-        return pa.schema([*columns, *CHANGE_FIELDS, *before])
+        return typed_schema(self.table, self.codecs, before_image=self.before_image)
 
     def typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Decode at least one row: change columns, then the objects ``image`` and ``before``."""
@@ -133,20 +131,13 @@ class _Projection:
         return unchanged if lists is None else pa.array(lists, unchanged.type)
 
     def _values(self, batch: pa.RecordBatch, codec: Codec, texts: pa.StringArray) -> pa.Array:
-        name = quoted(codec.column.name)
-        where = f"{self.table}, column {name} ({codec.column.type_name})"
+        before_column = f"envelope: {self.table}, "
         try:
-            decoded = codec.decode_text(_field(texts))
-        except MalformedError as malformed:
-            raise WireError(f"envelope: {where}: {malformed}") from None
-        if decoded.refused and self.unrepresentable == "error":
-            first = min(decoded.refused, key=lambda refused: int(refused.rows[0]))
-            lsn, seq = (batch.column(column)[int(first.rows[0])].as_py() for column in ("_commit_lsn", "_seq"))
-            raise UnrepresentableError(
-                f"{where}, change {seq} of the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq}): {first.reason}",
-                remedy=f"asString={name} reads the column as text; unrepresentable=null makes such values NULL",
-            )
-        return decoded.array
+            return accept(codec.column, before_column, self.unrepresentable, codec.decode_text, _field(texts))
+        except RefusedValueError as refused:
+            lsn, seq = (batch.column(name)[refused.row].as_py() for name in ("_commit_lsn", "_seq"))
+            place = f"change {seq} of the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq})"
+            raise refused.at(self.table, place) from None
 
 
 def _field(texts: pa.StringArray) -> Field:

@@ -53,8 +53,9 @@ from pg_cdc_source.postgres.slots import (
     read_slot,
 )
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
-from pg_cdc_source.protocol.changes import ChangeDecoder, Described, StreamedTable
-from pg_cdc_source.protocol.pgoutput import Relation as SentRelation
+from pg_cdc_source.protocol.changes import ChangeDecoder, Described
+from pg_cdc_source.protocol.layout import StreamedTable
+from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.driver import Process, driver_process
 from pg_cdc_source.snapshot.scan import Piece, Plan, Source
@@ -548,7 +549,7 @@ class Capture:
             self._held = None
             self._rewound = {}
 
-    def _describe(self, relation: SentRelation, lsn: Lsn) -> Described | None:
+    def _describe(self, relation: RelationMessage, lsn: Lsn) -> Described | None:
         return describe(self._planned(), relation, lsn)
 
 

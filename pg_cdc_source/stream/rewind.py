@@ -33,8 +33,10 @@ from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.replication import HEADER_BYTES, KEEPALIVE, XLOG_DATA, ReplicationStream, keepalive_end
 from pg_cdc_source.protocol import pgoutput
-from pg_cdc_source.protocol.changes import BEFORE, ChangeDecoder, Described, Layout, Run, StreamedTable, snapshot_rows
-from pg_cdc_source.protocol.pgoutput import Begin, Commit, Relation
+from pg_cdc_source.protocol.changes import ChangeDecoder, Described, Run
+from pg_cdc_source.protocol.layout import BEFORE, Layout, StreamedTable
+from pg_cdc_source.protocol.pgoutput import Begin, Commit, RelationMessage
+from pg_cdc_source.protocol.stream_rows import snapshot_rows
 from pg_cdc_source.stream.slot_reader import BYTES_PER_CHUNK, MESSAGES_PER_CHUNK, Chunk, from_ipc, to_ipc
 from pg_cdc_source.values.binary import Messages
 
@@ -116,7 +118,7 @@ def rewind(
     layout: Layout,
     schema: pa.Schema,
     tables: Sequence[StreamedTable],
-    describe: Callable[[Relation, Lsn], Described | None],
+    describe: Callable[[RelationMessage, Lsn], Described | None],
     origin: Lsn,
     snapshot_lsn: Lsn,
     alive: Callable[[], bool],
@@ -150,7 +152,7 @@ def rewind(
 def _read(
     connect: Callable[[Position], ReplicationStream],
     tables: Sequence[StreamedTable],
-    describe: Callable[[Relation, Lsn], Described | None],
+    describe: Callable[[RelationMessage, Lsn], Described | None],
     layout: Layout,
     origin: Lsn,
     snapshot_lsn: Lsn,
@@ -160,7 +162,7 @@ def _read(
     with_images = Layout(envelope=False, before_image=True, unrepresentable=layout.unrepresentable, on_truncate="emit")
     decoders = {t.oid: ChangeDecoder(with_images, with_images.schema([t]), HEADER_BYTES) for t in tables}
     images = {table.oid: _Images([]) for table in tables}
-    relations: dict[int, tuple[Relation, Lsn]] = {}
+    relations: dict[int, tuple[RelationMessage, Lsn]] = {}
     messages: list[bytes] = []
     transaction: Begin | None = None
     size = 0
@@ -198,7 +200,7 @@ def _read(
                 transaction = message
             elif isinstance(message, Commit):
                 decode()
-            elif isinstance(message, Relation):
+            elif isinstance(message, RelationMessage):
                 decode()
                 assert transaction is not None
                 relations[message.oid] = (message, transaction.final_lsn)

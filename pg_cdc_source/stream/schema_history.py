@@ -21,10 +21,10 @@ from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler
 from pg_cdc_source.postgres.publication import Publication
-from pg_cdc_source.protocol.changes import Described, Layout, StreamedTable
+from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.envelope import EnvelopeColumn
-from pg_cdc_source.protocol.pgoutput import Relation as SentRelation
-from pg_cdc_source.protocol.pgoutput import RelationColumn
+from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
+from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.scan import Plan
 from pg_cdc_source.values import registry
@@ -61,22 +61,15 @@ class StreamPlan:
         return {table.oid: table.name for table in self.tables}
 
 
-def plan_typed(options: StreamOptions) -> tuple[Layout, Plan]:
-    """Look up the one table of a typed stream, before there is a publication or a slot."""
+def read_typed_schema(options: StreamOptions) -> pa.Schema:
+    """Look up the one table of a typed stream, before there is a publication or a slot, and return its rows' schema."""
     assert options.dbtable is not None
     with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
         refuse_breaking_pooler(options.connection, session, session_name(options, "planning"))
         relation = catalog.find_relation(session, options.dbtable)
         unpublished = publication.read_unpublished(session, options.publication, relation)
         scanned = _plan_scan(session, options, relation, unpublished, None)
-    return layout_of(options), scanned
-
-
-def typed_schema(layout: Layout, scanned: Plan) -> pa.Schema:
-    assert scanned.relation is not None
-    return layout.schema(
-        [StreamedTable(scanned.relation.oid, str(scanned.relation), tuple(scanned.codecs), (), (), "d")]
-    )
+    return typed_schema(str(relation), scanned.codecs, before_image=options.before_image)
 
 
 def layout_of(options: StreamOptions) -> Layout:
@@ -135,7 +128,7 @@ def plan_stream(session: Session, options: StreamOptions, published: Publication
     return StreamPlan(options, layout, tuple(scans), tables, layout.schema(tables), lsn)
 
 
-def describe(plan: StreamPlan, relation: SentRelation, lsn: Lsn) -> Described | None:
+def describe(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Described | None:
     """Find the planned columns among those that a relation had at the commit at ``lsn``; None for one not read.
 
     What differs at a commit before the plan is history: a column that is gone now is left out, one that came later has
@@ -196,7 +189,7 @@ def describe(plan: StreamPlan, relation: SentRelation, lsn: Lsn) -> Described | 
     return Described(table, relation, tuple(place.get(column) for column in planned))
 
 
-def _is_wanted_now(options: StreamOptions, relation: SentRelation) -> bool:
+def _is_wanted_now(options: StreamOptions, relation: RelationMessage) -> bool:
     """Whether the stream would read this relation if it were planned now; also where that cannot be found out."""
     try:
         # A session of its own: this may be the thread that reads.

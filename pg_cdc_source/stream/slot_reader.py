@@ -39,8 +39,17 @@ from pg_cdc_source.errors import DefiniteError, TransientError, WireError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.replication import HEADER_BYTES, KEEPALIVE, XLOG_DATA, ReplicationStream, keepalive_end
 from pg_cdc_source.protocol import pgoutput
-from pg_cdc_source.protocol.changes import ChangeDecoder, Described, Run, rows_through
-from pg_cdc_source.protocol.pgoutput import Begin, Commit, Relation, StreamAbort, StreamCommit, StreamStart, StreamStop
+from pg_cdc_source.protocol.changes import ChangeDecoder, Described, Run
+from pg_cdc_source.protocol.pgoutput import (
+    Begin,
+    Commit,
+    RelationMessage,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+)
+from pg_cdc_source.protocol.stream_rows import rows_through
 from pg_cdc_source.stream.spill import XID_BYTES, Spill, StreamedTransaction
 from pg_cdc_source.values.binary import Collected
 
@@ -111,7 +120,7 @@ class SlotReader:
     def __init__(
         self,
         connect: Callable[[Position], ReplicationStream],
-        describe: Callable[[Relation, Lsn], Described | None],
+        describe: Callable[[RelationMessage, Lsn], Described | None],
         decoder: ChangeDecoder,
         schema: pa.Schema,
         start: Position,
@@ -137,7 +146,7 @@ class SlotReader:
         self._wanted: Position | None = None  # read this far whatever the limits say
         self._asked_at = 0.0
         self._questions, self._questioned_at = 0, 0.0
-        self._relations: dict[int, tuple[Relation, Lsn]] = {}
+        self._relations: dict[int, tuple[RelationMessage, Lsn]] = {}
         self._described: dict[int, Described | None] = {}
         self._transaction: Begin | None = None
         self._streamed: dict[int, StreamedTransaction] = {}
@@ -474,7 +483,7 @@ class SlotReader:
                 raise WireError(f"pgoutput: Stream Commit: expected a transaction that was streamed, got {message.xid}")
             streamed = self._streamed.pop(message.xid)
             self._replay = self._replayed(streamed, message)
-        elif isinstance(message, Relation):
+        elif isinstance(message, RelationMessage):
             assert self._transaction is not None
             known = self._relations.get(message.oid)
             if known is None or known[0] != message:

@@ -10,8 +10,9 @@ from typing import Any
 
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.parse import NumericAs
-from pg_cdc_source.protocol.changes import Described, Layout, Run, StreamedTable
-from pg_cdc_source.protocol.pgoutput import Relation, RelationColumn
+from pg_cdc_source.protocol.changes import Described, Run
+from pg_cdc_source.protocol.layout import Layout, StreamedTable
+from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.values.registry import CatalogType, Column, plan
 
 HEADER = b"w" + bytes(24)
@@ -83,7 +84,7 @@ def described(table: StreamedTable, names: Sequence[str] | None = None, key: Seq
     key = table.key if key is None else key
     sent = tuple(RelationColumn(table.identity == "f" or name in key, name, 25, -1) for name in names)
     index = tuple(names.index(name) if name in names else None for name in planned)
-    return Described(table, Relation(table.oid, "public", table.name, table.identity, sent), index)
+    return Described(table, RelationMessage(table.oid, "public", table.name, table.identity, sent), index)
 
 
 COLUMNS = {"id": "int4", "a": "text", "b": "numeric"}

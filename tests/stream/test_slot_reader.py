@@ -22,7 +22,7 @@ from messages import BY_KEY, HEADER, TYPED, described, insert, update
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
-from pg_cdc_source.protocol.pgoutput import ROWS, Relation
+from pg_cdc_source.protocol.pgoutput import ROWS, RelationMessage
 from pg_cdc_source.stream import slot_reader, spill
 from pg_cdc_source.stream.slot_reader import Limits, SlotReader, from_ipc
 from pg_cdc_source.stream.spill import Spill
@@ -156,7 +156,7 @@ class Session:
         pass
 
 
-def describe(relation: Relation, lsn: Lsn) -> Described | None:
+def describe(relation: RelationMessage, lsn: Lsn) -> Described | None:
     return described(BY_KEY) if relation.oid == BY_KEY.oid else None
 
 
@@ -297,7 +297,7 @@ def test_what_came_before_an_error_is_handed_out_first() -> None:
         def messages(self) -> list[bytes]:
             return [*third[:5], other, *third[5:]]
 
-    def refuse(relation: Relation, lsn: Lsn) -> Described | None:
+    def refuse(relation: RelationMessage, lsn: Lsn) -> Described | None:
         if relation.columns[2].name == "c":
             raise SchemaChangedError("column b was renamed")
         return described(BY_KEY)

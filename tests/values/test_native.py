@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.options.parse import NumericAs
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
-from pg_cdc_source.protocol.pgoutput import tags_and_oids, walk
+from pg_cdc_source.protocol.tuples import tags_and_oids, walk
 from pg_cdc_source.values import native
 from pg_cdc_source.values.binary import Collected, Decoder, Field, MalformedError, Messages, Text, WireBuffer
 from pg_cdc_source.values.numeric import Decimal

@@ -21,7 +21,8 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.options.parse import NumericAs
-from pg_cdc_source.protocol.binary_copy import CopyDecoder, RefusedValueError
+from pg_cdc_source.protocol.binary_copy import CopyDecoder
+from pg_cdc_source.protocol.refused import RefusedValueError
 from pg_cdc_source.values.arrays import Array
 from pg_cdc_source.values.binary import Field, MalformedError, Messages, WireBuffer
 from pg_cdc_source.values.registry import TYPES, CatalogType, Codec, Column, plan

@@ -1,0 +1,125 @@
+"""Build record batches of a stream's rows out of decoded columns: typed rows, envelope rows, rows of the snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.envelope import EnvelopeColumn, json_objects
+from pg_cdc_source.protocol.layout import (
+    BEFORE,
+    CHANGE_FIELDS,
+    CHANGE_TYPES,
+    COMMIT_TS_TYPE,
+    ENVELOPE_SCHEMA,
+    OF_SNAPSHOT,
+    UNCHANGED_TYPE,
+    Layout,
+    StreamedTable,
+)
+from pg_cdc_source.values.binary import Flags, Ints, from_numpy, from_texts, null, to_numpy
+
+
+def change_columns(
+    kind: Ints, lsn: Ints, seq: Ints, commit_ts: Ints | None, xid: Ints | None, unchanged: pa.Array
+) -> list[pa.Array]:
+    """Return the change columns in the order of ``CHANGE_FIELDS``.
+
+    ``kind`` are places in ``CHANGE_TYPES``; ``commit_ts`` are microseconds since 1970, None where no row has a commit.
+    """
+    n = len(kind)
+    return [
+        from_texts(CHANGE_TYPES).take(from_numpy(kind)),
+        from_numpy(lsn),
+        from_numpy(seq),
+        pa.nulls(n, COMMIT_TS_TYPE) if commit_ts is None else from_numpy(commit_ts).cast(COMMIT_TS_TYPE),
+        pa.nulls(n, pa.int64()) if xid is None else from_numpy(xid),
+        unchanged,
+    ]
+
+
+def nothing_unchanged(n: int) -> pa.Array:
+    """Return ``n`` empty lists for ``_unchanged``."""
+    offsets = pa.py_buffer(np.zeros(n + 1, np.int32))
+    return pa.Array.from_buffers(UNCHANGED_TYPE, n, [None, offsets], children=[pa.nulls(0, pa.string())])
+
+
+def lists_of_names(names: Sequence[str], flags: Sequence[Flags]) -> pa.Array:
+    """Return for each row the list of those ``names`` whose flag is set there, for ``_unchanged``."""
+    by_row = np.stack(flags, axis=1)
+    columns = np.nonzero(by_row)[1]
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(by_row.sum(axis=1)))).astype(np.int32)
+    children = [from_texts(names).take(from_numpy(columns))]
+    return pa.Array.from_buffers(UNCHANGED_TYPE, len(by_row), [None, pa.py_buffer(offsets)], children=children)
+
+
+def envelope_columns(table: StreamedTable) -> list[EnvelopeColumn]:
+    """Return how the table's columns stand in JSON."""
+    return [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in table.codecs]
+
+
+def envelope_rows(
+    table: StreamedTable,
+    changes: Sequence[pa.Array],
+    texts: Sequence[pa.Array],
+    absent: Sequence[pa.BooleanArray | None],
+    *,
+    deleted: Flags | None = None,
+    before: pa.StringArray | None = None,
+) -> pa.RecordBatch:
+    """Return rows of ``ENVELOPE_SCHEMA``, at least one.
+
+    ``texts`` and ``absent`` are those of the table's columns, as :func:`json_objects` takes them. Where a row is
+    ``deleted``, they only give its key, and it has no ``after``.
+    """
+    n = len(changes[0])
+    columns = envelope_columns(table)
+    after = json_objects(columns, texts, absent) if columns else from_texts(["{}"] * n)
+    if deleted is not None:
+        after = pc.if_else(from_numpy(deleted), null(pa.string()), after)
+    key = pa.nulls(n, pa.string())
+    keyed = [i for i, column in enumerate(columns) if column.name in table.key]
+    if keyed:
+        key = json_objects([columns[i] for i in keyed], [texts[i] for i in keyed], [absent[i] for i in keyed])
+    names = from_texts([table.name]).take(from_numpy(np.zeros(n, np.int64)))
+    if before is None:
+        before = pa.nulls(n, pa.string())
+    return pa.RecordBatch.from_arrays([names, *changes, key, after, before], schema=ENVELOPE_SCHEMA)
+
+
+def snapshot_rows(
+    columns: Sequence[pa.Array], n: int, lsn: Lsn, layout: Layout, table: StreamedTable, schema: pa.Schema
+) -> pa.RecordBatch:
+    """Return ``n`` rows of the initial snapshot in the stream's schema; in the envelope ``columns`` are texts.
+
+    They have the snapshot's LSN, no commit, and the number 0.
+    """
+    lsns, seqs = np.full(n, lsn, np.int64), np.zeros(n, np.int64)
+    changes = change_columns(np.full(n, OF_SNAPSHOT), lsns, seqs, None, None, nothing_unchanged(n))
+    if layout.envelope:
+        return envelope_rows(table, changes, columns, [None] * len(columns))
+    before = [pa.nulls(n, schema.field(BEFORE).type)] if layout.before_image else []
+    return pa.RecordBatch.from_arrays([*columns, *changes, *before], schema=schema)
+
+
+def truncate_rows(
+    tables: Sequence[StreamedTable], changes: Sequence[pa.Array], layout: Layout, schema: pa.Schema
+) -> pa.RecordBatch:
+    """Return a row for each of ``tables`` that has neither a key nor values."""
+    given = dict(zip((field.name for field in CHANGE_FIELDS), changes, strict=True))
+    if layout.envelope:
+        given["_table"] = from_texts([table.name for table in tables])
+    columns = [given[field.name] if field.name in given else pa.nulls(len(tables), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def rows_through(batch: pa.RecordBatch, end: Position, schema: pa.Schema) -> int:
+    """Return how many leading rows of a batch are at or before ``end``."""
+    lsn = to_numpy(batch.column(schema.get_field_index("_commit_lsn")))
+    seq = to_numpy(batch.column(schema.get_field_index("_seq")))
+    first, last = np.searchsorted(lsn, [end.lsn, end.lsn + 1])
+    return int(first + np.searchsorted(seq[first:last], end.seq, side="right"))
