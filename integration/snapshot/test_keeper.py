@@ -134,12 +134,12 @@ def test_a_snapshot_is_released_after_its_last_reader(db: str, pg: Session, spar
 
 
 def test_a_snapshot_lasts_as_long_as_its_readers(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
-    # Two pieces of about 3 s each, one after the other: much longer than snapshotIdle in all.
+    # Two ranges of about 3 s each, one after the other: much longer than snapshotIdle in all.
     frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.02), lsnColumn="lsn", snapshotIdle="2s")
     action = Action(frame.coalesce(1))
     pair = two_holders_after(pg, [])
     wait_until(lambda: readers(pg))
-    # The second piece is read in the session of the first and would not miss the holders: so look for them.
+    # The second range is read in the session of the first and would not miss the holders: so look for them.
     while readers(pg):
         assert holders(pg) == pair
     rows = action.rows()

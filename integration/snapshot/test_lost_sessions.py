@@ -29,7 +29,7 @@ def rows(pg: Session) -> None:
 
 
 def slow_rows(spark: SparkSession, db: str, **options: str | int) -> DataFrame:
-    """All rows, in four pieces of some 150 ms and several chunks each."""
+    """All rows, in four steps of some 150 ms and several chunks each."""
     read: dict[str, str | int] = {"dbtable": "rows", "columns": "id,padding", "where": SLOW}
     return load(spark, db, **{**read, "lsnColumn": "lsn", "numPartitions": 4, **options})
 
@@ -46,7 +46,7 @@ ALL_ROWS = (ROWS, ROWS, ROWS * (ROWS + 1) // 2, 1)
 @pytest.mark.usefixtures("rows")
 def test_a_reader_that_loses_its_session_repeats_no_row_and_misses_none(spark: SparkSession, db: str) -> None:
     df = slow_rows(spark, db)
-    # Seldom enough that a piece, begun again, comes to its end in between.
+    # Seldom enough that a step, begun again, comes to its end in between.
     with ending_sessions(db, "pgsnapshot:%?%", 1.0, "state = 'active' AND query LIKE 'COPY%%'") as ended:
         for _ in range(60):
             assert summary(df) == ALL_ROWS

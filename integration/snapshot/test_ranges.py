@@ -16,8 +16,9 @@ from watch import open_transactions, wait_until
 
 from pg_cdc_source import open_snapshot
 from pg_cdc_source.options.parse import parse_snapshot_options
-from pg_cdc_source.snapshot.scan import make_plan, plan_pieces
-from pg_cdc_source.spark.pgsnapshot import PiecePartition
+from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.snapshot.source import plan_ranges
+from pg_cdc_source.spark.pgsnapshot import RangePartition
 
 # One row of this size fills a block of 8 kB.
 ONE_BLOCK = "repeat('x', 5000)"
@@ -87,15 +88,16 @@ def test_ranges_of_one_size_hold_as_many_rows(db: str, pg: Session, spark: Spark
 def test_ten_thousand_ranges_are_planned_in_a_second(db: str, pg: Session) -> None:
     make_blocks(pg, "t", 10_000)
     with open_snapshot(db) as snapshot:
-        options = {"dbtable": "t", "partitionBytes": "8kB", "lsnColumn": "lsn", **snapshot.options}
-        plan = make_plan(parse_snapshot_options(options))
+        given = {"dbtable": "t", "partitionBytes": "8kB", "lsnColumn": "lsn", **snapshot.options}
+        options = parse_snapshot_options(given)
+        plan = make_plan(options)
         seconds = []
         # The best of ten, because something else may take the machine for a while.
         for _ in range(10):
             start = time.perf_counter()
-            source, pieces = plan_pieces(plan)
+            source, ranges = plan_ranges(plan, options)
             # As Spark does: each partition on its own.
-            pickled = [pickle.dumps(PiecePartition(source, piece)) for piece in pieces]
+            pickled = [pickle.dumps(RangePartition(source, scan_range)) for scan_range in ranges]
             seconds.append(time.perf_counter() - start)
     assert len(pickled) == ranged(pg, 10_000, 1)
     assert min(seconds) < PLANNING_SECONDS, seconds

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import psycopg2
@@ -23,13 +22,14 @@ from roles import conninfo, role
 from streams import envelope
 from watch import open_transactions, session_names, wait_until
 
-from pg_cdc_source import open_snapshot, project
+from pg_cdc_source import OpenSnapshot, open_snapshot, project
 from pg_cdc_source.errors import AccessError, DefiniteError, OptionError, SchemaChangedError, ServerSetupError
 from pg_cdc_source.options.parse import parse_snapshot_options
 from pg_cdc_source.snapshot import reader
 from pg_cdc_source.snapshot.handover import Handover
-from pg_cdc_source.snapshot.reader import read_piece
-from pg_cdc_source.snapshot.scan import make_plan, plan_pieces
+from pg_cdc_source.snapshot.reader import read_range
+from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
+from pg_cdc_source.snapshot.source import GivenSnapshot, Source, plan_ranges
 
 
 @pytest.fixture
@@ -44,12 +44,17 @@ def postgres_15(pg: Session) -> None:
         pytest.skip("column lists, row filters and schemas in publications came with PostgreSQL 15")
 
 
+def planned(opened: OpenSnapshot, **options: str) -> tuple[Plan, Source, list[ScanRange]]:
+    parsed = parse_snapshot_options({**opened.options, **options})
+    plan = make_plan(parsed)
+    return plan, *plan_ranges(plan, parsed)
+
+
 def snapshot(db: str, **options: str) -> list[Row]:
     """What ``pgsnapshot`` reads, without Spark."""
     with open_snapshot(db) as opened:
-        plan = make_plan(parse_snapshot_options({**opened.options, **options}))
-        planned, pieces = plan_pieces(plan)
-        batches = [batch for piece in pieces for batch in read_piece(plan, planned, piece, "test")]
+        plan, source, ranges = planned(opened, **options)
+        batches = [batch for scan_range in ranges for batch in read_range(plan, source, scan_range, "test")]
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -549,46 +554,44 @@ def test_a_partition_that_comes_or_goes_before_the_snapshot_is_read_is_noticed(w
         "CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)", "INSERT INTO t VALUES (1)",
         "CREATE TABLE t_2 (id int)", "INSERT INTO t_2 VALUES (11)")  # fmt: skip
     with open_snapshot(db) as before:
-        plan = make_plan(parse_snapshot_options({**before.options, "dbtable": "t"}))
-        planned, pieces = plan_pieces(plan)
+        plan, _, ranges = planned(before, dbtable="t")
     attach = "ALTER TABLE t ATTACH PARTITION t_2 FOR VALUES FROM (10) TO (20)"
     run(pg, attach if what == "attached" else "ALTER TABLE t DETACH PARTITION t_1")
     with open_snapshot(db) as later:
-        moved = replace(plan, options=replace(plan.options, snapshot=later.options["snapshot"]))
+        source = GivenSnapshot(later.options["snapshot"])
         if pg.server_version < 140000:
-            # One piece is the whole tree, which PostgreSQL expands itself.
-            rows = [row for batch in read_piece(moved, planned, pieces[0], "test") for row in batch.to_pylist()]
+            # One range is the whole tree, which PostgreSQL expands itself.
+            rows = [row for batch in read_range(plan, source, ranges[0], "test") for row in batch.to_pylist()]
             assert [row["id"] for row in rows] == ([1, 11] if what == "attached" else [])
             return
         with pytest.raises(SchemaChangedError, match="other partitions or children"):
-            list(read_piece(moved, planned, pieces[0], "test"))
+            list(read_range(plan, source, ranges[0], "test"))
 
 
 @pytest.mark.parametrize("changed", ["t_1", "t_2"])
 def test_a_session_that_goes_on_with_another_partition_looks_at_it_first(
     changed: str, pg: Session, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It waits for the next piece however long that takes.
+    # It waits for the next range however long that takes.
     monkeypatch.setattr(reader, "HANDOVER", Handover(60.0))
     run(pg, "CREATE TABLE t (id int) PARTITION BY RANGE (id)",
         "CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
         "CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20)", "INSERT INTO t VALUES (1), (11)")  # fmt: skip
     with open_snapshot(db) as opened:
-        plan = make_plan(parse_snapshot_options({**opened.options, "dbtable": "t"}))
-        planned, (first, second) = plan_pieces(plan)
-        assert [row["id"] for batch in read_piece(plan, planned, first, "test") for row in batch.to_pylist()] == [1]
+        plan, source, (first, second) = planned(opened, dbtable="t")
+        assert [row["id"] for batch in read_range(plan, source, first, "test") for row in batch.to_pylist()] == [1]
         if changed == "t_1":
             with pytest.raises(psycopg2.errors.LockNotAvailable):
                 # What was read stays locked as long as the session is kept.
                 run(pg, "SET lock_timeout = '50ms'", "TRUNCATE t_1")
-            rest = [row["id"] for batch in read_piece(plan, planned, second, "test") for row in batch.to_pylist()]
+            rest = [row["id"] for batch in read_range(plan, source, second, "test") for row in batch.to_pylist()]
             assert rest == [11]
             # One at a time.
             run(pg, "TRUNCATE t_1")
             return
         run(pg, "TRUNCATE t_2")
         with pytest.raises(SchemaChangedError, match="truncated or rewritten"):
-            list(read_piece(plan, planned, second, "test"))
+            list(read_range(plan, source, second, "test"))
     wait_until(lambda: not open_transactions(pg))
 
 
@@ -622,12 +625,13 @@ def test_what_postgresql_expands_by_its_present_catalog_is_not_taken_for_the_sna
         # It may read no partition and no child by itself, so what it reads is read as a whole.
         run(pg, f"GRANT SELECT ON p, v, parent, called, p_3 TO {login['user']}")
         with open_snapshot(conninfo(login)) as opened:
-            plan = make_plan(parse_snapshot_options({**opened.options, "dbtable": what}))
-            source_of, [piece] = plan_pieces(plan)
-            assert piece.heap is None
+            plan, source, [scan_range] = planned(opened, dbtable=what)
+            assert scan_range.heap is None
 
             def ids() -> list[int]:
-                return [row["id"] for batch in read_piece(plan, source_of, piece, "test") for row in batch.to_pylist()]
+                return [
+                    row["id"] for batch in read_range(plan, source, scan_range, "test") for row in batch.to_pylist()
+                ]
 
             assert len(ids()) == 2
             run(pg, change)

@@ -16,7 +16,8 @@ from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.bench.schedule import makespan
 from pg_cdc_source.bench.snapshot import read_by_spark
 from pg_cdc_source.options.parse import parse_snapshot_options
-from pg_cdc_source.snapshot import scan
+from pg_cdc_source.snapshot import source
+from pg_cdc_source.snapshot.scan import make_plan
 
 RUN, SIMULATED = "run", "simulated"
 
@@ -92,7 +93,7 @@ def planning(lab: Lab) -> Question:
         with open_snapshot(lab.url, tables=["planned.t0"]) as snapshot:
             for i in range(count):
                 options = parse_snapshot_options({**snapshot.options, "dbtable": f"planned.t{i}"})
-                scan.plan_pieces(scan.make_plan(options))
+                source.plan_ranges(make_plan(options), options)
         return count
 
     def load_tables() -> int:

@@ -22,7 +22,7 @@ class NumpyAloneSource(PgSnapshotDataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         super().reader(schema)
-        return NumpyAloneReader(self._planned())
+        return NumpyAloneReader(self._planned(), self._options)
 
 
 class NumpyAloneReader(PgSnapshotReader):

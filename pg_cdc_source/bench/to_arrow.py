@@ -24,15 +24,17 @@ def ours(url: str, table: str) -> Iterator[pa.RecordBatch]:
     """The connector's reader as its tasks use it, all partitions one after the other."""
     from pg_cdc_source import open_snapshot
     from pg_cdc_source.options.parse import parse_snapshot_options
-    from pg_cdc_source.snapshot import scan
-    from pg_cdc_source.snapshot.reader import read_piece
+    from pg_cdc_source.snapshot.reader import read_range
+    from pg_cdc_source.snapshot.scan import make_plan
+    from pg_cdc_source.snapshot.source import plan_ranges
 
     def batches() -> Iterator[pa.RecordBatch]:
         with open_snapshot(url, tables=[table]) as snapshot:
-            plan = scan.make_plan(parse_snapshot_options({**snapshot.options, "dbtable": table}))
-            source, pieces = scan.plan_pieces(plan)
-            for piece in pieces:
-                yield from read_piece(plan, source, piece, "bench")
+            options = parse_snapshot_options({**snapshot.options, "dbtable": table})
+            plan = make_plan(options)
+            source, ranges = plan_ranges(plan, options)
+            for scan_range in ranges:
+                yield from read_range(plan, source, scan_range, "bench")
 
     return batches()
 

@@ -285,9 +285,9 @@ def _check_snapshot(reached: _Reached[SnapshotOptions]) -> None:
     def plan() -> str:
         table = options().dbtable
         relation = catalog.find_relation(session(), table) if table else None
-        planned = scan.plan_in(session(), reached.server(), options(), relation)
-        pieces, _ = scan.pieces_in(session(), planned)
-        return f"{planned.what}: {_counted(len(planned.arrow_schema()), 'column')}, {_counted(len(pieces), 'part')}"
+        planned = scan.plan_in(session(), reached.server(), scan.spec_of(options(), relation))
+        ranges = scan.ranges_in(session(), planned)
+        return f"{planned.what}: {_counted(len(planned.arrow_schema()), 'column')}, {_counted(len(ranges), 'part')}"
 
     checks.run("table", plan)
     if options.values and options().snapshot is not None:

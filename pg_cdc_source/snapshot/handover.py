@@ -2,7 +2,7 @@
 
 Spark's Python workers run the tasks of a scan one after the other. To connect, to import the snapshot and to look
 whether the relation is what was planned costs as much as reading some ten thousand rows, most of it on the server, and
-far more with TLS. So a task that has read its piece leaves its session, in its transaction, to the next one. Nothing
+far more with TLS. So a task that has read its range leaves its session, in its transaction, to the next one. Nothing
 tells a worker that there is no next one: what nobody takes within half a second is closed.
 """
 
@@ -16,7 +16,8 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.snapshot.scan import Plan, Source
+from pg_cdc_source.snapshot.scan import Plan
+from pg_cdc_source.snapshot.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Purpose:
 
     plan: Plan
     source: Source
+    heaps: int | None  # what identifies the heaps that were planned
     execution: str
 
 

@@ -45,14 +45,14 @@ def blocks_per_range(heap_blocks: Sequence[int], block_size: int, range_bytes: i
     return max(1, -(-sum(heap_blocks) // ranges))
 
 
-def steps(whole: BlockRange, blocks_now: int, blocks_per_step: int) -> Iterator[BlockRange]:
-    """Cut one range into the pieces that are read by a COPY each, in block order.
+def steps(blocks: BlockRange, blocks_now: int, blocks_per_step: int) -> Iterator[BlockRange]:
+    """Cut one range into the steps that are read by a COPY each, in block order.
 
-    ``blocks_now`` bounds the pieces of an open range; the last piece of an open range stays open.
+    ``blocks_now`` bounds the steps of an open range; the last step of an open range stays open.
     """
-    end = blocks_now if whole.end_block_exclusive is None else whole.end_block_exclusive
-    start = whole.start_block
+    end = blocks_now if blocks.end_block_exclusive is None else blocks.end_block_exclusive
+    start = blocks.start_block
     while start + blocks_per_step < end:
         yield BlockRange(start, start + blocks_per_step)
         start += blocks_per_step
-    yield BlockRange(start, whole.end_block_exclusive)
+    yield BlockRange(start, blocks.end_block_exclusive)

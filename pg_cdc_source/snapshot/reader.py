@@ -1,13 +1,13 @@
-"""Read one piece of a scan: COPY in, Arrow batches out, each row exactly once.
+"""Read one range of a scan: COPY in, Arrow batches out, each row exactly once.
 
-A range is read in pieces, each a COPY of its own over a few thousand blocks in physical order, in chunks that are
+A range is read in steps, each a COPY of its own over a few thousand blocks in physical order, in chunks that are
 bounded by bytes, whatever a row weighs. With the accelerator they are pulled, and the socket's buffers let the server
 go on. By itself psycopg2 pushes rows: there a thread receives and decodes them, and hands chunks over in a queue of
 one. Either way one thread does both; two that take turns with the interpreter's lock took 7 % more CPU, and no less
 time.
 
-A task that has read its range leaves its session to the worker's next one (see ``reuse``). A lost session is replaced
-and only its piece is repeated, on the same snapshot: the rows that were decoded before are
+A task that has read its range leaves its session to the worker's next one (see ``handover``). A lost session is
+replaced and only its step is repeated, on the same snapshot: the rows that were decoded before are
 skipped by their number. That is exact, because under one snapshot a heap is scanned in the same order each time: ranges
 are TID range scans by one backend, the predicate is wrapped so that it cannot choose another plan, and a row's place
 cannot change while the snapshot needs it. What has no such order (views, foreign tables, ``query``) is not repeated
@@ -34,7 +34,6 @@ from pg_cdc_source.errors import (
     PgCdcError,
     QueryError,
     SchemaChangedError,
-    SnapshotLostError,
     TransientError,
 )
 from pg_cdc_source.offsets import Lsn
@@ -43,15 +42,16 @@ from pg_cdc_source.postgres.connection import connect, translate, translated
 from pg_cdc_source.postgres.replication import copy_out
 from pg_cdc_source.protocol.binary_copy import CopyDecoder, CopyMessages, record_batch, select_order
 from pg_cdc_source.protocol.refused import RefusedValueError
-from pg_cdc_source.snapshot import board, ranges
+from pg_cdc_source.snapshot import ranges
 from pg_cdc_source.snapshot.handover import HANDOVER, Purpose, Reading
 from pg_cdc_source.snapshot.ranges import BlockRange
-from pg_cdc_source.snapshot.scan import Piece, Plan, Source, expect_same, request_for, select_from
+from pg_cdc_source.snapshot.scan import Plan, ScanRange, expect_same, select_from
+from pg_cdc_source.snapshot.source import Source
 from pg_cdc_source.values import native
 from pg_cdc_source.values.binary import Messages
 
 # 16 MB of heap: what a lost session repeats. A new COPY costs about a millisecond.
-BLOCKS_PER_PIECE = 2048
+BLOCKS_PER_STEP = 2048
 # Few enough to stay in cache while they are walked by columns, enough to share what Python takes for each chunk.
 # Measured best: for NumPy alone between 1,024 and 16,384 rows; with the accelerator, which walks once, between 8,192
 # and 32,768.
@@ -64,31 +64,31 @@ ATTEMPTS = 5
 Decoded = tuple[list[pa.Array], int]  # of a chunk: its columns, its rows
 
 
-def read_piece(plan: Plan, source: Source, piece: Piece, execution: str) -> Iterator[pa.RecordBatch]:
-    """Read one partition as record batches of ``plan.arrow_schema()``, each of about ``batchBytes``.
+def read_range(plan: Plan, source: Source, scan_range: ScanRange, execution: str) -> Iterator[pa.RecordBatch]:
+    """Read one range as record batches of ``plan.arrow_schema()``, each of about ``batchBytes``.
 
     ``execution`` names the SQL execution (or the stage) that all its tasks have in common.
     """
-    with contextlib.closing(_Reader(plan, source, piece, execution)) as reader:
+    with contextlib.closing(_Reader(plan, source, scan_range, execution)) as reader:
         yield from reader.batches()
 
 
 class _Reader:
-    """One partition's reading: the session, which may be replaced, and how far decoding has come."""
+    """One range's reading: the session, which may be replaced, and how far decoding has come."""
 
-    def __init__(self, plan: Plan, source: Source, piece: Piece, execution: str) -> None:
+    def __init__(self, plan: Plan, source: Source, scan_range: ScanRange, execution: str) -> None:
         self._plan = plan
         self._source = source
-        self._piece = piece
+        self._range = scan_range
         self._execution = execution
         self._codecs = plan.codecs
-        self._decoder = CopyDecoder(self._codecs, plan.options.unrepresentable)
+        self._decoder = CopyDecoder(self._codecs, plan.spec.unrepresentable)
         self._schema = plan.arrow_schema()
         self._columns = pa.schema(list(self._schema)[: len(self._codecs)])
-        self._purpose = Purpose(plan, source, execution)
+        self._purpose = Purpose(plan, source, scan_range.heaps, execution)
         self._session: Session | None = None
         self._lsn: Lsn | None = None
-        self._doing = f"reading {piece.heap or plan.what}" + (f", {piece.blocks}" if piece.heap else "")
+        self._doing = f"reading {scan_range.heap or plan.what}" + (f", {scan_range.blocks}" if scan_range.heap else "")
 
     def close(self) -> None:
         if self._session is not None:
@@ -103,24 +103,24 @@ class _Reader:
             pending.append(arrays)
             pending_bytes += sum(array.nbytes for array in arrays)
             pending_rows += rows
-            if pending_bytes >= self._plan.options.batch_bytes or pending_rows >= ROWS_PER_BATCH:
+            if pending_bytes >= self._plan.spec.batch_bytes or pending_rows >= ROWS_PER_BATCH:
                 yield self._batch(pending, pending_rows)
                 pending, pending_bytes, pending_rows = [], 0, 0
         if pending_rows:
             yield self._batch(pending, pending_rows)
         if self._session is not None:
-            HANDOVER.leave(self._purpose, Reading(self._session, self._lsn, self._piece.heap))
+            HANDOVER.leave(self._purpose, Reading(self._session, self._lsn, self._range.heap))
             self._session = None
 
     def _batch(self, chunks: list[list[pa.Array]], rows: int) -> pa.RecordBatch:
-        if self._plan.options.lsn_column:
+        if self._plan.spec.lsn_column:
             lsn = pa.scalar(None if self._lsn is None else int(self._lsn), pa.int64())
             joined = record_batch(chunks, self._columns)
             return pa.RecordBatch.from_arrays([*joined.columns, pa.repeat(lsn, rows)], schema=self._schema)
         return record_batch(chunks, self._columns)
 
     def _arrays(self) -> Iterator[Decoded]:
-        """Decoded chunks of all pieces in order, with their numbers of rows; lost sessions are replaced."""
+        """Decoded chunks of all steps in order, with their numbers of rows; lost sessions are replaced."""
         for blocks in self._steps():
             done = 0
             attempt = 1
@@ -133,16 +133,16 @@ class _Reader:
                     break
                 except TransientError:
                     self.close()
-                    if attempt == ATTEMPTS or (done and self._piece.heap is None):
+                    if attempt == ATTEMPTS or (done and self._range.heap is None):
                         raise
                     attempt += 1
 
     def _steps(self) -> Iterator[BlockRange]:
-        heap, blocks = self._piece.heap, self._piece.blocks
+        heap, blocks = self._range.heap, self._range.blocks
         if heap is None:
             return iter([ranges.WHOLE])
         if blocks.end_block_exclusive is not None:
-            return ranges.steps(blocks, 0, BLOCKS_PER_PIECE)
+            return ranges.steps(blocks, 0, BLOCKS_PER_STEP)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 blocks_now = catalog.read_blocks(self._open(), self._plan.server.block_size, heap)
@@ -151,7 +151,7 @@ class _Reader:
                 self.close()
                 if attempt == ATTEMPTS:
                     raise
-        return ranges.steps(blocks, blocks_now, BLOCKS_PER_PIECE)
+        return ranges.steps(blocks, blocks_now, BLOCKS_PER_STEP)
 
     def _open(self) -> Session:
         """The session in the snapshot's transaction, with the relation locked and found to be what was planned."""
@@ -159,42 +159,23 @@ class _Reader:
             return self._session
         if (reading := HANDOVER.take(self._purpose)) is not None:
             self._session, self._lsn = reading.session, reading.lsn
-            if reading.heap != self._piece.heap:
+            if reading.heap != self._range.heap:
                 # One table is locked at a time: DDL that locks several must not meet a session that does as well.
                 snapshots.release_locks(self._session)
                 self._check(self._session)
             return self._session
-        plan, name = self._plan, "pgsnapshot:reading"
-        if self._source.keeper is not None:
-            oid = plan.relation.oid if plan.relation else 0
-            name = board.reader_name(self._source.keeper, self._execution, oid)
-        self._session = connect(plan.options.connection, name, retry_seconds=RECONNECT_SECONDS)
-        self._import(self._session)
+        plan = self._plan
+        name = self._source.session_name(self._execution, plan.relation.oid if plan.relation else 0)
+        self._session = connect(plan.spec.connection, name, retry_seconds=RECONNECT_SECONDS)
+        self._lsn = self._source.import_into(self._session, self._execution, self._doing)
         snapshots.begin_locking(self._session)
         self._check(self._session)
         return self._session
 
-    def _import(self, session: Session) -> None:
-        if self._source.keeper is None:
-            assert self._plan.options.snapshot is not None
-            self._lsn = snapshots.announced_lsn(session, self._plan.options.snapshot)
-            snapshots.import_snapshot(session, self._plan.options.snapshot)
-            return
-        request = request_for(self._plan, self._execution, self._source.planned_at)
-        for _ in range(ATTEMPTS):
-            found = board.find_snapshot(session, self._source.keeper, request)
-            for snapshot_id in found.ids:
-                # A holder may have been lost since; the other one has the same snapshot under another id.
-                with contextlib.suppress(SnapshotLostError):
-                    snapshots.import_snapshot(session, snapshot_id)
-                    self._lsn = found.lsn
-                    return
-        raise TransientError(f"{self._doing}: no holder of the snapshot of execution {self._execution} lasted")
-
     def _check(self, session: Session) -> None:
         columns, relation = self._plan.columns, self._plan.relation
-        # A whole relation is expanded by PostgreSQL, a piece by planning, which may have been an hour ago.
-        if relation and self._piece.heap and catalog.identify_heaps(session, relation) != self._source.heaps:
+        # PostgreSQL expands a whole relation itself. Ranges were cut by planning, which may have been an hour ago.
+        if relation and self._range.heap and catalog.identify_heaps(session, relation) != self._range.heaps:
             raise SchemaChangedError(
                 f"{self._doing}: {relation} has other partitions or children than when the DataFrame was planned",
                 remedy="load the DataFrame again; where open_snapshot() or a stream's query holds the snapshot, open "
@@ -213,11 +194,11 @@ class _Reader:
         # Once more, since only now the lock keeps the name with its heap.
         self._expect_planned_names(session)
         snapshots.check_files(session, self._doing)
-        if self._piece.heap is None:
+        if self._range.heap is None:
             self._check_expansion(session)
         # A modifier that says nothing about decoding, as varchar's, may have changed.
         found_codecs = replace(self._plan, columns=tuple(now)).codecs
-        for codec, attnum, found_codec in zip(self._codecs, self._piece.attnums, found_codecs, strict=False):
+        for codec, attnum, found_codec in zip(self._codecs, self._range.attnums, found_codecs, strict=False):
             planned, found = codec.column, found_codec.column
             if (planned.name, attnum, planned.type_oid, codec.decoder, codec.select_sql) != (
                 found.name,
@@ -235,18 +216,18 @@ class _Reader:
             raise SchemaChangedError(f"{self._doing}: the number of columns has changed", remedy="load it again")
 
     def _check_expansion(self, session: Session) -> None:
-        options = self._plan.options.connection
+        options = self._plan.spec.connection
         with contextlib.closing(connect(options, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)) as present:
             snapshots.check_expansion(session, present, self._doing)
 
     def _expect_planned_names(self, session: Session) -> None:
-        heap, relation = self._piece.heap, self._plan.relation
+        heap, relation = self._range.heap, self._plan.relation
         if heap is not None and relation is not None:
             for planned in dict.fromkeys((relation, heap)):
                 expect_same(session, planned, self._doing)
 
     def _select_plain(self, names: list[str]) -> sql.Composable:
-        return select_from(self._plan, self._piece, [sql.Identifier(name) for name in names], None)
+        return select_from(self._plan, self._range, [sql.Identifier(name) for name in names], None)
 
     def _copy_statement(self, blocks: BlockRange) -> sql.Composable:
         """COPY with the columns in the order that the decoder wants, each as its codec says."""
@@ -254,7 +235,7 @@ class _Reader:
         for i in select_order(self._codecs):
             codec = self._codecs[i]
             items.append(sql.SQL(codec.select_sql).format(sql.Identifier(codec.column.name)))
-        select = select_from(self._plan, self._piece, items, blocks if self._piece.heap else None)
+        select = select_from(self._plan, self._range, items, blocks if self._range.heap else None)
         return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(select)
 
     def _copy(self, blocks: BlockRange, skip: int) -> Iterator[Decoded]:
@@ -280,14 +261,14 @@ class _Reader:
             # Only here has the COPY ended.
             raise self._unrepresentable(refused, blocks, position - len(fresh) + refused.row) from None
         messages.finish()
-        if self._piece.heap is None:
+        if self._range.heap is None:
             # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function
             # reads is locked only when it runs.
             snapshots.check_files(session, self._doing)
             self._check_expansion(session)
 
     def _unrepresentable(self, refused: RefusedValueError, blocks: BlockRange, position: int) -> PgCdcError:
-        heap = self._piece.heap
+        heap = self._range.heap
         where = f"row {position + 1}"
         if heap is not None:
             # The same scan again, in a session that is not in the middle of a COPY.
@@ -295,7 +276,7 @@ class _Reader:
             with translated(f"{self._doing}: looking for a row"), self._open().cursor() as cursor:
                 cursor.execute(
                     sql.SQL("SELECT ctid::text FROM ({}) AS scan OFFSET {} LIMIT 1").format(
-                        select_from(self._plan, self._piece, [sql.SQL("ctid")], blocks), sql.Literal(position)
+                        select_from(self._plan, self._range, [sql.SQL("ctid")], blocks), sql.Literal(position)
                     )
                 )
                 where = f"ctid {cursor.fetchone()[0]}"

@@ -14,7 +14,7 @@ from pg_cdc_source.offsets import INITIAL, StreamOffset
 from pg_cdc_source.options.parse import StreamOptions, parse_stream_options
 from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
-from pg_cdc_source.snapshot.reader import read_piece
+from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker import small_task
 from pg_cdc_source.stream.capture import Batch, Capture, SnapshotPart
@@ -145,7 +145,7 @@ class PgCdcReader(DataSourceStreamReader):
 
     def _snapshot(self, part: SnapshotPart) -> Iterator[pa.RecordBatch]:
         layout = layout_of(self._options)
-        batches = read_piece(part.scan, part.source, part.piece, execution())
+        batches = read_range(part.scan, part.source, part.range, execution())
         if part.rewound is not None:
             batches = part.rewound.leave_out(batches)
         for batch in batches:

@@ -10,19 +10,20 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.options.parse import parse_snapshot_options
-from pg_cdc_source.snapshot.reader import read_piece
-from pg_cdc_source.snapshot.scan import Piece, Plan, Source, make_plan, plan_pieces
+from pg_cdc_source.options.parse import SnapshotOptions, parse_snapshot_options
+from pg_cdc_source.snapshot.reader import read_range
+from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
+from pg_cdc_source.snapshot.source import Source, plan_ranges
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker import freeze_modules, small_task
 
 
 @dataclass
-class PiecePartition(InputPartition):
-    """One partition of a scan. Only partitions carry what planning finds: the reader is pickled before it."""
+class RangePartition(InputPartition):
+    """One range of a scan. Only partitions carry what planning finds: the reader is pickled before it."""
 
     source: Source
-    piece: Piece
+    range: ScanRange
 
 
 class PgSnapshotDataSource(DataSource):
@@ -49,7 +50,7 @@ class PgSnapshotDataSource(DataSource):
                 f"the schema given to spark.read.schema() is not the one of {plan.what}: {own.simpleString()}",
                 remedy="leave .schema() out; use the options columns, asString and numericAs, and cast in Spark",
             )
-        return PgSnapshotReader(plan)
+        return PgSnapshotReader(plan, self._options)
 
     def _planned(self) -> Plan:
         # Spark pickles the source after schema(), so the plan is made once per load.
@@ -60,18 +61,19 @@ class PgSnapshotDataSource(DataSource):
 
 
 class PgSnapshotReader(DataSourceReader):
-    """Plans the partitions of one scan on the driver and reads each on an executor."""
+    """Plans the ranges of one scan on the driver and reads each on an executor."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, options: SnapshotOptions) -> None:
         self._plan = plan
+        self._options = options
 
     def partitions(self) -> list[InputPartition]:
         freeze_modules()
         with short_errors():
-            source, pieces = plan_pieces(self._plan)
-        return [PiecePartition(source, piece) for piece in pieces]
+            source, ranges = plan_ranges(self._plan, self._options)
+        return [RangePartition(source, scan_range) for scan_range in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PiecePartition)
+        assert isinstance(partition, RangePartition)
         with small_task(), short_errors():
-            yield from read_piece(self._plan, partition.source, partition.piece, execution())
+            yield from read_range(self._plan, partition.source, partition.range, execution())

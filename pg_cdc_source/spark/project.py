@@ -52,7 +52,7 @@ def project(
     assert plan.relation is not None
     name = str(QualifiedName((plan.relation.schema, plan.relation.name)))
     codecs = tuple(plan.codecs)
-    projection = _Projection(name, codecs, plan.options.unrepresentable, beforeImage)
+    projection = _Projection(name, codecs, plan.spec.unrepresentable, beforeImage)
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():

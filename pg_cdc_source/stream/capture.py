@@ -58,7 +58,8 @@ from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.driver import Process, driver_process
-from pg_cdc_source.snapshot.scan import Piece, Plan, Source
+from pg_cdc_source.snapshot.scan import Plan, ScanRange
+from pg_cdc_source.snapshot.source import GivenSnapshot
 from pg_cdc_source.stream.rewind import Rewound, rewind
 from pg_cdc_source.stream.schema_history import StreamPlan, describe, plan_stream, session_name
 from pg_cdc_source.stream.slot_reader import Chunk, Limits, SlotReader
@@ -81,8 +82,8 @@ class SnapshotPart:
 
     scan: Plan
     table: StreamedTable
-    source: Source
-    piece: Piece
+    source: GivenSnapshot
+    range: ScanRange
     lsn: Lsn
     rewound: Rewound | None
 
@@ -501,21 +502,19 @@ class Capture:
         olds: list[Chunk] = []
         session = self._held.holders[0][0]
         lsn = Lsn(end.origin - 1)
+        source = GivenSnapshot(self._held.holders[0][1])
         for i in range(first, last):
-            snapshot_id = self._held.holders[0][1]
             table, scanned = plan.tables[i], plan.scans[i]
             rewound = self._rewound.get(table.oid)
-            planned = replace(scanned, options=replace(scanned.options, snapshot=snapshot_id))
             with translated(f"planning {table.name}"):
-                pieces, heaps = scan.pieces_in(session, planned)
+                ranges = scan.ranges_in(session, scanned)
             if rewound is not None and rewound.whole:
-                pieces = [Piece(None, tuple(column.attnum for column in scanned.columns), pieces[0].blocks)]
+                ranges = [scan.whole(scanned)]
             if rewound is not None:
                 olds += rewound.old_rows
                 # They come once; every part would carry them.
                 rewound = replace(rewound, old_rows=())
-            source = Source(None, 0.0, heaps)
-            parts += [SnapshotPart(planned, table, source, piece, lsn, rewound) for piece in pieces]
+            parts += [SnapshotPart(scanned, table, source, scan_range, lsn, rewound) for scan_range in ranges]
         return parts, olds
 
     def _rewind(self, plan: StreamPlan, origin: Lsn, first: int) -> None:

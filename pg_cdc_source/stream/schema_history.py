@@ -15,8 +15,8 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.names import QualifiedName, dotted, quoted
-from pg_cdc_source.options.parse import SnapshotOptions, StreamOptions
+from pg_cdc_source.options.names import dotted, quoted
+from pg_cdc_source.options.parse import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler
@@ -26,7 +26,7 @@ from pg_cdc_source.protocol.envelope import EnvelopeColumn
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.snapshot import scan
-from pg_cdc_source.snapshot.scan import Plan
+from pg_cdc_source.snapshot.scan import Plan, ScanSpec
 from pg_cdc_source.values import registry
 
 log = logging.getLogger(__name__)
@@ -85,27 +85,22 @@ def _plan_scan(
     session: Session, options: StreamOptions, relation: Relation, unpublished: tuple[str, ...], row_filter: str | None
 ) -> Plan:
     columns = tuple(name for name in catalog.attnums(session, relation) if name not in unpublished)
-    snapshot_options = SnapshotOptions(
+    spec = ScanSpec(
         connection=options.connection,
-        dbtable=QualifiedName((relation.schema, relation.name)),
+        relation=relation,
         query=None,
         columns=columns,
         where=row_filter,
-        partition_bytes=options.partition_bytes,
-        num_partitions=None,
-        consistent_point="off",
-        slot=None,
-        snapshot=None,
+        range_bytes=options.partition_bytes,
+        ranges=None,
         # Rows of a table without columns are counted by this one.
         lsn_column=None if columns else "lsn",
         as_string=columns if options.dbtable is None else options.as_string,
         numeric_as=options.numeric_as,
         unrepresentable=options.unrepresentable,
         batch_bytes=4 << 20,
-        slot_timeout_seconds=options.slot_timeout_seconds,
-        snapshot_idle_seconds=0.0,
     )
-    return scan.plan_in(session, catalog.read_server(session), snapshot_options, relation)
+    return scan.plan_in(session, catalog.read_server(session), spec)
 
 
 def plan_stream(session: Session, options: StreamOptions, published: Publication, lsn: Lsn) -> StreamPlan:

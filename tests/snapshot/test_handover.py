@@ -22,7 +22,7 @@ class OpenSession:
 
 
 def purpose(execution: str) -> Purpose:
-    return Purpose(cast(Any, "plan"), cast(Any, "source"), execution)
+    return Purpose(cast(Any, "plan"), cast(Any, "source"), None, execution)
 
 
 def left(handover: Handover, execution: str) -> OpenSession:

@@ -38,10 +38,10 @@ def test_ranges_cover_every_block_once_and_the_last_is_open(blocks: int, step: i
 )
 def test_steps_cover_their_range_once(start: int, length: int | None, now: int, step: int) -> None:
     whole = BlockRange(start, None if length is None else start + length)
-    pieces = list(steps(whole, now, step))
-    assert pieces[0].start_block == start
-    assert pieces[-1].end_block_exclusive == whole.end_block_exclusive
-    assert_adjoining(pieces)
+    cut_into = list(steps(whole, now, step))
+    assert cut_into[0].start_block == start
+    assert cut_into[-1].end_block_exclusive == whole.end_block_exclusive
+    assert_adjoining(cut_into)
 
 
 def test_steps_of_an_open_range_follow_the_table_as_it_is_now() -> None:

@@ -1,0 +1,85 @@
+"""In which snapshot a scan reads: one that the keeper has for the action, or one that somebody else holds open.
+
+A source is made while the scan is planned and shipped to every task, which imports the snapshot into its own session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import SnapshotLostError, TransientError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.parse import SnapshotOptions
+from pg_cdc_source.postgres import snapshots
+from pg_cdc_source.postgres.connection import connect, translated
+from pg_cdc_source.postgres.snapshots import SnapshotSpec
+from pg_cdc_source.snapshot import board, keeper
+from pg_cdc_source.snapshot.scan import Plan, ScanRange, ranges_in
+
+# Each holder of a snapshot may be lost between being found and being used; the keeper replaces it.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSnapshot:
+    """A snapshot that ``open_snapshot()`` or a stream's query holds."""
+
+    snapshot_id: str
+
+    def session_name(self, execution: str, oid: int) -> str:
+        """The application_name of a session that reads the relation ``oid`` (0: a query)."""
+        return "pgsnapshot:reading"
+
+    def import_into(self, session: Session, execution: str, doing: str) -> Lsn | None:
+        """Begin the session's transaction in the snapshot; gives the snapshot's LSN where it has one."""
+        lsn = snapshots.announced_lsn(session, self.snapshot_id)
+        snapshots.import_snapshot(session, self.snapshot_id)
+        return lsn
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSnapshot:
+    """The snapshot that the keeper of this name makes for an execution. ``request`` lacks only the execution."""
+
+    keeper: str
+    request: board.Request
+
+    def session_name(self, execution: str, oid: int) -> str:
+        """As above; the keeper counts sessions of this name as readers of the execution."""
+        return board.reader_name(self.keeper, execution, oid)
+
+    def import_into(self, session: Session, execution: str, doing: str) -> Lsn | None:
+        """As above; the keeper is asked for the snapshot where it has not made it yet."""
+        request = replace(self.request, execution=execution)
+        for _ in range(_ATTEMPTS):
+            found = board.find_snapshot(session, self.keeper, request)
+            for snapshot_id in found.ids:
+                # A holder may have been lost since; the other one has the same snapshot under another id.
+                with contextlib.suppress(SnapshotLostError):
+                    snapshots.import_snapshot(session, snapshot_id)
+                    return found.lsn
+        raise TransientError(f"{doing}: no holder of the snapshot of execution {execution} lasted")
+
+
+Source = GivenSnapshot | KeptSnapshot
+
+
+def plan_ranges(plan: Plan, options: SnapshotOptions) -> tuple[Source, list[ScanRange]]:
+    """Cut a scan into ranges, and make sure that its tasks will find the snapshot that the options ask for."""
+    with contextlib.closing(connect(plan.spec.connection, "pgsnapshot:planning")) as session:
+        with translated(f"planning {plan.what}"), session.cursor() as cursor:
+            # One transaction, so that the ranges and the identity of the heaps belong to the same heaps.
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            ranges = ranges_in(session, plan)
+            cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+            planned_at = float(cursor.fetchone()[0])
+            cursor.execute("COMMIT")
+        if options.snapshot is not None:
+            return GivenSnapshot(options.snapshot), ranges
+        spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
+        request = board.Request("", planned_at, options.snapshot_idle_seconds, spec)
+        name = keeper.ensure_keeper(plan.spec.connection, session, request)
+    return KeptSnapshot(name, request), ranges
