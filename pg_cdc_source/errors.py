@@ -22,6 +22,7 @@ meaning between releases. No text ever holds a password or a row's value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -36,8 +37,10 @@ class PgCdcError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        text = f"[{self.code}] {self.what}"
-        return f"{text}\n  Remedy: {self.remedy}" if self.remedy else text
+        return f"[{self.code}] {self._without_code()}"
+
+    def _without_code(self) -> str:
+        return f"{self.what}\n  Remedy: {self.remedy}" if self.remedy else self.what
 
 
 class TransientError(PgCdcError):
@@ -53,9 +56,21 @@ class DefiniteError(PgCdcError):
 
 
 class OptionError(DefiniteError):
-    """An option is unknown, malformed, contradictory or unused."""
+    """An option is unknown, malformed, contradictory or unused.
+
+    Where several are, ``problems`` has an error for each, and ``what`` only says how many there are.
+    """
 
     code = "OPTION"
+
+    def __init__(self, what: str, *, remedy: str = "", problems: Sequence[OptionError] = ()) -> None:
+        super().__init__(what, remedy=remedy)
+        self.problems = tuple(problems)
+
+    def _without_code(self) -> str:
+        text = super()._without_code()
+        lines = (f"\n- {problem._without_code()}" for problem in self.problems)
+        return f"{text}:{''.join(lines)}" if self.problems else text
 
 
 class ConnectError(DefiniteError):

@@ -28,7 +28,7 @@ PLACES: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "offsets": set(),
-    "options": set(),
+    "options": {"psycopg2"},  # libpq reads its own connection strings
     "values": {"numpy", "pyarrow"},
     "protocol": {"numpy", "pyarrow"},
     "postgres": {"numpy", "psycopg2"},

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.offsets import StreamOffset
-from pg_cdc_source.options.parse import parse_stream_options
+from pg_cdc_source.options.stream_options import parse_stream_options
 from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.stream.capture import Capture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.options.keywords import KEYWORDS
 from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.sql_keywords import KEYWORDS
 
 
 def test_every_keyword_is_quoted_as_the_server_quotes_it(pg: Session) -> None:

@@ -16,7 +16,8 @@ from roles import conninfo, role
 from watch import wait_until
 
 from pg_cdc_source.errors import AccessError, DefiniteError, OptionError, ServerSetupError
-from pg_cdc_source.options.parse import StreamOptions, parse_connection_options, parse_stream_options
+from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.publication import (
     Publication,

@@ -22,7 +22,7 @@ from watch import slots, wait_until
 from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError, ServerSetupError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
-from pg_cdc_source.options.parse import parse_connection_options
+from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.slots import Slot, check_confirmed, check_slot, in_use_error, missing_error, read_slot

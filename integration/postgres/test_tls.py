@@ -19,7 +19,7 @@ from servers import second_server
 from watch import wait_until
 
 from pg_cdc_source.errors import ConnectError, DefiniteError
-from pg_cdc_source.options.parse import parse_connection_options
+from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.spark import pgcdc
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from watch import open_transactions, wait_until
 
 from pg_cdc_source import open_snapshot
-from pg_cdc_source.options.parse import parse_snapshot_options
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.snapshot.source import plan_ranges
 from pg_cdc_source.spark.pgsnapshot import RangePartition

@@ -24,7 +24,7 @@ from watch import open_transactions, session_names, wait_until
 
 from pg_cdc_source import OpenSnapshot, open_snapshot, project
 from pg_cdc_source.errors import AccessError, DefiniteError, OptionError, SchemaChangedError, ServerSetupError
-from pg_cdc_source.options.parse import parse_snapshot_options
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.snapshot import reader
 from pg_cdc_source.snapshot.handover import Handover
 from pg_cdc_source.snapshot.reader import read_range

@@ -20,7 +20,7 @@ from watch import open_transactions, session_names, slots, wait_until
 
 from pg_cdc_source import DefiniteError, Lsn, open_snapshot
 from pg_cdc_source.errors import OptionError, ServerSetupError, SnapshotLostError
-from pg_cdc_source.options.parse import parse_connection_options
+from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.connection import connect as connect_ours
 from pg_cdc_source.postgres.snapshots import import_snapshot
 

@@ -25,7 +25,7 @@ from watch import wait_until
 
 from pg_cdc_source.errors import ConnectError, PgCdcError, ServerSetupError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.parse import parse_connection_options
+from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS

@@ -26,7 +26,8 @@ from pg_cdc_source.demo.embedded import embedded_postgres
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.names import QualifiedName
-from pg_cdc_source.options.parse import NumericAs, parse_stream_options
+from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.options.stream_options import parse_stream_options
 from pg_cdc_source.postgres.catalog import describe, find_relation, raw_types
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.protocol.binary_copy import CopyDecoder

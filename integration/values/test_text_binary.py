@@ -11,7 +11,7 @@ from psycopg2.extensions import connection as Session
 from type_values import TEXTS, VALUES, array_of, assert_identical, field, literals, printed, sent
 
 from pg_cdc_source.options.conninfo import ConnectionOptions
-from pg_cdc_source.options.parse import NumericAs
+from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.postgres.catalog import describe
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.protocol.binary_copy import CopyDecoder

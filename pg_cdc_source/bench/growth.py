@@ -15,7 +15,7 @@ from pg_cdc_source.bench.meter import Peak, watching
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.bench.schedule import makespan
 from pg_cdc_source.bench.snapshot import read_by_spark
-from pg_cdc_source.options.parse import parse_snapshot_options
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.snapshot import source
 from pg_cdc_source.snapshot.scan import make_plan
 

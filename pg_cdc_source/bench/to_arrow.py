@@ -23,7 +23,7 @@ from pg_cdc_source.bench.meter import peak_rss_bytes
 def ours(url: str, table: str) -> Iterator[pa.RecordBatch]:
     """The connector's reader as its tasks use it, all partitions one after the other."""
     from pg_cdc_source import open_snapshot
-    from pg_cdc_source.options.parse import parse_snapshot_options
+    from pg_cdc_source.options.snapshot_options import parse_snapshot_options
     from pg_cdc_source.snapshot.reader import read_range
     from pg_cdc_source.snapshot.scan import make_plan
     from pg_cdc_source.snapshot.source import plan_ranges

@@ -148,7 +148,7 @@ def slots(
 
     Either all that are named are dropped, or, where one is in use or does not exist, none. What is left is listed.
     """
-    from pg_cdc_source.options.parse import parse_connection_options
+    from pg_cdc_source.options.given import parse_connection_options
     from pg_cdc_source.postgres.connection import connect
     from pg_cdc_source.postgres.slots import read_usages, undroppable
     from pg_cdc_source.postgres.snapshots import drop_slot

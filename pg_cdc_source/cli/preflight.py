@@ -27,16 +27,13 @@ from rich.text import Text
 
 from pg_cdc_source.errors import OptionError, PgCdcError, ServerSetupError
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.conninfo import LIBPQ_KEYWORDS, ConnectionOptions
+from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.declared import OPTIONS
+from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS
 from pg_cdc_source.options.names import quoted
-from pg_cdc_source.options.parse import (
-    OPTIONS,
-    SnapshotOptions,
-    StreamOptions,
-    parse_connection_options,
-    parse_snapshot_options,
-    parse_stream_options,
-)
+from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
+from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 from pg_cdc_source.postgres import catalog, publication, snapshots
 from pg_cdc_source.postgres.catalog import Server
 from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler, translated
@@ -145,8 +142,9 @@ class _Checks:
         self.findings.append(Finding(check, status, text, remedy))
 
     def add_error(self, check: str, status: Status, error: PgCdcError) -> None:
-        # Several problems in one text have a remedy each.
-        self.add(check, status, error.what, error.remedy)
+        problems = error.problems if isinstance(error, OptionError) else ()
+        for problem in problems or (error,):
+            self.add(check, status, problem.what, problem.remedy)
 
 
 # --- the installation ------------------------------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.options.keywords import KEYWORDS
+from pg_cdc_source.options.sql_keywords import KEYWORDS
 
 # PostgreSQL cuts a longer identifier silently (NAMEDATALEN - 1), so that it could name another table.
 MAX_NAME_BYTES = 63
@@ -197,13 +196,3 @@ def parse_tables(text: str) -> tuple[TablePattern, ...]:
             raise OptionError(f"the table {pattern} is there twice", remedy="name it once")
         patterns.append(pattern)
     return tuple(patterns)
-
-
-def in_words(words: tuple[str, ...]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
-def nearest(name: str, known: frozenset[str]) -> str | None:
-    lowered = {candidate.lower(): candidate for candidate in sorted(known)}
-    near = difflib.get_close_matches(name.lower(), lowered, n=1)
-    return lowered[near[0]] if near else None

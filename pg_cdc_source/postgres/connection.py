@@ -20,7 +20,8 @@ from pg_cdc_source.errors import (
     SlotLostError,
     TransientError,
 )
-from pg_cdc_source.options.conninfo import SECRET_KEYWORDS, ConnectionOptions
+from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.libpq_keywords import SECRET_KEYWORDS
 from pg_cdc_source.postgres.backoff import Backoff
 
 # Where servers up to 15, from 16 and from 18 on refuse a slot that was invalidated; the SQLSTATE has other meanings.

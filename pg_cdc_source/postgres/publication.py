@@ -36,7 +36,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSetupError, TransientError
 from pg_cdc_source.options.names import QualifiedName, TablePattern, quoted
-from pg_cdc_source.options.parse import StreamOptions
+from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.catalog import Relation, Server
 from pg_cdc_source.postgres.connection import translate, translated

@@ -39,8 +39,9 @@ from pg_cdc_source.errors import (
 )
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.options.names import QualifiedName, quoted
-from pg_cdc_source.options.parse import ConsistentPoint, parse_snapshot_options
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.catalog import Relation, Server
 from pg_cdc_source.postgres.connection import connect, translate, translated

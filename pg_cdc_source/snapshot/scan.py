@@ -11,8 +11,10 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import OptionError, SchemaChangedError
 from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.declared import Unrepresentable
 from pg_cdc_source.options.names import quoted
-from pg_cdc_source.options.parse import NumericAs, SnapshotOptions, Unrepresentable
+from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import catalog, snapshots
 from pg_cdc_source.postgres.catalog import Relation, Server
 from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler

@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import SnapshotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.parse import SnapshotOptions
+from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.connection import connect, translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec

@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.options.names import nearest, quoted
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.suggestions import nearest
 from pg_cdc_source.protocol.layout import BEFORE
 from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns
 

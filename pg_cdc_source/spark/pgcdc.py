@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.offsets import INITIAL, StreamOffset
-from pg_cdc_source.options.parse import StreamOptions, parse_stream_options
+from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
 from pg_cdc_source.snapshot.reader import read_range

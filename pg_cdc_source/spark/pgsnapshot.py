@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.options.parse import SnapshotOptions, parse_snapshot_options
+from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
 from pg_cdc_source.snapshot.source import Source, plan_ranges

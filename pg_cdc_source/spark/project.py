@@ -14,8 +14,9 @@ from pyspark.sql import functions as F
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.declared import OPTIONS
 from pg_cdc_source.options.names import QualifiedName
-from pg_cdc_source.options.parse import OPTIONS, SnapshotOptions, parse_snapshot_options
+from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
 from pg_cdc_source.protocol.envelope import EnvelopeColumn, columns_from_json
 from pg_cdc_source.protocol.layout import BEFORE, CHANGE_FIELDS, typed_schema
 from pg_cdc_source.protocol.refused import RefusedValueError, accept

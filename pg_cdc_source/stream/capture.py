@@ -38,7 +38,7 @@ from pg_cdc_source.errors import (
 )
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, StreamOffset, end_of_timeline
 from pg_cdc_source.options.names import quoted
-from pg_cdc_source.options.parse import StreamOptions
+from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication, snapshots
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler, translated

@@ -16,7 +16,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import dotted, quoted
-from pg_cdc_source.options.parse import StreamOptions
+from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pg_cdc_source.options.parse import NumericAs
+from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.values.arrays import Array
 from pg_cdc_source.values.binary import (
     Boolean,

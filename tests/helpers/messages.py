@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.options.parse import NumericAs
+from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.changes import Described, Run
 from pg_cdc_source.protocol.layout import Layout, StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage

@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pg_cdc_source.options.conninfo import LIBPQ_KEYWORDS
-from pg_cdc_source.options.parse import NumericAs, option_table_markdown
+from pg_cdc_source.options.declared import option_table_markdown
+from pg_cdc_source.options.libpq_keywords import PASSED_KEYWORDS
+from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.values import registry
 
 README = Path(__file__).parents[2] / "README.md"
@@ -117,7 +118,7 @@ TABLES = {
     "connection options": lambda: option_table_markdown("connection"),
     "pgsnapshot options": lambda: option_table_markdown("pgsnapshot"),
     "pgcdc options": lambda: option_table_markdown("pgcdc"),
-    "libpq keywords": lambda: ", ".join(f"`{keyword}`" for keyword in sorted(LIBPQ_KEYWORDS)) + ".",
+    "libpq keywords": lambda: ", ".join(f"`{keyword}`" for keyword in sorted(PASSED_KEYWORDS)) + ".",
     "types": type_table,
     "measured": measured_table,
     "matrix of PostgreSQL": lambda: matrix_table("postgresql"),

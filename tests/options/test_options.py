@@ -15,19 +15,15 @@ from hypothesis import strategies as st
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.options.conninfo import IGNORED_JDBC_PARAMETERS, LIBPQ_KEYWORDS, SECRET_KEYWORDS, ConnectionOptions
+from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.declared import OPTIONS, Group, option_table_markdown
+from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.options.jdbc import IGNORED_PARAMETERS
+from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, PASSED_KEYWORDS, SECRET_KEYWORDS
 from pg_cdc_source.options.names import QualifiedName, TablePattern, dotted, parse_tables, quoted
-from pg_cdc_source.options.parse import (
-    OPTIONS,
-    Group,
-    NumericAs,
-    SnapshotOptions,
-    StreamOptions,
-    option_table_markdown,
-    parse_connection_options,
-    parse_snapshot_options,
-    parse_stream_options,
-)
+from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
+from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 
 TABLE = {"dbtable": "public.orders"}
 STREAM = {**TABLE, "slot": "orders_1"}
@@ -767,6 +763,22 @@ def test_what_does_not_contradict_is_taken() -> None:
     assert parse_query(asString="a", slot="s", numericAs="double").as_string == ("a",)
 
 
+def test_each_thing_that_is_wrong_is_an_error_with_its_remedy() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_snapshot_options({"tabel": "t", "batchBytes": "?"})
+    error = caught.value
+    assert error.what == "3 things are wrong with the options"
+    assert [problem.what for problem in error.problems] == [
+        "the option tabel is not known",
+        "option batchBytes: '?' is not a size",
+        "neither dbtable nor query is given",
+    ]
+    assert all(problem.remedy for problem in error.problems)
+    assert str(error) == "[OPTION] 3 things are wrong with the options:" + "".join(
+        f"\n- {problem.what}\n  Remedy: {problem.remedy}" for problem in error.problems
+    )
+
+
 def test_everything_wrong_is_reported_at_once() -> None:
     message = refused({"tabel": "t", "port": "x", "batchBytes": "?", "columns": "a", "query": ""})
     assert message.startswith("[OPTION] 5 things are wrong with the options:\n- ")
@@ -824,7 +836,7 @@ def test_the_address_of_a_jdbc_url_is_what_pgjdbc_makes_of_it(url: str, expected
         ("channelBinding=require&kerberosServerName=pg", {"channel_binding": "require", "krbsrvname": "pg"}),
         ("sslcert=c.pem&sslkey=k.pem&sslpassword=s", {"sslcert": "c.pem", "sslkey": "k.pem", "sslpassword": "s"}),
         ("ApplicationName=etl&socketTimeout=30&prepareThreshold=0&tcpKeepAlive=true", {}),
-        ("&".join(sorted(IGNORED_JDBC_PARAMETERS)), {}),
+        ("&".join(sorted(IGNORED_PARAMETERS)), {}),
     ],
 )
 def test_parameters_of_a_jdbc_url_become_libpq_keywords(query: str, expected: dict[str, str]) -> None:
@@ -845,7 +857,7 @@ def test_parameters_of_a_jdbc_url_become_libpq_keywords(query: str, expected: di
         ("jdbc:postgresql:/d", "not of the form"),
         ("jdbc:postgresql://u:p@h/d", "host and port cannot be read"),
         ("jdbc:postgresql://h:port/d", "not a number from 1 to 65535"),
-        ("jdbc:postgresql://h/d;user=u", "after its host"),
+        ("jdbc:postgresql://h/d;user=u", "its host or database has one of @ & = ;"),
         ("jdbc:postgresql://h/d?user=u&user=v", "user twice"),
         ("jdbc:postgresql://h/d?user=%zz", "% that is not part"),
         ("jdbc:postgresql://h/d?user=%ff", "not UTF-8"),
@@ -863,12 +875,16 @@ def test_parameters_of_a_jdbc_url_become_libpq_keywords(query: str, expected: di
         ("postgresql://h/d?sslmod=require", "did you mean sslmode?"),
         ("postgresql://h/d?application_name=x", "sets application_name"),
         ("postgresql://h/d?client_encoding=utf8", "sets client_encoding"),
-        ("postgresql://u:p@@h/d", "host and port cannot be read"),
-        ("postgresql://u:p@ss@h/d", "host and port cannot be read"),
-        ("postgresql://u:p/ss@h/d", "after its host"),
+        ("postgresql://u:p@@h/d", "its host or database has one of @ & = ;"),
+        ("postgresql://u:p@ss@h/d", "its host or database has one of @ & = ;"),
+        ("postgresql://u:p/ss@h/d", "its host or database has one of @ & = ;"),
         ("postgresql://h:p/d", "not a number from 1 to 65535"),
-        ("postgresql://[::1/d", "host and port cannot be read"),
-        ("postgresql://h/d&user=x", "after its host"),
+        ("postgresql://[::1/d", "libpq cannot read it"),
+        ("postgresql://u:%zz@h/d", "libpq cannot read it"),
+        ("postgresql://u:%00@h/d", "libpq cannot read it"),
+        ("postgresql://u:%ff@h/d", "libpq cannot read it"),
+        ("postgresql://h/d&user=x", "its host or database has one of @ & = ;"),
+        ("postgresql://u:?@h/d@x", "its host or database has one of @ & = ;"),
         ("host=h replication=database", "sets replication"),
         ("host=h user", "its part 2 is not of the form"),
         ("host='h", "its part 1 is not of the form"),
@@ -971,6 +987,25 @@ def test_a_connection_string_is_read_as_libpq_reads_it(text: str) -> None:
     same_as_libpq(text)
 
 
+def libpq_knows(keyword: str) -> bool:
+    try:
+        parse_dsn(f"{keyword}=''")
+    except psycopg2.ProgrammingError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("keyword", sorted(LIBPQ_KEYWORDS))
+def test_the_keywords_that_pass_through_are_those_that_are_documented(keyword: str) -> None:
+    declared = {option.name for option in OPTIONS if option.group == "connection"}
+    if keyword in PASSED_KEYWORDS:
+        assert keyword not in declared
+        assert parse_connection_options({keyword: "1"}).keywords == ((keyword, "1"),)
+    elif keyword not in declared:
+        with pytest.raises(OptionError, match=f"the option {keyword} cannot be chosen"):
+            parse_connection_options({keyword: "1"})
+
+
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 # What must appear nowhere, inside of what a password may hold around it.
@@ -1057,13 +1092,24 @@ def test_a_password_that_is_not_encoded_is_never_shown(password: str) -> None:
 @pytest.mark.parametrize("keyword", sorted(SECRET_KEYWORDS))
 def test_every_secret_keyword_is_masked(keyword: str) -> None:
     assert CORE not in repr(parse_connection_options({keyword: CORE}))
-    assert CORE not in repr(parse_connection_options({"url": f"host=h {keyword}={CORE}"}))
+    assert CORE not in all_that_is_shown({"url": f"host=h {keyword}={CORE}"})
+    assert CORE not in all_that_is_shown({"url": f"postgresql://h/d?{keyword}={CORE}"})
+
+
+def test_a_keyword_that_is_newer_than_this_libpq_is_named_by_position() -> None:
+    newer = next((keyword for keyword in sorted(LIBPQ_KEYWORDS) if not libpq_knows(keyword)), None)
+    if newer is None:
+        pytest.skip("the libpq of psycopg2 knows every keyword")
+    for url in (f"host=h {newer}={CORE}", f"postgresql://h/d?sslmode=require&{newer}={CORE}"):
+        message = refused({**TABLE, "url": url})
+        assert "its parameter 2 is one that the libpq of psycopg2 does not know" in message
+        assert CORE not in message
 
 
 def test_everything_else_is_shown() -> None:
     connection = parse_connection_options({"url": "postgresql://u:p@h/d?options=-c%20a%3Db", "sslmode": "require"})
     assert repr(connection) == (
-        "ConnectionOptions(user='u', password=***, host='h', dbname='d', options='-c a=b', sslmode='require')"
+        "ConnectionOptions(user='u', password=***, dbname='d', host='h', options='-c a=b', sslmode='require')"
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_cdc_source.errors import TransientError, WireError
-from pg_cdc_source.options.parse import NumericAs
+from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.binary_copy import CopyDecoder, CopyMessages, record_batch, select_order
 from pg_cdc_source.protocol.refused import RefusedValueError
 from pg_cdc_source.values.binary import Messages, WireBuffer

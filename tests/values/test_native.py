@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pg_cdc_source.errors import WireError
-from pg_cdc_source.options.parse import NumericAs
+from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
 from pg_cdc_source.protocol.tuples import tags_and_oids, walk
 from pg_cdc_source.values import native

@@ -20,7 +20,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from pg_cdc_source.errors import WireError
-from pg_cdc_source.options.parse import NumericAs
+from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
 from pg_cdc_source.protocol.refused import RefusedValueError
 from pg_cdc_source.values.arrays import Array

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_cdc_source.options.parse import NumericAs
+from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.values.binary import Decoded, Field, MalformedError, WireBuffer
 from pg_cdc_source.values.registry import TYPES, CatalogType, Codec, Column, plan
 

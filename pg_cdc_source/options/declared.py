@@ -1,0 +1,232 @@
+"""The options that can be set: one table, from which reading, error texts and the documentation's tables come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from pg_cdc_source.options.conninfo import parse_url
+from pg_cdc_source.options.names import QualifiedName, parse_columns, parse_tables
+from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.options.value_parsers import (
+    boolean,
+    condition,
+    duration,
+    not_blank,
+    one_of,
+    password,
+    publication_name,
+    query,
+    size,
+    slot_name,
+    snapshot_id,
+    streamed_table,
+    whole_number,
+)
+
+ConsistentPoint = Literal["auto", "require", "off"]
+Unrepresentable = Literal["error", "null"]
+PublicationMode = Literal["create", "require"]
+StartFrom = Literal["snapshot", "slot", "now"]
+OnSchemaChange = Literal["fail", "ignore"]
+OnTruncate = Literal["emit", "fail", "ignore"]
+Group = Literal["connection", "pgsnapshot", "pgcdc"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: how it is named, explained and read.
+
+    ``default`` is read as if the user had written it; where there is none the value is None and the documentation
+    shows ``without``.
+    """
+
+    name: str
+    group: Group
+    meaning: str
+    parse: Callable[[str], Any]
+    default: str | None = None
+    without: str = "none"
+
+
+_CONNECTION_OPTIONS = (
+    Option(
+        "url",
+        "connection",
+        "libpq URI (`postgresql://…`), libpq connection string (`host=… dbname=…`) or `jdbc:postgresql://…`",
+        parse_url,
+    ),
+    Option("host", "connection", "server, or a comma-separated list of servers", not_blank, without="libpq's"),
+    Option("port", "connection", "port, or one for each host", not_blank, without="libpq's"),
+    Option("database", "connection", "database (libpq's `dbname` is taken too)", not_blank, without="libpq's"),
+    Option("user", "connection", "role to connect as", not_blank, without="libpq's"),
+    Option("password", "connection", "its password; libpq's `passfile` works too", password),
+)
+
+_SNAPSHOT_OPTIONS = (
+    Option(
+        "dbtable",
+        "pgsnapshot",
+        "`schema.table`, parts quoted as in SQL where needed: plain, partitioned and inherited tables, views, "
+        "materialized views, foreign tables",
+        QualifiedName.parse,
+    ),
+    Option("query", "pgsnapshot", "a SELECT instead of `dbtable`; read as one partition", query),
+    Option(
+        "columns",
+        "pgsnapshot",
+        "columns to read, separated by commas and quoted as in SQL where needed",
+        parse_columns,
+        without="all",
+    ),
+    Option("where", "pgsnapshot", "condition that PostgreSQL applies to the rows", condition),
+    Option(
+        "partitionBytes", "pgsnapshot", "size of the part of a table that one task reads", size("8kB", "32TB"), "64MB"
+    ),
+    Option("numPartitions", "pgsnapshot", "number of parts, instead of their size", whole_number(1, 100_000)),
+    Option(
+        "consistentPoint",
+        "pgsnapshot",
+        "`auto`: know the snapshot's LSN, by way of a temporary slot, if role and `wal_level` allow it within "
+        "`slotTimeout`, else do without; `require`: or fail; `off`: do without",
+        one_of(get_args(ConsistentPoint)),
+        "auto",
+    ),
+    Option(
+        "slot",
+        "pgsnapshot",
+        "create this durable replication slot with the snapshot and leave it, for a stream that starts where the "
+        "snapshot ends; an error if it exists",
+        slot_name,
+    ),
+    Option("snapshot", "pgsnapshot", "read this exported snapshot instead of making one", snapshot_id),
+    Option(
+        "lsnColumn",
+        "pgsnapshot",
+        "add a BIGINT column of this name with the snapshot's LSN (null where it is not known)",
+        not_blank,
+    ),
+    Option("asString", "pgsnapshot", "columns to read as PostgreSQL's own text", parse_columns),
+    Option(
+        "numericAs",
+        "pgsnapshot",
+        "type of a `numeric` whose declaration does not fit DECIMAL: `string`, `double` or `decimal(p,s)`",
+        NumericAs.parse,
+        "string",
+    ),
+    Option(
+        "unrepresentable",
+        "pgsnapshot",
+        "what becomes of a value that its Spark type cannot hold (infinity, NaN in a DECIMAL, a date out of range, an "
+        "array of other dimensions): `error` or `null`",
+        one_of(get_args(Unrepresentable)),
+        "error",
+    ),
+    Option("batchBytes", "pgsnapshot", "size of the Arrow batches handed to Spark", size("64kB", "512MB"), "4MB"),
+    Option("slotTimeout", "pgsnapshot", "longest wait for a slot", duration("100ms", "1d"), "10s"),
+    Option(
+        "snapshotIdle",
+        "pgsnapshot",
+        "how long a snapshot stays open after its last reader",
+        duration("1s", "1d"),
+        "60s",
+    ),
+)
+
+
+_OF_SNAPSHOTS = {option.name: replace(option, group="pgcdc") for option in _SNAPSHOT_OPTIONS}
+_STREAM_OPTIONS = (
+    Option(
+        "dbtable",
+        "pgcdc",
+        "one table, `schema.table`, parts quoted as in SQL where needed: its columns and the change columns",
+        streamed_table,
+    ),
+    Option(
+        "tables",
+        "pgcdc",
+        "several tables instead, separated by commas, `schema.*` for what the publication has of a schema: the "
+        "envelope's columns",
+        parse_tables,
+    ),
+    Option(
+        "slot",
+        "pgcdc",
+        "replication slot of the stream; created when missing, kept when the query stops",
+        slot_name,
+        without="required",
+    ),
+    Option(
+        "failover",
+        "pgcdc",
+        "make a slot that standbys keep a copy of (PostgreSQL 17 and later), from which the stream goes on when one of "
+        "them takes over",
+        boolean,
+        "false",
+    ),
+    Option(
+        "publication",
+        "pgcdc",
+        "publication of the tables; created when missing, kept when the query stops",
+        publication_name,
+        without="the slot's name",
+    ),
+    Option(
+        "publicationMode",
+        "pgcdc",
+        "`create`: create a publication that is missing; `require`: only check it",
+        one_of(get_args(PublicationMode)),
+        "create",
+    ),
+    Option(
+        "startFrom",
+        "pgcdc",
+        "`snapshot`: first the rows of the tables, then every change after them; `slot`: the changes from where the "
+        "existing slot stands; `now`: the changes from now on",
+        one_of(get_args(StartFrom)),
+        "snapshot",
+    ),
+    Option(
+        "maxRowsPerBatch",
+        "pgcdc",
+        "most rows of changes in a micro-batch, which ends at a commit unless one transaction is larger than that",
+        whole_number(1, 1_000_000_000),
+        "1000000",
+    ),
+    Option(
+        "maxBytesPerBatch", "pgcdc", "most bytes of changes in a micro-batch, likewise", size("64kB", "16GB"), "128MB"
+    ),
+    Option("beforeImage", "pgcdc", "add `_before`, a struct of the old values that PostgreSQL sent", boolean, "false"),
+    Option(
+        "onSchemaChange",
+        "pgcdc",
+        "when a table's columns change: `fail`, or `ignore` columns that were added",
+        one_of(get_args(OnSchemaChange)),
+        "fail",
+    ),
+    Option(
+        "onTruncate",
+        "pgcdc",
+        "when a table is truncated: `emit` a row that says so, `fail`, or `ignore` it",
+        one_of(get_args(OnTruncate)),
+        "emit",
+    ),
+    _OF_SNAPSHOTS["asString"],
+    _OF_SNAPSHOTS["numericAs"],
+    _OF_SNAPSHOTS["unrepresentable"],
+    replace(_OF_SNAPSHOTS["partitionBytes"], meaning="size of the part of a table that one task of the snapshot reads"),
+    replace(_OF_SNAPSHOTS["slotTimeout"], meaning="longest wait for the slot's creation"),
+)
+
+OPTIONS: tuple[Option, ...] = _CONNECTION_OPTIONS + _SNAPSHOT_OPTIONS + _STREAM_OPTIONS
+
+
+def option_table_markdown(group: Group) -> str:
+    """Give the README's table of one group of options."""
+    rows = [("option", "meaning", "default"), ("---", "---", "---")]
+    for option in OPTIONS:
+        if option.group == group:
+            default = option.without if option.default is None else f"`{option.default}`"
+            rows.append((f"`{option.name}`", option.meaning, default))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,0 +1,109 @@
+"""What the user has given, read by the declared table; what contradicts or is not known becomes a problem of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.options.conninfo import ConnectionOptions, Url, check_settings
+from pg_cdc_source.options.declared import OPTIONS, Group
+from pg_cdc_source.options.habits import HABITS
+from pg_cdc_source.options.libpq_keywords import OWN_KEYWORDS, PASSED_KEYWORDS
+from pg_cdc_source.options.names import check_characters
+from pg_cdc_source.options.suggestions import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was read: ``values`` of every option of the groups, ``names`` of those that the user wrote."""
+
+    values: dict[str, Any]
+    names: set[str]
+    libpq: dict[str, str]
+    problems: list[OptionError]
+
+    def connection(self) -> ConnectionOptions:
+        """Bring the options of the connection together; adds what contradicts to ``problems``."""
+        url: Url = self.values["url"] or Url("", {})
+        settings = dict(self.libpq)
+        for name in ("host", "port", "database", "user", "password"):
+            if self.values[name] is not None:
+                settings["dbname" if name == "database" else name] = self.values[name]
+        if "database" in self.names and "dbname" in self.libpq:
+            self.problems.append(OptionError("database and dbname are the same", remedy="remove one of them"))
+        for keyword in sorted(settings.keys() & url.settings.keys()):
+            name = "database" if keyword == "dbname" and "database" in self.names else keyword
+            self.problems.append(
+                OptionError(f"both url and the option {name} say {keyword}", remedy="remove one of them")
+            )
+        try:
+            check_settings(settings)
+        except OptionError as error:
+            self.problems.append(error)
+        if not url.conninfo:
+            settings = {**url.settings, **settings}
+        return ConnectionOptions(url.conninfo, tuple(sorted(settings.items())))
+
+    def raise_problems(self) -> None:
+        """Raise one OptionError for all that was found."""
+        if len(self.problems) == 1:
+            raise self.problems[0]
+        if self.problems:
+            raise OptionError(f"{len(self.problems)} things are wrong with the options", problems=self.problems)
+
+
+def read_given(options: Mapping[str, str], groups: tuple[Group, ...]) -> Given:
+    """Read every option of ``groups`` on its own; what is between them is the caller's to check."""
+    rows = {option.name.lower(): option for option in OPTIONS if option.group in groups}
+    defaults = {row.name: None if row.default is None else row.parse(row.default) for row in rows.values()}
+    given = Given(defaults, set(), {}, [])
+    texts: dict[str, str] = {}
+    for key, text in options.items():
+        # Spark hands over lower-case keys; a caller in Python may write both.
+        if key.lower() in texts:
+            given.problems.append(OptionError(f"the option {key} is given twice", remedy="names have no case"))
+        texts[key.lower()] = text
+    for key, text in texts.items():
+        option = rows.get(key)
+        if option is not None:
+            given.names.add(option.name)
+        try:
+            check_characters(text)
+            if option is not None:
+                given.values[option.name] = option.parse(text)
+            elif key in PASSED_KEYWORDS:
+                given.libpq[key] = text
+            else:
+                given.problems.append(_unknown_option(key, groups))
+        except OptionError as error:
+            given.problems.append(
+                OptionError(f"option {option.name if option else key}: {error.what}", remedy=error.remedy)
+            )
+    return given
+
+
+def _unknown_option(key: str, groups: tuple[Group, ...]) -> OptionError:
+    if key in OWN_KEYWORDS:
+        return OptionError(f"the option {key} cannot be chosen", remedy=f"remove it: {OWN_KEYWORDS[key]}")
+    for group in groups:
+        if key in HABITS[group]:
+            return OptionError(f"the option {key} is not known here", remedy=HABITS[group][key])
+    formats = dict.fromkeys(option.group for option in OPTIONS if option.name.lower() == key)
+    if formats:
+        return OptionError(
+            f"the option {key} is not known here", remedy=f"remove it: it belongs to {' and '.join(formats)}"
+        )
+    names = [option.name for option in OPTIONS if option.group in groups]
+    near = nearest(key, PASSED_KEYWORDS.union(names))
+    remedy = f"did you mean {near}?" if near else f"the options are {', '.join(names)} and libpq's keywords"
+    return OptionError(f"the option {key} is not known", remedy=remedy)
+
+
+def parse_connection_options(options: Mapping[str, str]) -> ConnectionOptions:
+    """Read options that are all of the connection; raises OptionError with everything that is wrong."""
+    given = read_given(options, ("connection",))
+    connection = given.connection()
+    given.raise_problems()
+    return connection

@@ -1,0 +1,104 @@
+"""The options of the format ``pgsnapshot``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.declared import ConsistentPoint, Unrepresentable
+from pg_cdc_source.options.given import Given, read_given
+from pg_cdc_source.options.names import QualifiedName, quoted
+from pg_cdc_source.options.numeric_as import NumericAs
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOptions:
+    """The options of ``spark.read.format("pgsnapshot")``. With ``snapshot``, ``consistent_point`` has no meaning."""
+
+    connection: ConnectionOptions
+    dbtable: QualifiedName | None
+    query: str | None
+    columns: tuple[str, ...] | None
+    where: str | None
+    partition_bytes: int
+    num_partitions: int | None
+    consistent_point: ConsistentPoint
+    slot: str | None
+    snapshot: str | None
+    lsn_column: str | None
+    as_string: tuple[str, ...]
+    numeric_as: NumericAs
+    unrepresentable: Unrepresentable
+    batch_bytes: int
+    slot_timeout_seconds: float
+    snapshot_idle_seconds: float
+
+
+def parse_snapshot_options(options: Mapping[str, str]) -> SnapshotOptions:
+    """Read the options of ``pgsnapshot``; raises OptionError with everything that is wrong."""
+    given = read_given(options, ("connection", "pgsnapshot"))
+    connection = given.connection()
+    given.problems.extend(_snapshot_contradictions(given))
+    given.raise_problems()
+    values = given.values
+    return SnapshotOptions(
+        connection=connection,
+        dbtable=values["dbtable"],
+        query=values["query"],
+        columns=values["columns"],
+        where=values["where"],
+        partition_bytes=values["partitionBytes"],
+        num_partitions=values["numPartitions"],
+        consistent_point="require" if values["slot"] else values["consistentPoint"],
+        slot=values["slot"],
+        snapshot=values["snapshot"],
+        lsn_column=values["lsnColumn"],
+        as_string=values["asString"] or (),
+        numeric_as=values["numericAs"],
+        unrepresentable=values["unrepresentable"],
+        batch_bytes=values["batchBytes"],
+        slot_timeout_seconds=values["slotTimeout"],
+        snapshot_idle_seconds=values["snapshotIdle"],
+    )
+
+
+def _snapshot_contradictions(given: Given) -> Iterator[OptionError]:
+    names, values = given.names, given.values
+    if "dbtable" not in names and "query" not in names:
+        yield OptionError("neither dbtable nor query is given", remedy="name a table in dbtable, or write a query")
+    if "query" in names:
+        if "dbtable" in names:
+            yield OptionError("both dbtable and query are given", remedy="remove one of them")
+        for name in ("columns", "where", "partitionBytes", "numPartitions"):
+            if name in names:
+                use = "write it into the query" if name in ("columns", "where") else "a query is read as one partition"
+                yield OptionError(f"{name} is not used with query", remedy=f"remove {name}: {use}")
+    if {"partitionBytes", "numPartitions"} <= names:
+        yield OptionError("partitionBytes and numPartitions both say how a table is split", remedy="remove one of them")
+    if "snapshot" in names:
+        for name in ("slot", "consistentPoint", "slotTimeout", "snapshotIdle"):
+            if name in names:
+                yield OptionError(
+                    f"{name} is not used with snapshot",
+                    remedy=f"remove {name}: it belongs to making a snapshot, and this one exists",
+                )
+    elif values["consistentPoint"] == "off":
+        for name in ("slot", "slotTimeout"):
+            if name in names:
+                yield OptionError(
+                    f"{name} contradicts consistentPoint=off",
+                    remedy="remove one of them: a slot is what gives a snapshot its consistent point",
+                )
+    columns, lsn_column = values["columns"], values["lsnColumn"]
+    if columns is not None:
+        for column in values["asString"] or ():
+            if column not in columns:
+                yield OptionError(
+                    f"asString names the column {quoted(column)}, which columns leaves out",
+                    remedy="add it to columns, or remove it from asString",
+                )
+        # Spark's columns have no case.
+        if lsn_column is not None and lsn_column.lower() in map(str.lower, columns):
+            yield OptionError(f"lsnColumn {lsn_column!r} is also one of columns", remedy="choose another name for it")

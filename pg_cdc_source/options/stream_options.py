@@ -1,0 +1,99 @@
+"""The options of the format ``pgcdc``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.declared import OnSchemaChange, OnTruncate, PublicationMode, StartFrom, Unrepresentable
+from pg_cdc_source.options.given import Given, read_given
+from pg_cdc_source.options.habits import ONE_OR_SEVERAL_TABLES
+from pg_cdc_source.options.names import QualifiedName, TablePattern
+from pg_cdc_source.options.numeric_as import NumericAs
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """The options of ``spark.readStream.format("pgcdc")``. ``tables`` is empty where ``dbtable`` names the one."""
+
+    connection: ConnectionOptions
+    dbtable: QualifiedName | None
+    tables: tuple[TablePattern, ...]
+    slot: str
+    failover: bool
+    publication: str
+    publication_mode: PublicationMode
+    start_from: StartFrom
+    max_rows_per_batch: int
+    max_bytes_per_batch: int
+    before_image: bool
+    on_schema_change: OnSchemaChange
+    on_truncate: OnTruncate
+    as_string: tuple[str, ...]
+    numeric_as: NumericAs
+    unrepresentable: Unrepresentable
+    partition_bytes: int
+    slot_timeout_seconds: float
+
+
+def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
+    """Read the options of ``pgcdc``; raises OptionError with everything that is wrong."""
+    given = read_given(options, ("connection", "pgcdc"))
+    connection = given.connection()
+    given.problems.extend(_stream_contradictions(given))
+    given.raise_problems()
+    values = given.values
+    return StreamOptions(
+        connection=connection,
+        dbtable=values["dbtable"],
+        tables=values["tables"] or (),
+        slot=values["slot"],
+        failover=values["failover"],
+        publication=values["publication"] or values["slot"],
+        publication_mode=values["publicationMode"],
+        start_from=values["startFrom"],
+        max_rows_per_batch=values["maxRowsPerBatch"],
+        max_bytes_per_batch=values["maxBytesPerBatch"],
+        before_image=values["beforeImage"],
+        on_schema_change=values["onSchemaChange"],
+        on_truncate=values["onTruncate"],
+        as_string=values["asString"] or (),
+        numeric_as=values["numericAs"],
+        unrepresentable=values["unrepresentable"],
+        partition_bytes=values["partitionBytes"],
+        slot_timeout_seconds=values["slotTimeout"],
+    )
+
+
+def _stream_contradictions(given: Given) -> Iterator[OptionError]:
+    names, values = given.names, given.values
+    if "dbtable" not in names and "tables" not in names:
+        yield OptionError("neither dbtable nor tables is given", remedy=ONE_OR_SEVERAL_TABLES)
+    if "tables" in names:
+        if "dbtable" in names:
+            yield OptionError("both dbtable and tables are given", remedy="remove one of them")
+        for name in ("beforeImage", "asString", "numericAs", "unrepresentable"):
+            if name in names:
+                yield OptionError(
+                    f"{name} is not used with tables, whose rows hold PostgreSQL's own text in JSON",
+                    remedy=f"remove {name} here and pass it to project(), which gives the typed rows of one table",
+                )
+    if "slot" not in names:
+        yield OptionError(
+            "no slot is given",
+            remedy="choose a name for the stream's replication slot in the option slot; it is created when missing, "
+            "and no other stream may use it",
+        )
+    for name in ("failover", "partitionBytes", "slotTimeout"):
+        if name in names and values["startFrom"] == "slot":
+            yield OptionError(
+                f"{name} is not used with startFrom=slot",
+                remedy=f"remove {name}: it belongs to making a slot and reading the snapshot there",
+            )
+    if "partitionBytes" in names and values["startFrom"] == "now":
+        yield OptionError(
+            "partitionBytes is not used with startFrom=now",
+            remedy="remove partitionBytes: no snapshot of the tables is read",
+        )
