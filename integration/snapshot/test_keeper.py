@@ -212,7 +212,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from pg_cdc_source import register
-from pg_cdc_source.local_spark import start_session
+from pg_cdc_source.demo.local_spark import start_session
 
 url, where, directory = sys.argv[1:]
 spark = start_session("local[2]", {"spark.log.level": "OFF"}, Path(directory))

@@ -202,7 +202,7 @@ def test_a_session_pooling_pgbouncer_works(db: str, pg: Session, spark: SparkSes
         assert df.selectExpr("count(*)", "count(distinct id)").collect() == [(100000, 100000)]
         refusal(
             lambda: load(spark, url, dbtable="t", consistentPoint="require").count(),
-            "a pooler passes no replication on",
+            "a pooler does not pass replication on",
             "consistentPoint=off",
         )
 
@@ -352,7 +352,7 @@ def test_sessions_say_who_they_are_and_are_bounded(db: str, spark: SparkSession)
 DRIVER = """
 import json, sys
 from pathlib import Path
-from pg_cdc_source.local_spark import start_session
+from pg_cdc_source.demo.local_spark import start_session
 from pg_cdc_source import register
 
 settings = json.loads(sys.stdin.readline())

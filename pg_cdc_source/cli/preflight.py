@@ -36,8 +36,9 @@ from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapsh
 from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 from pg_cdc_source.postgres import catalog, publication, snapshots
 from pg_cdc_source.postgres.catalog import Server
-from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler, translated
+from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.publication import Planned
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import Usage, check_slot, in_use_error, missing_error, read_slot, read_usages
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.stream.schema_history import StreamPlan, plan_stream
@@ -211,7 +212,9 @@ def _reach(
         lambda _: connection().display(),
     )
     checks.run(
-        "pooler", lambda: refuse_breaking_pooler(connection(), session(), _NAME), lambda _: "none that shares sessions"
+        "pooler",
+        lambda: refuse_transaction_pooler(connection(), session(), _NAME),
+        lambda _: "none that shares sessions",
     )
 
     def tell(server: Server) -> str:

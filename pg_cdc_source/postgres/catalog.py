@@ -11,8 +11,8 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import AccessError, OptionError
 from pg_cdc_source.options.names import QualifiedName, dotted, quoted
-from pg_cdc_source.postgres.connection import translated
-from pg_cdc_source.postgres.replication import column_modifiers
+from pg_cdc_source.postgres.libpq import column_modifiers
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.values.registry import CatalogType, Column
 
 # TID range scans, without which every ctid range would read the whole table, came with PostgreSQL 14.

@@ -39,7 +39,7 @@ from pg_cdc_source.options.names import QualifiedName, TablePattern, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.catalog import Relation, Server
-from pg_cdc_source.postgres.connection import translate, translated
+from pg_cdc_source.postgres.server_errors import translate, translated
 
 # From these versions on, a publication can have schemas, row filters and column lists; and send stored generated
 # columns.

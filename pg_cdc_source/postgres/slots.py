@@ -12,7 +12,7 @@ from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, SlotLostE
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres import catalog
-from pg_cdc_source.postgres.connection import translated
+from pg_cdc_source.postgres.server_errors import translated
 
 _PLUGIN = "pgoutput"
 

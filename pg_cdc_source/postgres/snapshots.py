@@ -44,7 +44,8 @@ from pg_cdc_source.options.names import QualifiedName, quoted
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.catalog import Relation, Server
-from pg_cdc_source.postgres.connection import connect, translate, translated
+from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.server_errors import translate, translated
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 

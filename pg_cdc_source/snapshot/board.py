@@ -22,7 +22,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import DefiniteError, SnapshotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.connection import translated
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 
 ANSWER_SECONDS = 30.0  # on top of slotTimeout

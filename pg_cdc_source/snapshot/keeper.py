@@ -60,7 +60,8 @@ from pg_cdc_source.errors import ConnectError, DefiniteError, PgCdcError, Transi
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import read_server
-from pg_cdc_source.postgres.connection import connect, translated
+from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held, make_snapshot
 from pg_cdc_source.snapshot.board import REASON_QUERY, Request, holder_name, keeper_name, mark_name, read_readers
 from pg_cdc_source.snapshot.driver import Process, driver_process

@@ -38,8 +38,9 @@ from pg_cdc_source.errors import (
 )
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres import catalog, snapshots
-from pg_cdc_source.postgres.connection import connect, translate, translated
-from pg_cdc_source.postgres.replication import copy_out
+from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.copy_out import copy_out
+from pg_cdc_source.postgres.server_errors import translate, translated
 from pg_cdc_source.protocol.binary_copy import CopyDecoder, CopyMessages, record_batch, select_order
 from pg_cdc_source.protocol.refused import RefusedValueError
 from pg_cdc_source.snapshot import ranges

@@ -17,7 +17,7 @@ from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import catalog, snapshots
 from pg_cdc_source.postgres.catalog import Relation, Server
-from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler
+from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.snapshot import ranges
 from pg_cdc_source.snapshot.ranges import BlockRange
 from pg_cdc_source.values import registry
@@ -115,7 +115,7 @@ class ScanRange:
 def make_plan(options: SnapshotOptions) -> Plan:
     """Look up what is to be read; raises whatever would keep a later read from being complete."""
     with contextlib.closing(connect(options.connection, "pgsnapshot:planning")) as session:
-        refuse_breaking_pooler(options.connection, session, "pgsnapshot:planning")
+        refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning")
         server = catalog.read_server(session)
         if options.consistent_point == "require" and not options.snapshot:
             snapshots.require_consistent_point(server)

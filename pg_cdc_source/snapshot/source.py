@@ -14,7 +14,8 @@ from pg_cdc_source.errors import SnapshotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import snapshots
-from pg_cdc_source.postgres.connection import connect, translated
+from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board, keeper
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, ranges_in

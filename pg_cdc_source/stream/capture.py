@@ -41,8 +41,9 @@ from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication, snapshots
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler, translated
+from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.replication import HEADER_BYTES, ReplicationStream
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import (
     Slot,
     check_confirmed,
@@ -296,7 +297,7 @@ class Capture:
     def _open(self) -> Session:
         if self._session is None or self._session.closed:
             self._session = connect(self._options.connection, session_name(self._options, "source"), retry_seconds=30)
-            refuse_breaking_pooler(self._options.connection, self._session, session_name(self._options, "source"))
+            refuse_transaction_pooler(self._options.connection, self._session, session_name(self._options, "source"))
             server = catalog.read_server(self._session)
             self._in_recovery = server.in_recovery
             snapshots.require_consistent_point(server, stream=True, failover=self._options.failover)

@@ -19,7 +19,7 @@ from pg_cdc_source.options.names import dotted, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.connection import connect, refuse_breaking_pooler
+from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.envelope import EnvelopeColumn
@@ -65,7 +65,7 @@ def read_typed_schema(options: StreamOptions) -> pa.Schema:
     """Look up the one table of a typed stream, before there is a publication or a slot, and return its rows' schema."""
     assert options.dbtable is not None
     with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
-        refuse_breaking_pooler(options.connection, session, session_name(options, "planning"))
+        refuse_transaction_pooler(options.connection, session, session_name(options, "planning"))
         relation = catalog.find_relation(session, options.dbtable)
         unpublished = publication.read_unpublished(session, options.publication, relation)
         scanned = _plan_scan(session, options, relation, unpublished, None)

@@ -1,0 +1,178 @@
+"""Turn errors of PostgreSQL and of libpq into errors of this package, split by what the operator has to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg2
+
+from pg_cdc_source.errors import (
+    AccessError,
+    ConnectError,
+    DefiniteError,
+    PgCdcError,
+    QueryError,
+    ServerSetupError,
+    SlotLostError,
+    TransientError,
+)
+from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.libpq_keywords import SECRET_KEYWORDS
+
+# --- while a session is opened ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What a failed connection is, told by any of ``texts`` in libpq's message."""
+
+    texts: tuple[str, ...]
+    error: type[PgCdcError]
+    remedy: str
+
+
+_IN_SETTINGS = _Failure(
+    ("of service", "service file", "invalid "), ConnectError, "check the connection options"
+)  # what libpq finds wrong before it connects
+_OTHERWISE = _Failure((), TransientError, "check that the server runs and that this host may reach it")
+
+# libpq gives no SQLSTATE for a failed connection, so its English texts decide, the first match first. An unknown one
+# counts as transient and is tried again within the caller's bound.
+_FAILURES = (
+    _Failure(
+        ("authentication failed", "no password supplied", "no pg_hba.conf entry"),
+        ConnectError,
+        "check user, password and the server's pg_hba.conf",
+    ),
+    _Failure(
+        ("does not exist", "is not permitted to log in"),
+        ConnectError,
+        "check the database and role names in the connection options",
+    ),
+    _Failure(
+        ("could not translate host name",), ConnectError, "check the host name and the DNS of driver and executors"
+    ),
+    _Failure(
+        ("certificate", "SSL", "channel binding"),
+        ConnectError,
+        "check certificates and connection options (sslmode, sslrootcert, …)",
+    ),
+    _IN_SETTINGS,
+    _Failure(
+        ("unsupported startup parameter: replication",),
+        ServerSetupError,
+        "a pooler does not pass replication on: connect to PostgreSQL itself (only pgsnapshot can do without, with "
+        "consistentPoint=off)",
+    ),
+    _Failure(
+        ("max_wal_senders",),
+        ServerSetupError,
+        "raise max_wal_senders, or end walsenders that nobody needs (pg_stat_replication)",
+    ),
+    # The words of 16 and later, and of those before.
+    _Failure(
+        ("to start WAL sender", "to start walsender"),
+        ServerSetupError,
+        "ALTER ROLE … REPLICATION (only pgsnapshot can do without, with consistentPoint=off)",
+    ),
+    _Failure(
+        ("too many connections", "too many clients", "remaining connection slots"),
+        TransientError,
+        "let fewer tasks read at a time, or raise max_connections or the role's or database's CONNECTION LIMIT",
+    ),
+)
+
+
+def connect_error(options: ConnectionOptions, given: dict[str, str], error: psycopg2.Error) -> PgCdcError:
+    """The error for a connection that failed. Values of secret keywords in ``given`` do not appear in it."""
+    text = " ".join(str(error).split())
+    for keyword in SECRET_KEYWORDS:
+        if given.get(keyword):
+            text = text.replace(given[keyword], "***")
+    otherwise = _IN_SETTINGS if isinstance(error, psycopg2.ProgrammingError) else _OTHERWISE
+    failure = next((found for found in _FAILURES if any(words in text for words in found.texts)), otherwise)
+    return failure.error(f"cannot connect to PostgreSQL at {options.display()}: {text}", remedy=failure.remedy)
+
+
+# --- in a session ----------------------------------------------------------------------------------------------------
+
+# Lost sessions, connections or locks that cannot be had now, serialization, a slot in use: none of them has to stay so.
+_TRANSIENT = ("08", "57P01", "57P02", "57P03", "57P05", "53300", "40001", "40P01", "55P03", "55006")
+
+# The server's functions that refuse an invalidated slot: up to 15, from 16 and from 18 on. Their SQLSTATE has other
+# meanings elsewhere.
+_INVALIDATED_IN = ("StartLogicalReplication", "CreateDecodingContext", "ReplicationSlotAcquire")
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Run a block whose psycopg2 errors become errors of this package. ``doing`` is as in ``translate``."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        raise translate(error, doing) from None
+    except UnicodeDecodeError as error:
+        raise DefiniteError(
+            f"{doing}: {error.object!r} is not UTF-8, and the database's encoding, SQL_ASCII, does not say what it is",
+            remedy="rename what has this name: columns, tables and schemas need names in UTF-8",
+        ) from None
+
+
+def translate(error: psycopg2.Error, doing: str) -> PgCdcError:
+    """The error of this package for an error of psycopg2.
+
+    ``doing`` says what was tried, with the names of table, range or slot.
+    """
+    code: str | None = error.pgcode
+    primary: str | None = error.diag.message_primary if code else None
+    text = primary or " ".join(str(error).split())
+    if code is None:
+        return TransientError(f"{doing}: {text}")
+    return classified(code, text, doing, error.diag.source_function)
+
+
+def classified(code: str, text: str, doing: str, source_function: str | None = None) -> PgCdcError:
+    """The error of this package for an SQLSTATE and a message of the server."""
+    where = f"{doing}: {text} (SQLSTATE {code})"
+    if code.startswith(_TRANSIENT):
+        return TransientError(where)
+    if code == "42501":
+        return _access_error(where, source_function)
+    if code in ("42P01", "3F000"):
+        return AccessError(where, remedy="check the name; quote names that are not all lower case")
+    if code in ("42703", "42883", "42601", "42804", "42702") or code.startswith("22"):
+        return QueryError(where, remedy="check the options columns, where and query")
+    if code == "25006":
+        return QueryError(where, remedy="sessions of this format only read: leave out what writes")
+    if code == "42704" and text.startswith("publication "):
+        # pgoutput's, before 18. It looks the publication up as of each change's own time.
+        return ServerSetupError(
+            where,
+            remedy="changes made without the publication cannot be decoded: start over with a new checkpoint location "
+            "and a new slot, and leave the publication there",
+        )
+    if code == "55000" and source_function in _INVALIDATED_IN:
+        # The slot was invalidated between this package's look at it and the server's own.
+        return SlotLostError(
+            f"{where}: it was given up by the server, and the changes since the checkpoint are gone",
+            remedy="pg_replication_slots says why; drop it, and start over with a new checkpoint location, which reads "
+            "the tables again (startFrom=snapshot)",
+        )
+    if code == "0A000" and "while in recovery" in text:
+        # Before 16. A stream checks for it before it begins; later it means a server that is about to be promoted.
+        return TransientError(where)
+    if code in ("53400", "0A000"):
+        return ServerSetupError(where)
+    return DefiniteError(where)
+
+
+def _access_error(where: str, source_function: str | None) -> AccessError:
+    if source_function == "check_enable_rls":
+        return AccessError(
+            where,
+            remedy="rows would be missing without a sign; read as a role with BYPASSRLS, or as the table's owner "
+            "without FORCE ROW LEVEL SECURITY",
+        )
+    return AccessError(where, remedy="GRANT SELECT on it (and USAGE on its schema) to this role")
