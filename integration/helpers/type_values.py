@@ -13,8 +13,9 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.protocol.binary_copy import CopyMessages
-from pg_cdc_source.values.binary import Field, Messages, WireBuffer
+from pg_cdc_source.values.decoder import Field
 from pg_cdc_source.values.registry import Codec, Column
+from pg_cdc_source.values.wire import Messages, WireBuffer
 
 
 def literal(text: str) -> str:

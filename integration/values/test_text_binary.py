@@ -15,8 +15,9 @@ from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.postgres.catalog import describe
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
-from pg_cdc_source.values.binary import Decoded, Messages
+from pg_cdc_source.values.decoder import Decoded
 from pg_cdc_source.values.registry import TYPES, plan
+from pg_cdc_source.values.wire import Messages
 
 ROWS = 1500
 STRING = NumericAs("string")

@@ -14,7 +14,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.postgres import libpq
 from pg_cdc_source.values import native
-from pg_cdc_source.values.binary import Messages, WireBuffer
+from pg_cdc_source.values.wire import Messages, WireBuffer
 
 # How long pgcdc_drain_all lets data gather before it waits for more. Reading 2M rows of 13 columns in one process took
 # 0.74 s of CPU instead of 0.97 s when waiting at once, and 1.61 s of the backend's instead of 1.74 s. 0.2 and 2 ms

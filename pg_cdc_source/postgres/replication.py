@@ -27,7 +27,7 @@ from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.values import native
-from pg_cdc_source.values.binary import Collected
+from pg_cdc_source.values.wire import Collected
 
 # Manual, "Streaming Replication Protocol". XLogData is its tag, three numbers of 8 bytes, and the plugin's message.
 XLOG_DATA, KEEPALIVE = b"wk"

@@ -28,16 +28,10 @@ import pyarrow as pa
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.protocol.refused import accept, in_words
 from pg_cdc_source.values import native
-from pg_cdc_source.values.binary import (
-    Decoded,
-    Field,
-    Fixed,
-    Ints,
-    Messages,
-    WireBuffer,
-    refuse_other_bytes,
-)
+from pg_cdc_source.values.decoder import Decoded, Field, Fixed, refuse_other_bytes
+from pg_cdc_source.values.ndarrays import Ints
 from pg_cdc_source.values.registry import Codec
+from pg_cdc_source.values.wire import Messages, WireBuffer
 
 _SIGNATURE = b"PGCOPY\n\377\r\n\0"
 _FLAGS_AT = len(_SIGNATURE)

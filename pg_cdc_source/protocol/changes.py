@@ -37,18 +37,12 @@ from pg_cdc_source.protocol.stream_rows import (
     truncate_rows,
 )
 from pg_cdc_source.protocol.tuples import tags_and_oids, walk
-from pg_cdc_source.values.binary import (
-    Field,
-    Flags,
-    Ints,
-    Messages,
-    Text,
-    WireBuffer,
-    from_numpy,
-    null,
-    refuse_other_bytes,
-)
+from pg_cdc_source.values.arrow import from_numpy, null
+from pg_cdc_source.values.decoder import Field, refuse_other_bytes
+from pg_cdc_source.values.ndarrays import Flags, Ints
 from pg_cdc_source.values.registry import Codec
+from pg_cdc_source.values.strings import Text
+from pg_cdc_source.values.wire import Messages, WireBuffer
 
 
 @dataclass(frozen=True, slots=True)

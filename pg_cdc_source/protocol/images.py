@@ -23,7 +23,10 @@ import pyarrow.compute as pc
 from pg_cdc_source.protocol.layout import DELETED, INSERTED, UPDATED
 from pg_cdc_source.protocol.pgoutput import DELETE, INSERT, UPDATE, RelationMessage
 from pg_cdc_source.protocol.tuples import Rows
-from pg_cdc_source.values.binary import Field, Flags, Ints, WireBuffer, byte_strings, to_numpy
+from pg_cdc_source.values.arrow import byte_strings, to_numpy
+from pg_cdc_source.values.decoder import Field
+from pg_cdc_source.values.ndarrays import Flags, Ints
+from pg_cdc_source.values.wire import WireBuffer
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pg_cdc_source.errors import UnrepresentableError, WireError
 from pg_cdc_source.options.names import quoted
-from pg_cdc_source.values.binary import Decoded, MalformedError
+from pg_cdc_source.values.decoder import Decoded, MalformedError
 from pg_cdc_source.values.registry import Column
 
 

@@ -21,7 +21,8 @@ from pg_cdc_source.protocol.layout import (
     Layout,
     StreamedTable,
 )
-from pg_cdc_source.values.binary import Flags, Ints, from_numpy, from_texts, null, to_numpy
+from pg_cdc_source.values.arrow import from_numpy, from_texts, null, to_numpy
+from pg_cdc_source.values.ndarrays import Flags, Ints
 
 
 def change_columns(

@@ -15,7 +15,9 @@ import numpy.typing as npt
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.protocol.pgoutput import DELETE, INSERT, NAMES, UPDATE, XID_BYTES
 from pg_cdc_source.values import native
-from pg_cdc_source.values.binary import Field, Flags, Ints, Messages, WireBuffer
+from pg_cdc_source.values.decoder import Field
+from pg_cdc_source.values.ndarrays import Flags, Ints
+from pg_cdc_source.values.wire import Messages, WireBuffer
 
 _NEW, _KEY, _OLD = b"NKO"
 _NULL, _UNCHANGED, _TEXT = b"nut"

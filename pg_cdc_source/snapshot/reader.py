@@ -49,7 +49,7 @@ from pg_cdc_source.snapshot.ranges import BlockRange
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, expect_same, select_from
 from pg_cdc_source.snapshot.source import Source
 from pg_cdc_source.values import native
-from pg_cdc_source.values.binary import Messages
+from pg_cdc_source.values.wire import Messages
 
 # 16 MB of heap: what a lost session repeats. A new COPY costs about a millisecond.
 BLOCKS_PER_STEP = 2048

@@ -23,8 +23,9 @@ from pg_cdc_source.protocol.refused import RefusedValueError, accept
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns, short_errors, spark_schema
 from pg_cdc_source.spark.worker import small_task
-from pg_cdc_source.values.binary import Field, WireBuffer
+from pg_cdc_source.values.decoder import Field
 from pg_cdc_source.values.registry import Codec
+from pg_cdc_source.values.wire import WireBuffer
 
 _ENVELOPE_NAMES = ("_table", *CHANGE_NAMES, "key", "after", "before")
 _IMAGE = "image"

@@ -38,7 +38,7 @@ from pg_cdc_source.protocol.layout import BEFORE, Layout, StreamedTable
 from pg_cdc_source.protocol.pgoutput import Begin, Commit, RelationMessage
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
 from pg_cdc_source.stream.slot_reader import BYTES_PER_CHUNK, MESSAGES_PER_CHUNK, Chunk, from_ipc, to_ipc
-from pg_cdc_source.values.binary import Messages
+from pg_cdc_source.values.wire import Messages
 
 log = logging.getLogger(__name__)
 

@@ -51,7 +51,7 @@ from pg_cdc_source.protocol.pgoutput import (
 )
 from pg_cdc_source.protocol.stream_rows import rows_through
 from pg_cdc_source.stream.spill import XID_BYTES, Spill, StreamedTransaction
-from pg_cdc_source.values.binary import Collected
+from pg_cdc_source.values.wire import Collected
 
 log = logging.getLogger(__name__)
 

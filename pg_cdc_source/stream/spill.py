@@ -10,7 +10,7 @@ import numpy as np
 
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.protocol import pgoutput
-from pg_cdc_source.values.binary import Collected, Messages
+from pg_cdc_source.values.wire import Collected, Messages
 
 XID_BYTES = 4
 _ROWS, _IN_STREAM = list(pgoutput.ROWS), list(pgoutput.IN_STREAM)

@@ -1,46 +1,39 @@
 """Decode one-dimensional arrays: find every element of every row, then decode all elements as one column.
 
 ``array_send`` writes: number of dimensions, flag "has NULLs", the element type's oid, then per dimension length and
-lower bound, then per element its length (-1: NULL) and bytes. Elements are found in one of three ways:
-
-- An array whose size is that of ``n`` fixed-width elements without NULL has them at a constant stride.
-- Otherwise the k-th elements of all arrays are found together, for k = 0, 1, 2, …
-- Once few arrays are that long, each is walked alone: one array of a million elements must not cost a million
-  NumPy calls.
+lower bound, then per element its length (-1: NULL) and bytes. An array whose size is that of ``n`` fixed-width elements
+without NULL has them at a constant stride; the elements of others are walked.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pg_cdc_source.values.binary import (
+from pg_cdc_source.values import printed
+from pg_cdc_source.values.arrow import bitmap, byte_strings, content
+from pg_cdc_source.values.decoder import (
     Decoded,
     Decoder,
     Field,
     Fixed,
-    Flags,
-    Ints,
     MalformedError,
     Refused,
-    bitmap,
+    expect_length,
     refusals,
     without,
 )
+from pg_cdc_source.values.items import LENGTH_BYTES, walk_into
+from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
+from pg_cdc_source.values.wire import WireBuffer
 
 # utils/array.h: MAXDIM.
 _MAX_DIMENSIONS = 6
 _HEADER_BYTES = 12
 _DIMENSION_BYTES = 8
-LENGTH_BYTES = 4
-
-# A NumPy step over all arrays costs about as much as a plain Python step over so many (measured: 30 and 0.4 µs).
-_FEW = 64
-
-_LENGTH = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +123,7 @@ class Array(Decoder):
             walk &= ~strided
         rows = np.flatnonzero(walk)
         if len(rows):
-            _walk(values, rows, count, offsets, first, end, start, length)
+            walk_into(values, rows, count, offsets, first, end, start, length)
         null = length < 0
         if not null.any():
             return Field(values.buffer, start, length)
@@ -140,56 +133,135 @@ class Array(Decoder):
         return Field(values.buffer, start, length, ~null)
 
 
-def walk(values: Field, first: Ints, count: Ints) -> Field:
-    """Find ``count`` items, at least one in all, that stand in each value from ``first`` to its end.
+# What a byte may do besides being part of an element. White space is what array_isspace takes for it.
+_ENDS, _MISPLACED, _QUOTES = 1, 2, 3
 
-    Each stands behind its length, which is -1 where it is NULL. Raises MalformedError for lengths that do not fit.
+
+def _roles(delimiter: str) -> Bytes:
+    roles = np.zeros(256, np.uint8)
+    roles[[ord(delimiter), ord("}")]] = _ENDS
+    roles[list(b"{\\ \t\n\r\v\f")] = _MISPLACED
+    roles[ord('"')] = _QUOTES
+    return roles
+
+
+_NULL = np.frombuffer(b"NULL", np.uint32)[0]
+_LOWER_CASE = np.frombuffer(b"    ", np.uint32)[0]
+_BOUNDS = r"\[-?[0-9]+:-?[0-9]+\]"
+_SHIFTED = r"(?s)\[(?:-[0-9]+|0|[2-9][0-9]*|1[0-9]+):-?[0-9]+\]=\{[^{].*\}"
+_OF_MORE_DIMENSIONS = rf"(?s)(?:(?:{_BOUNDS}){{2,6}}=)?\{{\{{.*\}}\}}"
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedArray(Decoder):
+    r"""``array_out``: ``{1,NULL,"a \"b\" \\ c"}``, with ``[2:3]=`` in front where it does not start at 1.
+
+    An element is quoted where it is empty, reads NULL in any case, or has a brace, comma, quote, backslash or white
+    space in it. Within quotes, a backslash stands before each quote and backslash. A few types have another delimiter
+    than a comma (box: ``;``, PostGIS's: ``:``). All arrays are split at once: each byte behind the first brace belongs
+    to an element or ends one, and the next begins there, be it in the next row::
+
+        {1,NULL,3}{"a,b"}
+         1,NULL,3} "a,b"}
+          ↑    ↑ ↑      ↑   bytes outside quotes that end an element
     """
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
-    start, length = np.empty(int(offsets[-1]), np.int64), np.empty(int(offsets[-1]), np.int64)
-    _walk(values, np.flatnonzero(count), count, offsets, first, values.start + values.length, start, length)
-    null = length < 0
-    if not null.any():
-        return Field(values.buffer, start, length)
-    length[null] = 0
-    return Field(values.buffer, start, length, ~null)
+
+    element: Decoder
+    delimiter: str = ","
+    arrow: pa.DataType = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arrow", pa.list_(pa.field("element", self.element.arrow, nullable=True)))
+
+    def read(self, values: Field) -> Decoded:
+        n = len(values.start)
+        special, refused = _special(values)
+        valid = without(values.valid, special) if refused else values.valid
+        # Of the rest only {} has two bytes.
+        some = values.present((values.length > 2) & ~special)
+        count = np.zeros(n, np.int64)
+        children = pa.nulls(0, self.element.arrow)
+        if some.any():
+            bodies = Field(values.buffer, values.start[some] + 1, values.length[some] - 1)
+            elements, count[some] = _split(bodies, self.delimiter)
+            decoded = self.element.read(elements)
+            row_of = np.repeat(np.arange(n), count)
+            refused += tuple(
+                Refused(row_of[refusal.rows], f"an element: {refusal.reason}") for refusal in decoded.refused
+            )
+            children = decoded.array
+        offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(count, dtype=np.int32)))
+        buffers = [bitmap(valid), pa.py_buffer(offsets)]
+        return Decoded(pa.Array.from_buffers(self.arrow, n, buffers, children=[children]), refused)
 
 
-def _walk(
-    values: Field, rows: Ints, count: Ints, offsets: Ints, first: Ints, end: Ints, start: Ints, length: Ints
-) -> None:
-    """Fill ``start`` and ``length`` for the elements of ``rows``."""
-    rows = rows[np.argsort(-count[rows], kind="stable")]
-    lengths_at = values.buffer.at_any_byte(">i4")
-    remaining, to, at, row_end = count[rows], offsets[rows], first[rows], end[rows]
-    k = 0
-    while (active := int(np.searchsorted(-remaining, -k))) >= _FEW:
-        element_length = lengths_at[at[:active]].astype(np.int64)
-        start[to[:active] + k] = at[:active] + LENGTH_BYTES
-        length[to[:active] + k] = element_length
-        at[:active] += LENGTH_BYTES + np.maximum(element_length, 0)
-        if element_length.min() < -1 or (at[:active] > row_end[:active]).any():
-            raise MalformedError("expected the elements to end with their value, got a length that does not fit")
-        k += 1
-    for row in range(active):
-        position, limit = int(at[row]), int(row_end[row])
-        starts, lengths = [], []
-        for _ in range(k, int(remaining[row])):
-            (one,) = _LENGTH.unpack_from(values.buffer.data, position)
-            position += LENGTH_BYTES
-            starts.append(position)
-            lengths.append(one)
-            position += max(one, 0)
-            if one < -1 or position > limit:
-                raise MalformedError("expected the elements to end with their value, got a length that does not fit")
-        at[row] = position
-        flat = slice(int(to[row]) + k, int(to[row]) + len(starts) + k)
-        start[flat], length[flat] = starts, lengths
-    if (at != row_end).any():
-        raise MalformedError("expected the elements to end with their value, got more bytes")
+def _special(values: Field) -> tuple[Flags, tuple[Refused, ...]]:
+    """Return which rows are arrays that Spark does not have, and why; all others begin with one brace."""
+    if values.present(values.length < 2).any():
+        raise MalformedError("expected an array in braces, got a shorter text")
+    octet, at = values.buffer.at_any_byte("u1"), values.first_byte()
+    first, second = octet[at], octet[at + 1]
+    special = values.present((first != ord("{")) | (second == ord("{")))
+    if values.present(~special & (values.length == 2) & (second != ord("}"))).any():
+        raise MalformedError("expected an array in braces, got two other characters")
+    if not special.any():
+        return special, ()
+    rows = np.flatnonzero(special)
+    text = printed.texts(Field(values.buffer, values.start[rows], values.length[rows]))
+    many, shifted = printed.matches(text, _OF_MORE_DIMENSIONS), printed.matches(text, _SHIFTED)
+    printed.expect(text, pc.or_(many, shifted), "an array")
+    reasons = (
+        (printed.flags(many), "an array of more than one dimension"),
+        (printed.flags(shifted), "an array that does not start at 1"),
+    )
+    return special, tuple(Refused(rows[refusal.rows], refusal.reason) for refusal in refusals(*reasons))
 
 
-def expect_length(values: Field, wrong: Flags, expected: str) -> None:
-    wrong = values.present(wrong)
-    if wrong.any():
-        raise MalformedError(f"expected {expected}, got {int(values.length[wrong.argmax()])} bytes")
+def _split(bodies: Field, delimiter: str) -> tuple[Field, Ints]:
+    """Return all elements of ``bodies``, which are arrays without their first brace, and how many each body has."""
+    octets, row_end = content(byte_strings(bodies, bodies.start, bodies.length)), np.cumsum(bodies.length)
+    if (octets[row_end - 1] != ord("}")).any():
+        raise MalformedError("expected a brace at the end of an array, got another character")
+    role, escape = _roles(delimiter).take(octets), printed.escapes(octets)
+    if len(escape):
+        escaped = octets[escape + 1]
+        if ((escaped != ord('"')) & (escaped != ord("\\"))).any():
+            raise MalformedError("expected a backslash only before quotes and backslashes, got another")
+        role[escape + 1] = 0
+    at = np.flatnonzero(role)
+    role = role[at]
+    quote = role == _QUOTES
+    # False from a closing quote on, true from an opening one.
+    inside = np.bitwise_xor.accumulate(quote.view(np.uint8)).view(np.bool_)
+    if (~inside & (role == _MISPLACED)).any():
+        raise MalformedError("expected braces, backslashes and white space of elements in quotes, got others")
+    ends = np.flatnonzero(~inside & (role == _ENDS))
+    end = at[ends]
+    last = np.flatnonzero(octets[end] == ord("}"))
+    # A quote without its other one would hide the brace behind it.
+    if not np.array_equal(end[last] + 1, row_end):
+        raise MalformedError("expected one closing brace and quotes in pairs, got others")
+    start = np.concatenate((np.zeros(1, np.int64), end[:-1] + 1))
+    if (start == end).any():
+        raise MalformedError("expected an element between delimiters, got none")
+    # Quotes come in pairs, so that one pair for each element that begins with one leaves none elsewhere.
+    quoted = octets[start] == ord('"')
+    pairs = np.count_nonzero(quote) == 2 * np.count_nonzero(quoted)
+    if not pairs or (at[ends[quoted] - 1] + 1 != end[quoted]).any():
+        raise MalformedError("expected quotes around a whole element, got others")
+    start, end = start + quoted, end - quoted
+    if len(escape):
+        kept = np.ones(len(octets), np.bool_)
+        kept[escape] = False
+        octets = octets[kept]
+        start, end = start - np.searchsorted(escape, start), end - np.searchsorted(escape, end)
+    buffer, length = WireBuffer([octets.tobytes()]), end - start
+    valid = np.ones(len(start), np.bool_)
+    four = np.flatnonzero(~quoted & (length == len("NULL")))
+    word = buffer.at_any_byte("u4")[start[four]]
+    null = four[(word | _LOWER_CASE) == (_NULL | _LOWER_CASE)]
+    if len(null):
+        if (buffer.at_any_byte("u4")[start[null]] != _NULL).any():
+            raise MalformedError("expected NULL in capitals or in quotes, got other letters")
+        valid[null], length[null] = False, 0
+    return Field(buffer, start, length, valid if len(null) else None), np.diff(last, prepend=-1)

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from pg_cdc_source.values.ndarrays import Flags, Ints
 
 ENVIRONMENT = "PG_CDC_ACCELERATOR"
 _POINTER, _NUMBER, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int

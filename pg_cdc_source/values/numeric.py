@@ -1,4 +1,4 @@
-"""Decode ``numeric``: base-10,000 digits into DECIMAL."""
+"""Decode ``numeric`` into DECIMAL, or as the nearest double: base-10,000 digits in binary, decimal digits in text."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pg_cdc_source.values import native
-from pg_cdc_source.values.binary import (
-    Decoded,
-    Decoder,
-    Field,
-    Flags,
-    Ints,
-    MalformedError,
-    fixed_array,
-    refusals,
-    without,
-)
+from pg_cdc_source.values import native, printed
+from pg_cdc_source.values.arrow import fixed_array, null
+from pg_cdc_source.values.decoder import Decoded, Decoder, Field, MalformedError, refusals, without
+from pg_cdc_source.values.ndarrays import Flags, Ints
 
 # numeric.c: NUMERIC_POS, NUMERIC_NEG, NUMERIC_NAN, NUMERIC_PINF, NUMERIC_NINF, NUMERIC_DSCALE_MASK.
 _POSITIVE, _NEGATIVE, _NAN, _PLUS_INFINITY, _MINUS_INFINITY = 0x0000, 0x4000, 0xC000, 0xD000, 0xF000
@@ -174,3 +167,70 @@ def _headers(values: Field) -> tuple[Ints, Ints, Ints, Ints]:
     if display_scale.max() > _MAX_DISPLAY_SCALE:
         raise MalformedError(f"expected a display scale up to {_MAX_DISPLAY_SCALE}, got {int(display_scale.max())}")
     return at, digits, (weight ^ 0x8000) - 0x8000, sign
+
+
+_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedDecimal(Decoder):
+    """``numeric_out``, into a DECIMAL that holds the value exactly or not at all."""
+
+    arrow: pa.Decimal128Type
+
+    def read(self, values: Field) -> Decoded:
+        words = native.decimal(*values.located, self.arrow.precision, self.arrow.scale, printed=True)
+        if words is not None:
+            return Decoded(fixed_array(self.arrow, words, values.valid))
+        text = printed.texts(values)
+        whole, scale = self.arrow.precision - self.arrow.scale, self.arrow.scale
+        integer = f"(?:0|[1-9][0-9]{{0,{whole - 1}}})" if whole else "0"
+        fits = printed.matches(text, rf"-?{integer}(?:\.[0-9]{{1,{scale}}})?" if scale else f"-?{integer}")
+        if not fits.false_count:
+            return Decoded(self._exactly(text))
+        nan, infinite = printed.matches(text, "NaN"), printed.matches(text, "-?Infinity")
+        number = printed.matches(text, _NUMBER)
+        printed.expect(text, printed.any_of(number, nan, infinite), "a numeric")
+        large = printed.matches(text, rf"-?[1-9][0-9]{{{whole}}}.*")
+        fine = pc.and_not(printed.matches(text, rf"[^.]*\.[0-9]{{{scale}}}0*[1-9].*"), large)
+        # Zeros behind the last digit that the type has do not change a value.
+        zeros = rf"(\.[0-9]{{{scale}}})0+$" if scale else r"()\.0+$"
+        trimmed = pc.replace_substring_regex(text, pattern=zeros, replacement=r"\1")
+        return Decoded(
+            self._exactly(printed.only(pc.and_not(number, pc.or_(large, fine)), trimmed)),
+            refusals(
+                (printed.flags(nan), "NaN"),
+                (printed.flags(infinite), "infinity"),
+                (printed.flags(large), f"more than {whole} digits before the decimal point"),
+                (printed.flags(fine), f"more than {scale} digits after the decimal point"),
+            ),
+        )
+
+    def _exactly(self, text: pa.Array) -> pa.Array:
+        printed.expect(text, pc.invert(printed.matches(text, r"-[0.]+")), "a numeric")
+        return printed.cast(text, self.arrow, "a numeric")
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedDouble(Decoder):
+    """``numeric_out``, as the nearest double.
+
+    Not ``::float8``: PostgreSQL ends the whole COPY with an error where a numeric is too large for it.
+    """
+
+    arrow = pa.float64()
+
+    def read(self, values: Field) -> Decoded:
+        text = printed.texts(values)
+        printed.expect(text, printed.matches(text, f"{_NUMBER}|NaN|-?Infinity"), "a numeric")
+        try:
+            doubles = text.cast(self.arrow)
+        except pa.ArrowInvalid:
+            # Arrow takes only so many digits.
+            doubles = pa.array([None if item is None else float(item) for item in text.to_pylist()], self.arrow)
+        infinite = pc.is_inf(doubles)
+        if not infinite.true_count:
+            return Decoded(doubles)
+        too_large = pc.and_not(infinite, pc.ends_with(text, "Infinity")).fill_null(False)
+        array = pc.if_else(too_large, null(self.arrow), doubles)
+        return Decoded(array, refusals((printed.flags(too_large), "too large for a double")))

@@ -8,33 +8,14 @@ import numpy as np
 import pyarrow as pa
 
 from pg_cdc_source.options.numeric_as import NumericAs
-from pg_cdc_source.values.arrays import Array
-from pg_cdc_source.values.binary import (
-    Boolean,
-    Decoded,
-    Decoder,
-    Field,
-    Fixed,
-    Jsonb,
-    Moment,
-    Number,
-    Octets,
-    Text,
-    Uuid,
-)
-from pg_cdc_source.values.extensions import Hstore, PrintedHstore, PrintedVector, Vector
-from pg_cdc_source.values.numeric import Decimal
-from pg_cdc_source.values.text import (
-    PrintedArray,
-    PrintedBoolean,
-    PrintedDecimal,
-    PrintedDouble,
-    PrintedFloat,
-    PrintedInteger,
-    PrintedMoment,
-    PrintedOctets,
-    PrintedUuid,
-)
+from pg_cdc_source.values.arrays import Array, PrintedArray
+from pg_cdc_source.values.decoder import Decoded, Decoder, Field, Fixed
+from pg_cdc_source.values.hstore import Hstore, PrintedHstore
+from pg_cdc_source.values.moments import Moment, PrintedMoment
+from pg_cdc_source.values.numbers import Boolean, Number, PrintedBoolean, PrintedFloat, PrintedInteger
+from pg_cdc_source.values.numeric import Decimal, PrintedDecimal, PrintedDouble
+from pg_cdc_source.values.pgvector import PrintedVector, Vector
+from pg_cdc_source.values.strings import Jsonb, Octets, PrintedOctets, PrintedUuid, Text, Uuid
 
 _MAX_DECIMAL_PRECISION = 38
 _MICROSECONDS_PER_DAY = 86_400_000_000
@@ -170,7 +151,7 @@ class Codec:
         return self.decoder.wire.itemsize if isinstance(self.decoder, Fixed) else None
 
     def decode(self, values: Field) -> Decoded:
-        """Decode at least one value; raises :class:`~pg_cdc_source.values.binary.MalformedError`."""
+        """Decode at least one value; raises :class:`~pg_cdc_source.values.decoder.MalformedError`."""
         return self.decoder.read(values)
 
     def decode_text(self, values: Field) -> Decoded:

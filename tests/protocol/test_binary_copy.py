@@ -14,8 +14,8 @@ from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.binary_copy import CopyDecoder, CopyMessages, record_batch, select_order
 from pg_cdc_source.protocol.refused import RefusedValueError
-from pg_cdc_source.values.binary import Messages, WireBuffer
 from pg_cdc_source.values.registry import TYPES, CatalogType, Codec, Column, plan
+from pg_cdc_source.values.wire import Messages, WireBuffer
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 
@@ -268,7 +268,7 @@ def test_an_unrepresentable_value_names_its_row_and_column() -> None:
 
 
 def test_a_chunk_beyond_32_bit_offsets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pg_cdc_source.values.binary.MAX_OFFSET", 1000)
+    monkeypatch.setattr("pg_cdc_source.values.wire.MAX_OFFSET", 1000)
     WireBuffer([bytes(980)])
     with pytest.raises(ValueError, match="a chunk of 981 bytes"):
         WireBuffer([bytes(981)])

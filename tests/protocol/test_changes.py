@@ -46,7 +46,7 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described, Run
 from pg_cdc_source.protocol.layout import BEFORE, CHANGE_FIELDS, ENVELOPE_SCHEMA, Layout, StreamedTable
 from pg_cdc_source.protocol.stream_rows import rows_through, snapshot_rows
-from pg_cdc_source.values.binary import Messages
+from pg_cdc_source.values.wire import Messages
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 

@@ -13,7 +13,7 @@ from mutated import mutated
 
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.protocol.tuples import Rows, Tuples, tags_and_oids, walk
-from pg_cdc_source.values.binary import Messages, WireBuffer
+from pg_cdc_source.values.wire import Messages, WireBuffer
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 

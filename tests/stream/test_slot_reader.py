@@ -26,7 +26,7 @@ from pg_cdc_source.protocol.pgoutput import ROWS, RelationMessage
 from pg_cdc_source.stream import slot_reader, spill
 from pg_cdc_source.stream.slot_reader import Limits, SlotReader, from_ipc
 from pg_cdc_source.stream.spill import Spill
-from pg_cdc_source.values.binary import Collected
+from pg_cdc_source.values.wire import Collected
 
 SCHEMA = TYPED.schema([BY_KEY])
 RELATION = (

@@ -24,10 +24,13 @@ from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
 from pg_cdc_source.protocol.tuples import tags_and_oids, walk
 from pg_cdc_source.values import native
-from pg_cdc_source.values.binary import Collected, Decoder, Field, MalformedError, Messages, Text, WireBuffer
-from pg_cdc_source.values.numeric import Decimal
+from pg_cdc_source.values.decoder import Decoder, Field, MalformedError
+from pg_cdc_source.values.moments import PrintedMoment
+from pg_cdc_source.values.numbers import PrintedFloat, PrintedInteger
+from pg_cdc_source.values.numeric import Decimal, PrintedDecimal
 from pg_cdc_source.values.registry import CatalogType, Column, plan
-from pg_cdc_source.values.text import PrintedDecimal, PrintedFloat, PrintedInteger, PrintedMoment
+from pg_cdc_source.values.strings import Text
+from pg_cdc_source.values.wire import Collected, Messages, WireBuffer
 
 DECODERS: dict[str, Decoder] = {
     "int2": PrintedInteger(pa.int16(), range=pa.int16()),

@@ -23,10 +23,10 @@ from pg_cdc_source.errors import WireError
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
 from pg_cdc_source.protocol.refused import RefusedValueError
-from pg_cdc_source.values.arrays import Array
-from pg_cdc_source.values.binary import Field, MalformedError, Messages, WireBuffer
+from pg_cdc_source.values.arrays import Array, PrintedArray
+from pg_cdc_source.values.decoder import Field, MalformedError
 from pg_cdc_source.values.registry import TYPES, CatalogType, Codec, Column, plan
-from pg_cdc_source.values.text import PrintedArray
+from pg_cdc_source.values.wire import Messages, WireBuffer
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_cdc_source.options.numeric_as import NumericAs
-from pg_cdc_source.values.binary import Decoded, Field, MalformedError, WireBuffer
+from pg_cdc_source.values.decoder import Decoded, Field, MalformedError
 from pg_cdc_source.values.registry import TYPES, CatalogType, Codec, Column, plan
+from pg_cdc_source.values.wire import WireBuffer
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 

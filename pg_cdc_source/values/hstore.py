@@ -1,34 +1,20 @@
-r"""Decode the types of extensions that Spark has a home for: hstore as a map, pgvector's as arrays of floats.
-
-PostGIS needs nothing of its own: what ``geometry`` sends is EWKB, and what it prints are the hex digits of the same.
-"""
+"""Decode the extension hstore as maps of strings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pg_cdc_source.values.arrays import LENGTH_BYTES, expect_length, walk
-from pg_cdc_source.values.binary import (
-    Decoded,
-    Decoder,
-    Field,
-    Flags,
-    Ints,
-    MalformedError,
-    WireBuffer,
-    as_text,
-    bitmap,
-    byte_strings,
-    utf8_strings,
-)
-from pg_cdc_source.values.text import Octet, PrintedFloat, content, escapes
-
-# --- hstore ----------------------------------------------------------------------------------------------------------
+from pg_cdc_source.values import printed
+from pg_cdc_source.values.arrow import as_text, bitmap, byte_strings, content, utf8_strings
+from pg_cdc_source.values.decoder import Decoded, Decoder, Field, MalformedError, expect_length
+from pg_cdc_source.values.items import LENGTH_BYTES, walk
+from pg_cdc_source.values.ndarrays import Flags, Ints
+from pg_cdc_source.values.wire import WireBuffer
 
 _MAP = pa.map_(pa.string(), pa.string())
 _COUNT_BYTES = 4
@@ -113,7 +99,7 @@ class PrintedHstore(Decoder):
 def _split(maps: Field) -> tuple[Field, Ints]:
     """Return keys and values of all ``maps``, none of which is empty, and how many pairs each has."""
     octets, row_end = content(byte_strings(maps, maps.start, maps.length)), np.cumsum(maps.length)
-    escape = escapes(octets)
+    escape = printed.escapes(octets)
     is_quote = octets == ord('"')
     if len(escape):
         escaped = octets[np.minimum(escape + 1, len(octets) - 1)]
@@ -167,75 +153,3 @@ def _stands(buffer: WireBuffer, at: Ints, length: Ints, text: bytes) -> Flags:
     same: Any = buffer.at_any_byte(f"S{len(text)}")[at[where]] == text
     found[where] = same
     return found
-
-
-# --- pgvector --------------------------------------------------------------------------------------------------------
-
-_FLOATS = pa.list_(pa.field("element", pa.float32(), nullable=True))
-_HEADER_BYTES = 4
-
-
-def _lists(floats: pa.Array, count: Ints, valid: Flags | None) -> pa.Array:
-    if not np.isfinite(floats.to_numpy(zero_copy_only=False)).all():
-        raise MalformedError("expected finite numbers, got NaN or infinity")
-    offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(count, dtype=np.int32)))
-    return pa.Array.from_buffers(_FLOATS, len(count), [bitmap(valid), pa.py_buffer(offsets)], children=[floats])
-
-
-@dataclass(frozen=True, slots=True)
-class Vector(Decoder):
-    """``vector_send``, ``halfvec_send``: number of dimensions, two bytes of zero, then the floats."""
-
-    wire: np.dtype[Any]  # of one float
-    arrow = _FLOATS
-
-    def read(self, values: Field) -> Decoded:
-        expect_length(values, values.length < _HEADER_BYTES, f"{_HEADER_BYTES} bytes or more")
-        header = values.buffer.at_any_byte("V4")[values.first_byte()].view(">u2").reshape(-1, 2).astype(np.int64)
-        count, unused = header[:, 0], header[:, 1]
-        wrong = values.length != _HEADER_BYTES + self.wire.itemsize * count
-        expect_length(values, wrong, f"the bytes of {int(count[wrong.argmax()])} dimensions")
-        if values.present((count == 0) | (unused != 0)).any():
-            raise MalformedError("expected one dimension or more and two bytes of zero, got others")
-        some = np.flatnonzero(count)
-        bodies = Field(values.buffer, values.start[some] + _HEADER_BYTES, self.wire.itemsize * count[some])
-        octets = content(byte_strings(bodies, bodies.start, bodies.length))
-        floats = pa.array(octets.view(self.wire).astype(np.float32))
-        return Decoded(_lists(floats, count, values.valid))
-
-
-@dataclass(frozen=True, slots=True)
-class PrintedVector(Decoder):
-    """``vector_out``, ``halfvec_out``: ``[1,-2.5,3e+10]``, each with the shortest digits that give the float4 back."""
-
-    arrow = _FLOATS
-    _element: PrintedFloat = field(default=PrintedFloat(pa.float32()), init=False)
-
-    def read(self, values: Field) -> Decoded:
-        n = len(values.start)
-        count = np.zeros(n, np.int64)
-        some = np.flatnonzero(values.present(np.ones(n, np.bool_)))
-        floats = pa.array([], pa.float32())
-        if len(some):
-            elements, count[some] = _numbers(Field(values.buffer, values.start[some], values.length[some]))
-            floats = self._element.read(elements).array
-        return Decoded(_lists(floats, count, values.valid))
-
-
-def _numbers(vectors: Field) -> tuple[Field, Ints]:
-    """Return where all numbers of ``vectors`` lie, and how many each has."""
-    octets: Octet = content(byte_strings(vectors, vectors.start, vectors.length))
-    row_end = np.cumsum(vectors.length)
-    row_start = row_end - vectors.length
-    if (vectors.length < len("[0]")).any() or (octets[row_start] != ord("[")).any():
-        raise MalformedError("expected numbers in brackets, got other text")
-    end = np.flatnonzero((octets == ord(",")) | (octets == ord("]")))
-    last = np.searchsorted(end, row_end) - 1
-    brackets = np.count_nonzero(octets == ord("]"))
-    if brackets != len(row_end) or (octets[row_end - 1] != ord("]")).any():
-        raise MalformedError("expected numbers in brackets, got other text")
-    start = np.concatenate((np.zeros(1, np.int64), end[:-1] + 1))
-    start[np.concatenate((np.zeros(1, np.int64), last[:-1] + 1))] += 1
-    if (start >= end).any():
-        raise MalformedError("expected a number between commas, got none")
-    return Field(WireBuffer([octets.tobytes()]), start, end - start), np.diff(last, prepend=-1)
