@@ -1,11 +1,11 @@
-/* The inner loops of reading, in C: what native.py calls where this was compiled.
+/* The inner loops of reading, in C. native.py calls them where this file was compiled.
  *
- * No function here decides anything: each does what the NumPy code beside its caller does, for input without anything
- * out of the ordinary, and says so where there is something; the caller then runs the NumPy code over the same input,
- * which finds the value or the words for the error. So there is one place for every rule, and this is none of them.
+ * Each function does what the NumPy code beside its caller does, but only for ordinary input. For anything else it
+ * returns 1, and the caller runs the NumPy code over the same input, which decodes the value or raises the error. So
+ * every rule has one home, which is the NumPy code.
  *
- * Nothing of Python's is used, so that calls run without the interpreter's lock and one build serves every version.
- * All positions are checked against the ends of their rows before anything is read.
+ * - No Python API is used: calls run without the interpreter's lock, and one build serves every Python version.
+ * - Every position is checked against the end of its row before anything is read there.
  */
 
 #include <poll.h>
@@ -41,13 +41,13 @@ typedef int (*consume_input)(void *connection);
 struct drained {
     int64_t messages; /* how many lie in the buffer now */
     int64_t bytes;
-    char *waiting; /* one that did not fit, to be freed by the caller */
-    int64_t result; /* of the last PQgetCopyData: the length of what waits; 0, -1 and -2 as libpq has them */
+    char *waiting; /* a message that was not added; the caller frees it */
+    int64_t result; /* of the last PQgetCopyData: the length of `waiting`; 0, -1 and -2 mean what they mean in libpq */
 };
 
-/* Receive messages of a COPY behind each other into `data`, until `most` are there, one does not fit, or none comes.
- * With `tags`, only those whose byte at `tag_at` is marked there, up to the first other one. `ends` gets the end of each.
- * Going on takes up `drained` as it was left.
+/* Receive messages of a COPY into `data`, one behind the other, until there are `most`, one does not fit, or none
+ * comes. `ends` gets the end of each. With `tags`, stop before the first message whose byte at `tag_at` is not marked
+ * there. The next call goes on from where `drained` says that this one stopped.
  */
 EXPORT void pgcdc_drain(void *connection, get_copy_data get, free_memory release, int async, const uint8_t *tags,
                         int64_t tag_at, uint8_t *data, int64_t capacity, int64_t *ends, int64_t most,
@@ -70,9 +70,9 @@ EXPORT void pgcdc_drain(void *connection, get_copy_data get, free_memory release
     }
 }
 
-/* Wait for the next message and receive, as pgcdc_drain does, what has come until then. A server sends some kilobytes at
- * a time, and who waits for each of them wakes up, and is woken, thousands of times a second; so where nothing is left,
- * `pause_ns` pass before anything is waited for.
+/* Wait for messages and receive them as pgcdc_drain does, until that stops for another reason than that none has come.
+ * A server sends a few kilobytes at a time. A reader that waits for each of these is woken thousands of times a second,
+ * and so is the server. So when nothing is left, let `pause_ns` pass before waiting.
  */
 EXPORT void pgcdc_drain_all(void *connection, get_copy_data get, free_memory release, consume_input consume, int socket,
                             int64_t pause_ns, uint8_t *data, int64_t capacity, int64_t *ends, int64_t most,
@@ -93,7 +93,7 @@ EXPORT void pgcdc_drain_all(void *connection, get_copy_data get, free_memory rel
             nanosleep(&pause, NULL);
             paused = 1;
         } else {
-            /* Left to libpq, which knows of bytes that TLS has decrypted but not yet given out. */
+            /* libpq waits, because it knows of bytes that TLS has decrypted but not yet handed out. */
             const int64_t one_more = drained->messages + 1;
             pgcdc_drain(connection, get, release, 0, NULL, 0, data, capacity, ends, one_more, drained);
             if (drained->waiting || drained->result < 0 || drained->messages == most) return;
@@ -105,15 +105,15 @@ EXPORT void pgcdc_drain_all(void *connection, get_copy_data get, free_memory rel
 /* --- rows of COPY ------------------------------------------------------------------------------------------------- */
 
 struct column {
-    int64_t width; /* of every value; 0: found only */
-    void *values; /* of a width: the values in this machine's order of bytes, 0 for NULL */
-    int64_t *start; /* else: where they lie */
+    int64_t width; /* of every value; 0: it varies */
+    void *values; /* with a width: the values in this machine's byte order, 0 for NULL */
+    int64_t *start; /* without one: where they lie */
     int64_t *length; /* 0 for NULL */
     uint8_t *valid;
     int64_t nulls;
 };
 
-/* Go through rows of `COPY (FORMAT binary)`. Returns 0, or 1 where a row is not what it should be. */
+/* Find the values of rows of COPY (manual, "Binary Format"). Returns 0, or 1 where a row is malformed. */
 EXPORT int pgcdc_walk_copy(const uint8_t *data, const int64_t *starts, const int64_t *ends, int64_t rows,
                            struct column *columns, int64_t count) {
     for (int64_t row = 0; row < rows; row++) {
@@ -168,14 +168,14 @@ EXPORT int pgcdc_walk_copy(const uint8_t *data, const int64_t *starts, const int
 struct tuple_column {
     int64_t *start;
     int64_t *length; /* 0 where there is no text */
-    uint8_t *valid;
-    uint8_t *unchanged;
-    int64_t without_text;
-    int64_t not_sent;
+    uint8_t *valid; /* the text was sent */
+    uint8_t *unchanged; /* the value is TOASTed and was not sent */
+    int64_t without_text; /* how many are not valid */
+    int64_t not_sent; /* how many are unchanged */
 };
 
-/* Go through the images of rows (manual, "TupleData") that begin at `at`, which is moved behind them. Returns 0, or 1
- * where one is not what it should be.
+/* Find the values of images of rows (manual, "TupleData") that begin at `starts`, which are moved behind them. Returns
+ * 0, or 1 where an image is malformed.
  */
 EXPORT int pgcdc_walk_tuples(const uint8_t *data, int64_t *starts, const int64_t *ends, int64_t rows,
                              struct tuple_column *columns, int64_t count) {
@@ -213,7 +213,9 @@ EXPORT int pgcdc_walk_tuples(const uint8_t *data, int64_t *starts, const int64_t
     return 0;
 }
 
-/* Copy messages behind each other, each without `cut` bytes at `at`; every one is longer than that. */
+/* Copy messages into `out`, one behind the other from `used` on, each without its `cut` bytes at `at`, which every
+ * message has. `out_ends` gets the end of each.
+ */
 EXPORT void pgcdc_copy_without(const uint8_t *data, const int64_t *starts, const int64_t *ends, int64_t rows, int64_t at,
                                int64_t cut, uint8_t *out, int64_t used, int64_t *out_ends) {
     for (int64_t row = 0; row < rows; row++) {
@@ -227,7 +229,9 @@ EXPORT void pgcdc_copy_without(const uint8_t *data, const int64_t *starts, const
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
 
-/* Copy byte strings behind each other; `offsets` has one more than there are. Returns whether all is ASCII. */
+/* Copy byte strings into `out`, one behind the other; `offsets` has room for one more than `rows`. Returns whether all
+ * bytes are ASCII.
+ */
 EXPORT int pgcdc_gather(const uint8_t *data, const int64_t *start, const int64_t *length, int64_t rows,
                         int32_t *offsets, uint8_t *out) {
     int64_t to = 0;
@@ -247,7 +251,7 @@ EXPORT int pgcdc_gather(const uint8_t *data, const int64_t *start, const int64_t
     return !(seen & 0x8080808080808080u);
 }
 
-/* `uuid_send` as the text that `uuid_out` prints, 36 bytes each. */
+/* Print what `uuid_send` sends, 16 bytes each, as `uuid_out` does: 36 bytes each. */
 EXPORT void pgcdc_uuid(const uint8_t *data, int64_t rows, uint8_t *out) {
     static const char digits[] = "0123456789abcdef";
     char pairs[256][2];
@@ -273,8 +277,8 @@ static wide power_of_ten(int power) {
     return value;
 }
 
-/* `numeric_send` into DECIMAL(precision, scale), whose values are integers of 128 bits. Returns 0, or 1 where a value is
- * malformed or does not fit.
+/* Decode `numeric_send` into DECIMAL(precision, scale): integers of 128 bits, low word first. Returns 0, or 1 where a
+ * value is malformed or does not fit.
  */
 EXPORT int pgcdc_decimal(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
                          int64_t rows, int precision, int scale, int64_t *words) {
@@ -290,9 +294,9 @@ EXPORT int pgcdc_decimal(const uint8_t *data, const int64_t *start, const int64_
         const int digits = big16(at), weight = (int16_t)big16(at + 2), sign = big16(at + 4);
         if (length[row] != 8 + 2 * digits || (sign != 0x0000 && sign != 0x4000) || big16(at + 6) > 0x3FFF) return 1;
         if (!digits) continue;
-        /* PostgreSQL strips zeros at both ends. */
+        /* PostgreSQL strips zero digits at both ends. */
         if (!big16(at + 8) || !big16(at + 6 + 2 * digits)) return 1;
-        /* The power of ten that the last digit counts, seen from the type's last place; and how many places that makes. */
+        /* The power of ten of the last digit, counted from the type's last place; and the decimal places of the sum. */
         const int shift = 4 * (weight - digits + 1) + scale;
         const int places = 4 * digits + (shift > 0 ? shift : 0);
         if (places <= FEW_DIGITS && shift >= -FEW_DIGITS) {
@@ -340,8 +344,8 @@ EXPORT int pgcdc_decimal(const uint8_t *data, const int64_t *start, const int64_
 
 /* --- printed values ----------------------------------------------------------------------------------------------- */
 
-/* `int2out` and the like, as they print: no zeros in front, no plus. Returns 0, or 1 where one is not from `least` to
- * `greatest`.
+/* Decode integers as `int2out` and the like print them: no leading zeros, no plus. Returns 0, or 1 where a text is
+ * something else or not from `least` to `greatest`.
  */
 EXPORT int pgcdc_printed_integer(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
                                  int64_t rows, int64_t least, int64_t greatest, int64_t *out) {
@@ -351,7 +355,7 @@ EXPORT int pgcdc_printed_integer(const uint8_t *data, const int64_t *start, cons
         const uint8_t *at = data + start[row], *const end = at + length[row];
         const int negative = at < end && *at == '-';
         at += negative;
-        /* Every number of 19 digits fits into 64 bits without a sign. */
+        /* Every number of 19 digits fits into an unsigned integer of 64 bits. */
         if (at == end || end - at > 19 || (*at == '0' && (negative || end - at > 1))) return 1;
         uint64_t value = 0;
         for (; at < end; at++) {
@@ -365,8 +369,8 @@ EXPORT int pgcdc_printed_integer(const uint8_t *data, const int64_t *start, cons
     return 0;
 }
 
-/* `numeric_out` into DECIMAL(precision, scale), as integers of 128 bits. Returns 0, or 1 where one does not fit or has
- * more digits than 64 bits hold.
+/* Decode `numeric_out` into DECIMAL(precision, scale): integers of 128 bits, low word first. Returns 0, or 1 where a
+ * text is something else, does not fit, or has more digits than 64 bits hold.
  */
 EXPORT int pgcdc_printed_decimal(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
                                  int64_t rows, int precision, int scale, int64_t *words) {
@@ -409,7 +413,7 @@ static int two(const uint8_t *at) {
     return tens > 9 || ones > 9 ? -1 : (int)(tens * 10 + ones);
 }
 
-/* Days since 1970 of a date of the Gregorian calendar, in eras of 400 years that begin with March. */
+/* Days since 1970-01-01 of a date of the Gregorian calendar; counts eras of 400 years that begin on 1 March. */
 static int64_t days_since_1970(int year, int month, int day) {
     year -= month <= 2;
     const int era = year / 400, of_era = year % 400;
@@ -417,8 +421,8 @@ static int64_t days_since_1970(int year, int month, int day) {
     return (int64_t)era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
 }
 
-/* `date_out`, `timestamp_out`, `timestamptz_out` of the years 1 to 9999, under ISO dates and UTC: days, or with
- * `has_time` microseconds, since 1970. Returns 0, or 1 where there is another text.
+/* Decode `date_out`, `timestamp_out` and `timestamptz_out` under ISO dates and UTC, of the years 1 to 9999: days since
+ * 1970-01-01, or with `has_time` microseconds. Returns 0, or 1 where there is another text.
  */
 EXPORT int pgcdc_printed_moment(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
                                 int64_t rows, int has_time, int has_zone, int64_t *out) {
@@ -462,7 +466,9 @@ EXPORT int pgcdc_printed_moment(const uint8_t *data, const int64_t *start, const
     return 0;
 }
 
-/* Whether all are what `float4out` and `float8out` print: shortest digits, or NaN and the infinities. Returns 0 for yes. */
+/* Check that all texts are what `float4out` and `float8out` print: shortest digits, NaN or an infinity. Returns 0, or 1
+ * where one is not.
+ */
 EXPORT int pgcdc_printed_float(const uint8_t *data, const int64_t *start, const int64_t *length, const uint8_t *valid,
                                int64_t rows) {
     for (int64_t row = 0; row < rows; row++) {

@@ -268,7 +268,8 @@ def test_an_unrepresentable_value_names_its_row_and_column() -> None:
 
 
 def test_a_chunk_beyond_32_bit_offsets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pg_cdc_source.values.wire.MAX_OFFSET", 1000)
+    for module in ("wire", "strings"):
+        monkeypatch.setattr(f"pg_cdc_source.values.{module}.MAX_OFFSET", 1000)
     WireBuffer([bytes(980)])
     with pytest.raises(ValueError, match="a chunk of 981 bytes"):
         WireBuffer([bytes(981)])
