@@ -14,7 +14,7 @@ from documents import ROOT
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pg_cdc_source.bench import schedule
-from pg_cdc_source.errors import DefiniteError, PgCdcError
+from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.options.declared import option_table_markdown
 from pg_cdc_source.options.libpq_keywords import PASSED_KEYWORDS
 from pg_cdc_source.options.numeric_as import NumericAs
@@ -65,10 +65,8 @@ def error_table() -> str:
     """Every class of error with its code, in the order of the tree."""
     lines = ["| code | class | meaning |", "| --- | --- | --- |"]
     for error in _with_subclasses(PgCdcError):
-        kind = "`PgCdcError`" if error.__base__ is Exception else f"`{error.__name__}`"
         meaning = str(error.__doc__).partition("\n")[0]
-        retry = " Do not retry." if error is DefiniteError else ""
-        lines.append(f"| `{error.code}` | {kind} | {meaning}{retry} |")
+        lines.append(f"| `{error.code}` | `{error.__name__}` | {meaning} |")
     return "\n".join(lines)
 
 
