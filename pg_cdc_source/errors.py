@@ -1,23 +1,23 @@
-"""What can go wrong, split by what the operator must do.
+"""What can go wrong, divided by what the operator must do.
 
 ::
 
     PgCdcError
-    ├── TransientError              retry: the same call may succeed (session lost, server starting, lock busy)
-    └── DefiniteError               do not retry: somebody has to change something first
+    ├── TransientError              retry: the same call may succeed later (session lost, server starting, lock busy)
+    └── DefiniteError               do not retry: something has to be changed first
         ├── OptionError             an option is unknown, malformed, contradictory or unused
         ├── ConnectError            the server cannot be reached or does not let this role in
         ├── AccessError             a relation is missing, or this role may not read all of it
-        ├── ServerSetupError        the server or what stands before it lacks something (wal_level, slots, a pooler)
-        ├── SnapshotLostError       the snapshot an action depends on has ended
-        ├── SlotLostError           the slot no longer has what the checkpoint needs
-        ├── SchemaChangedError      a relation is no longer what was planned
+        ├── ServerSetupError        the server or a pooler in front of it lacks something (wal_level, slots, sessions)
+        ├── SnapshotLostError       the snapshot that an action depends on has ended
+        ├── SlotLostError           the slot no longer has the changes that the checkpoint needs
+        ├── SchemaChangedError      a relation has changed since it was planned
         ├── QueryError              PostgreSQL refused the user's own SQL (``query``, ``where``)
-        ├── UnrepresentableError    a value that its Spark type cannot hold
-        └── WireError               bytes that do not follow PostgreSQL's formats
+        ├── UnrepresentableError    a value does not fit its Spark type
+        └── WireError               bytes do not follow PostgreSQL's formats
 
-``what`` says what happened and where, ``remedy`` what to do, ``code`` which kind it is. A code never changes its
-meaning between releases. No text ever holds a password or a row's value.
+``what`` says what happened and where, ``remedy`` says what to do, and ``code`` names the class; the meaning of a code
+never changes between releases. No text ever holds a password or a row's value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import ClassVar
 
 
 class PgCdcError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
     code: ClassVar[str] = "PGCDC"
 
@@ -44,7 +44,7 @@ class PgCdcError(Exception):
 
 
 class TransientError(PgCdcError):
-    """The same call may succeed a moment later."""
+    """The same call may succeed later."""
 
     code = "TRANSIENT"
 
@@ -86,7 +86,7 @@ class AccessError(DefiniteError):
 
 
 class ServerSetupError(DefiniteError):
-    """The server, or what stands before it, lacks something this read needs."""
+    """The server, or a pooler in front of it, lacks something that this read needs."""
 
     code = "SERVER_SETUP"
 
@@ -98,13 +98,13 @@ class SnapshotLostError(DefiniteError):
 
 
 class SlotLostError(DefiniteError):
-    """The slot no longer has what the checkpoint needs."""
+    """The slot no longer has the changes that the checkpoint needs."""
 
     code = "SLOT_LOST"
 
 
 class SchemaChangedError(DefiniteError):
-    """A relation is no longer what was planned."""
+    """A relation has changed since it was planned."""
 
     code = "SCHEMA_CHANGED"
 
@@ -116,13 +116,13 @@ class QueryError(DefiniteError):
 
 
 class UnrepresentableError(DefiniteError):
-    """A value that its Spark type cannot hold."""
+    """A value does not fit its Spark type."""
 
     code = "UNREPRESENTABLE"
 
 
 class WireError(DefiniteError):
-    """Bytes that do not follow PostgreSQL's documented formats."""
+    """Bytes do not follow PostgreSQL's documented formats."""
 
     code = "WIRE"
 
@@ -137,5 +137,5 @@ _BY_CODE: dict[str, type[PgCdcError]] = {
 
 
 def error_of(code: str, what: str, remedy: str = "") -> PgCdcError:
-    """Make an error again that another process has told by its code; a code that is not known is a DefiniteError."""
+    """Rebuild an error that another process has sent as code and texts; an unknown code gives a DefiniteError."""
     return _BY_CODE.get(code, DefiniteError)(what, remedy=remedy)

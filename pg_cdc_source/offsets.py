@@ -23,7 +23,7 @@ class Lsn(int):
     def __new__(cls, position: SupportsInt) -> Lsn:
         value = int(position)
         if not 0 <= value < _LSN_END_EXCLUSIVE:
-            raise ValueError(f"{value} is not a WAL position: it does not fit in 64 bits without a sign")
+            raise ValueError(f"{value} is not a WAL position: those are unsigned integers of 64 bits")
         return super().__new__(cls, value)
 
     @classmethod
@@ -42,9 +42,9 @@ class Lsn(int):
 
 
 class Position(NamedTuple):
-    """How far a stream has come: every commit before ``lsn``, and of the commit at ``lsn`` all changes up to ``seq``.
+    """How far a stream has read: all commits before ``lsn``, and the changes up to ``seq`` of the commit at ``lsn``.
 
-    ``seq`` is ``ALL`` where nothing of that commit is left, or where there is none.
+    ``seq`` is ``ALL`` when the whole commit has been read, or when there is no commit at ``lsn``.
     """
 
     lsn: Lsn
@@ -52,12 +52,12 @@ class Position(NamedTuple):
 
     @classmethod
     def before(cls, lsn: int) -> Position:
-        """Everything before ``lsn``."""
+        """Return the position that has everything before ``lsn``."""
         return cls(Lsn(lsn - 1))
 
     @property
     def next_lsn(self) -> Lsn:
-        """The least LSN whose commit may have more: what may be confirmed to the slot, and where to start again."""
+        """The least LSN whose commit may have unread changes: reading starts here again, and the slot may move here."""
         return Lsn(self.lsn + 1) if self.seq == ALL else self.lsn
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """Which slot of which cluster an offset belongs to."""
+    """The slot, and the server it is on, that an offset belongs to."""
 
     system: str
     timeline: int
@@ -75,9 +75,9 @@ class SlotIdentity:
 
 
 def end_of_timeline(history: str, timeline: int) -> Lsn | None:
-    """Where a timeline ended, by the history file of one that came after it; None where it is no ancestor.
+    """Return where a timeline ended, from the history file of a later one; None if it is not an ancestor of that.
 
-    A line has the ancestor's number, the LSN at which the next one left it, and a reason; # begins a comment
+    A line has the ancestor's number, the LSN at which the next timeline branched off, and a reason. # begins a comment
     (timeline.c: readTimeLineHistory).
     """
     for line in history.splitlines():
@@ -91,10 +91,10 @@ def end_of_timeline(history: str, timeline: int) -> Lsn | None:
 class StreamOffset:
     """One offset of a stream.
 
-    ``origin`` is where the stream began: the slot's consistent point. ``tables`` are those of an initial snapshot that
-    is not over, or was not at the offset before, in their order; ``done`` of them have been read. ``position`` is
-    that of the changes. ``publication`` tells the stream's publication from a later one of the same name; empty where
-    that is not known.
+    ``origin`` is where the stream began: the slot's consistent point. ``tables`` lists the tables of the initial
+    snapshot in the order they are read, and ``done`` says how many of them have been read. ``tables`` is empty once
+    the offset before this one had them all. ``position`` is how far the changes have been read. ``publication`` tells
+    the stream's publication from a later one of the same name; it is empty when that is not known.
     """
 
     identity: SlotIdentity
@@ -105,7 +105,7 @@ class StreamOffset:
     publication: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Give what Spark writes to its log; the order of keys is fixed, because Spark compares texts."""
+        """Return what Spark writes to its log. The order of keys is fixed, because Spark compares texts."""
         offset: dict[str, Any] = {
             "version": _VERSION,
             "system": self.identity.system,
@@ -125,7 +125,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> StreamOffset | None:
-        """Read an offset; None is the initial one. Raises DefiniteError for what this version did not write."""
+        """Read an offset; the initial one is None. Raises DefiniteError for what ``to_json`` does not write."""
         if offset.get("version") != _VERSION:
             raise DefiniteError(
                 f"the checkpoint's offset has version {offset.get('version')!r}, this release reads {_VERSION}",
@@ -150,19 +150,20 @@ class StreamOffset:
             return found
         except (KeyError, ValueError, TypeError) as error:
             raise DefiniteError(
-                f"the checkpoint's offset is not one of this format ({type(error).__name__}: {error})",
+                f"the checkpoint's offset is not one that pgcdc wrote ({type(error).__name__}: {error})",
                 remedy="use the checkpoint of this query, or start with a new checkpoint and slot",
             ) from None
 
 
 _VERSION = 1
 
-# A constant, because Spark asks for it before and after batch 0; what is found out goes into the end offsets.
+# A constant, because Spark asks for it before batch 0 and again when batch 0 is replayed. Whatever is found out by then
+# goes into end offsets.
 INITIAL: dict[str, Any] = {"version": _VERSION, "lsn": "initial"}
 
 _NAME = re.compile(r'(?:"(?:[^"]|"")*"|[^",])+')
 
 
 def split_names(text: str) -> list[str]:
-    """Cut a comma-separated list of names as SQL quotes them, leaving each as it is."""
+    """Split a comma-separated list of names at the commas outside quotes; each name keeps its quotes."""
     return _NAME.findall(text)

@@ -139,23 +139,77 @@ def test_an_offset_comes_back_from_sparks_log_as_it_was(
     assert pickle.loads(pickle.dumps(offset)) == offset  # noqa: S301 - our own bytes
 
 
-def test_an_offset_is_written_so() -> None:
-    """A checkpoint is read by later releases: these texts must not change without a new version."""
-    during = StreamOffset(IDENTITY, Lsn(0x16B374D848), ("public.a", '"A,b"."c""d"'), 1, Position.before(0x16B374D848))
-    assert json.dumps(during.to_json()) == (
-        '{"version": 1, "system": "7342342342342342342", "timeline": 1, "database": "shop", "slot": "orders", '
-        '"origin": "16/B374D848", "snapshot": {"tables": "public.a,\\"A,b\\".\\"c\\"\\"d\\"", "done": 1}, '
-        '"lsn": "16/B374D847"}'
-    )
-    later = StreamOffset(IDENTITY, Lsn(1), (), 0, Position(Lsn(0x200000000), 42))
-    assert json.dumps(later.to_json()) == (
-        '{"version": 1, "system": "7342342342342342342", "timeline": 1, "database": "shop", "slot": "orders", '
-        '"origin": "0/1", "lsn": "2/0", "seq": 42}'
-    )
+# What release 0.1.0 wrote. A checkpoint holds these texts, so they are read and written as they are for ever.
+HEAD = (
+    '{"version": 1, "system": "7342342342342342342", "timeline": 1, "database": "shop", "slot": "orders", '
+    '"origin": "16/B374D848", '
+)
+MARK = "16390 iudt 16384:16391 16387:16392+16394rc"
+ORIGIN = Lsn(0x16B374D848)
+BEFORE = Position(Lsn(0x16B374D847))
+STORED: dict[str, tuple[str, StreamOffset]] = {
+    "the first of four tables": (
+        HEAD + '"snapshot": {"tables": "public.a,\\"A,b\\".\\"c\\"\\"d\\",public.user,order.items", "done": 1}, '
+        '"lsn": "16/B374D847"}',
+        StreamOffset(IDENTITY, ORIGIN, ("public.a", '"A,b"."c""d"', "public.user", "order.items"), 1, BEFORE),
+    ),
+    "the first of two tables, of a known publication": (
+        HEAD + '"publication": "16390 iudt 16384:16391 16387:16392+16394rc", '
+        '"snapshot": {"tables": "public.a,public.b", "done": 1}, "lsn": "16/B374D847"}',
+        StreamOffset(IDENTITY, ORIGIN, ("public.a", "public.b"), 1, BEFORE, MARK),
+    ),
+    "all tables": (
+        HEAD + '"publication": "16390 iudt 16384:16391 16387:16392+16394rc", '
+        '"snapshot": {"tables": "public.a,public.b", "done": 2}, "lsn": "16/B374D847"}',
+        StreamOffset(IDENTITY, ORIGIN, ("public.a", "public.b"), 2, BEFORE, MARK),
+    ),
+    "all tables and part of a commit": (
+        HEAD + '"publication": "16390 iudt 16384:16391 16387:16392+16394rc", '
+        '"snapshot": {"tables": "public.a", "done": 1}, "lsn": "16/B3750000", "seq": 4}',
+        StreamOffset(IDENTITY, ORIGIN, ("public.a",), 1, Position(Lsn(0x16B3750000), 4), MARK),
+    ),
+    "no changes yet": (
+        HEAD + '"lsn": "16/B374D847"}',
+        StreamOffset(IDENTITY, ORIGIN, (), 0, BEFORE),
+    ),
+    "changes": (
+        HEAD + '"publication": "16390 iudt 16384:16391 16387:16392+16394rc", "lsn": "17/0"}',
+        StreamOffset(IDENTITY, ORIGIN, (), 0, Position(Lsn(0x1700000000)), MARK),
+    ),
+    "the first change of a commit": (
+        HEAD + '"lsn": "17/0", "seq": 0}',
+        StreamOffset(IDENTITY, ORIGIN, (), 0, Position(Lsn(0x1700000000), 0)),
+    ),
+    "many changes of a commit": (
+        HEAD + '"lsn": "17/A0", "seq": 1234567}',
+        StreamOffset(IDENTITY, ORIGIN, (), 0, Position(Lsn(0x17000000A0), 1234567)),
+    ),
+    "another server, and the last LSN": (
+        '{"version": 1, "system": "7342342342342342343", "timeline": 3, "database": "gr\\u00f6\\u00dfe", '
+        '"slot": "orders_1", "origin": "0/1", "publication": "16390 i 16384:16391@742", '
+        '"lsn": "FFFFFFFF/FFFFFFFF", "seq": 42}',
+        StreamOffset(
+            SlotIdentity("7342342342342342343", 3, "größe", "orders_1"),
+            Lsn(1),
+            (),
+            0,
+            Position(Lsn((1 << 64) - 1), 42),
+            "16390 i 16384:16391@742",
+        ),
+    ),
+}
 
 
-def test_the_initial_offset_is_none() -> None:
-    assert StreamOffset.from_json(json.loads(json.dumps(INITIAL))) is None
+@pytest.mark.parametrize(("text", "offset"), STORED.values(), ids=STORED)
+def test_an_offset_of_the_first_release_is_read_and_written_as_it_was(text: str, offset: StreamOffset) -> None:
+    assert StreamOffset.from_json(json.loads(text)) == offset
+    assert json.dumps(offset.to_json()) == text
+
+
+def test_the_initial_offset_of_the_first_release_is_read_and_written_as_it_was() -> None:
+    text = '{"version": 1, "lsn": "initial"}'
+    assert StreamOffset.from_json(json.loads(text)) is None
+    assert json.dumps(INITIAL) == text
 
 
 GOOD = StreamOffset(IDENTITY, Lsn(5), ("public.a", "public.b"), 1, Position(Lsn(7), 3)).to_json()
@@ -170,7 +224,7 @@ def test_another_releases_offset_is_refused(version: object) -> None:
 
 @pytest.mark.parametrize("missing", [name for name in GOOD if name not in ("version", "snapshot", "seq")])
 def test_an_offset_that_lacks_something_is_refused(missing: str) -> None:
-    with pytest.raises(DefiniteError, match="not one of this format") as caught:
+    with pytest.raises(DefiniteError, match="not one that pgcdc wrote") as caught:
         StreamOffset.from_json({name: value for name, value in GOOD.items() if name != missing})
     assert "Remedy" in str(caught.value)
 
@@ -193,7 +247,7 @@ WRONG_NUMBERS: tuple[Any, ...] = ("x", None, [], -1, 1 << 63)
     ids=repr,
 )
 def test_an_offset_with_something_else_is_refused(changed: dict[str, object]) -> None:
-    with pytest.raises(DefiniteError, match="not one of this format"):
+    with pytest.raises(DefiniteError, match="not one that pgcdc wrote"):
         StreamOffset.from_json({**GOOD, **changed})
 
 

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+
+import pytest
+
+from pg_cdc_source import errors
+from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError, TransientError, error_of
+
+CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, PgCdcError)]
+# Users match on these; a code keeps its meaning.
+CODES = {
+    "PgCdcError": "PGCDC",
+    "TransientError": "TRANSIENT",
+    "DefiniteError": "DEFINITE",
+    "OptionError": "OPTION",
+    "ConnectError": "CONNECT",
+    "AccessError": "ACCESS",
+    "ServerSetupError": "SERVER_SETUP",
+    "SnapshotLostError": "SNAPSHOT_LOST",
+    "SlotLostError": "SLOT_LOST",
+    "SchemaChangedError": "SCHEMA_CHANGED",
+    "QueryError": "QUERY",
+    "UnrepresentableError": "UNREPRESENTABLE",
+    "WireError": "WIRE",
+}
+
+
+def by_pickle(error: PgCdcError) -> PgCdcError:
+    return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]  # noqa: S301 - our own bytes
+
+
+def test_codes_are_those_of_the_first_release() -> None:
+    assert {found.__name__: found.code for found in CLASSES} == CODES
+    assert len(set(CODES.values())) == len(CODES)
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    assert errors.__doc__ is not None
+    drawn = dict(
+        re.findall(r"^ {4}([│├└─ ]*)(\w+)", errors.__doc__, re.MULTILINE)[i][::-1] for i in range(len(CLASSES))
+    )
+    depths = {found.__name__: len(found.__mro__) - len(PgCdcError.__mro__) for found in CLASSES}
+    assert {name: len(branch) // 4 for name, branch in drawn.items()} == depths
+
+
+@pytest.mark.parametrize("again", [by_pickle, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_survives_pickling_and_copying(
+    kind: type[PgCdcError], again: Callable[[PgCdcError], PgCdcError]
+) -> None:
+    error = kind("public.a was dropped", remedy="create it")
+    found = again(error)
+    assert type(found) is kind
+    assert (found.what, found.remedy, found.code) == (error.what, error.remedy, error.code)
+    assert str(found) == str(error) == f"[{kind.code}] public.a was dropped\n  Remedy: create it"
+
+
+@pytest.mark.parametrize("again", [by_pickle, copy.copy, copy.deepcopy])
+def test_an_error_for_several_problems_keeps_them(again: Callable[[PgCdcError], PgCdcError]) -> None:
+    problems = [OptionError("slot is empty", remedy="give it"), OptionError("tables is empty")]
+    error = OptionError("2 things are wrong", problems=problems)
+    found = again(error)
+    assert isinstance(found, OptionError)
+    assert [(problem.what, problem.remedy) for problem in found.problems] == [
+        ("slot is empty", "give it"),
+        ("tables is empty", ""),
+    ]
+    assert str(found) == ("[OPTION] 2 things are wrong:\n- slot is empty\n  Remedy: give it\n- tables is empty")
+
+
+def test_without_a_remedy_there_is_one_line() -> None:
+    assert str(TransientError("the server is starting")) == "[TRANSIENT] the server is starting"
+
+
+@pytest.mark.parametrize("kind", [found for found in CLASSES if found is not PgCdcError])
+def test_an_error_is_rebuilt_from_its_code(kind: type[PgCdcError]) -> None:
+    found = error_of(kind.code, "what", "remedy")
+    assert type(found) is kind
+    assert (found.what, found.remedy) == ("what", "remedy")
+
+
+def test_a_code_of_another_version_gives_a_definite_error() -> None:
+    assert type(error_of("NEW", "what")) is DefiniteError
