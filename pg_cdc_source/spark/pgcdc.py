@@ -15,8 +15,9 @@ from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_opt
 from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
 from pg_cdc_source.snapshot.reader import read_range
+from pg_cdc_source.spark.copies import Sealed, SealedClass
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
-from pg_cdc_source.spark.worker import small_task
+from pg_cdc_source.spark.worker_tuning import small_task
 from pg_cdc_source.stream.capture import Batch, Capture, SnapshotPart
 from pg_cdc_source.stream.schema_history import layout_of, read_typed_schema
 from pg_cdc_source.stream.slot_reader import Chunk, from_ipc
@@ -38,14 +39,14 @@ except ImportError:
 BYTES_PER_TASK = 16 << 20
 
 
-class SnapshotPartition(InputPartition):
+class SnapshotPartition(Sealed, InputPartition):
     """One range of a table of the initial snapshot, to be read by the task."""
 
     def __init__(self, part: SnapshotPart) -> None:
         self.part = part
 
 
-class ChangesPartition(InputPartition):
+class ChangesPartition(Sealed, InputPartition):
     """Changes that were read already, as Arrow IPC; they are taken from the reader's file when Spark pickles this."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
@@ -58,7 +59,7 @@ class ChangesPartition(InputPartition):
         self.payloads = payloads
 
 
-class PgCdcDataSource(DataSource):
+class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
     """Read the rows of PostgreSQL tables, and then their changes, as a stream."""
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -99,7 +100,7 @@ class PgCdcDataSource(DataSource):
         return self._schema
 
 
-class PgCdcReader(DataSourceStreamReader):
+class PgCdcReader(Sealed, DataSourceStreamReader):
     """Answers Spark in the driver's source process, and reads partitions in tasks."""
 
     def __init__(self, options: StreamOptions, schema: pa.Schema) -> None:

@@ -14,19 +14,20 @@ from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapsh
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
 from pg_cdc_source.snapshot.source import Source, plan_ranges
+from pg_cdc_source.spark.copies import Sealed, SealedClass
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
-from pg_cdc_source.spark.worker import freeze_modules, small_task
+from pg_cdc_source.spark.worker_tuning import freeze_modules, small_task
 
 
 @dataclass
-class RangePartition(InputPartition):
+class RangePartition(Sealed, InputPartition):
     """One range of a scan. Only partitions carry what planning finds: the reader is pickled before it."""
 
     source: Source
     range: ScanRange
 
 
-class PgSnapshotDataSource(DataSource):
+class PgSnapshotDataSource(Sealed, DataSource, metaclass=SealedClass):
     """Read a PostgreSQL table at one consistent point, in parallel."""
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -60,7 +61,7 @@ class PgSnapshotDataSource(DataSource):
         return self._plan
 
 
-class PgSnapshotReader(DataSourceReader):
+class PgSnapshotReader(Sealed, DataSourceReader):
     """Plans the ranges of one scan on the driver and reads each on an executor."""
 
     def __init__(self, plan: Plan, options: SnapshotOptions) -> None:

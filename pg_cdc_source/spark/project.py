@@ -21,8 +21,9 @@ from pg_cdc_source.protocol.envelope import EnvelopeColumn, columns_from_json
 from pg_cdc_source.protocol.layout import BEFORE, CHANGE_FIELDS, typed_schema
 from pg_cdc_source.protocol.refused import RefusedValueError, accept
 from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.spark.copies import Sealed
 from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns, short_errors, spark_schema
-from pg_cdc_source.spark.worker import small_task
+from pg_cdc_source.spark.worker_tuning import small_task
 from pg_cdc_source.values.decoder import Field
 from pg_cdc_source.values.registry import Codec
 from pg_cdc_source.values.wire import WireBuffer
@@ -56,17 +57,12 @@ def project(
     codecs = tuple(plan.codecs)
     projection = _Projection(name, codecs, plan.spec.unrepresentable, beforeImage)
 
-    def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with small_task(), short_errors():
-            for batch in batches:
-                if batch.num_rows:
-                    yield projection.typed(batch)
-
     # A delete has what is known of the row it ended, which is its key at least.
     old = F.coalesce(F.col("before"), F.col("key"))
     image = F.when(F.col("_change_type") == "delete", old).otherwise(F.col("after"))
     rows = df.where(F.col("_table") == name).select(*CHANGE_NAMES, image.alias(_IMAGE), "before")
-    return rows.mapInArrow(typed, spark_schema(projection.schema))
+    # Not the method itself: its function would be looked up before the versions are compared.
+    return rows.mapInArrow(lambda batches: projection.read(batches), spark_schema(projection.schema))
 
 
 def _projection_options(table: str, url: str | None, options: dict[str, str | int | bool]) -> SnapshotOptions:
@@ -84,8 +80,8 @@ def _projection_options(table: str, url: str | None, options: dict[str, str | in
     return parse_snapshot_options({**given, "dbtable": table})
 
 
-@dataclass(frozen=True, slots=True)
-class _Projection:
+@dataclass(frozen=True)
+class _Projection(Sealed):
     """How rows of one table are decoded, on executors."""
 
     table: str
@@ -96,6 +92,12 @@ class _Projection:
     @property
     def schema(self) -> pa.Schema:
         return typed_schema(self.table, self.codecs, before_image=self.before_image)
+
+    def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with small_task(), short_errors():
+            for batch in batches:
+                if batch.num_rows:
+                    yield self.typed(batch)
 
     def typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Decode at least one row: change columns, then the objects ``image`` and ``before``."""
