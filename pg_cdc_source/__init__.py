@@ -11,9 +11,9 @@ if _typing.TYPE_CHECKING:
     from pg_cdc_source.errors import SlotLostError as SlotLostError
     from pg_cdc_source.errors import TransientError as TransientError
     from pg_cdc_source.offsets import Lsn as Lsn
-    from pg_cdc_source.postgres.snapshots import OpenSnapshot as OpenSnapshot
-    from pg_cdc_source.postgres.snapshots import open_snapshot as open_snapshot
     from pg_cdc_source.spark.collapse import collapse as collapse
+    from pg_cdc_source.spark.open_snapshot import OpenSnapshot as OpenSnapshot
+    from pg_cdc_source.spark.open_snapshot import open_snapshot as open_snapshot
     from pg_cdc_source.spark.pgcdc import PgCdcDataSource as PgCdcDataSource
     from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource as PgSnapshotDataSource
     from pg_cdc_source.spark.project import project as project
@@ -31,8 +31,8 @@ _HOME = {
     "collapse": "spark.collapse",
     "project": "spark.project",
     "Lsn": "offsets",
-    "OpenSnapshot": "postgres.snapshots",
-    "open_snapshot": "postgres.snapshots",
+    "OpenSnapshot": "spark.open_snapshot",
+    "open_snapshot": "spark.open_snapshot",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from watch import slots, wait_until
 
 from pg_cdc_source.cli.app import app
-from pg_cdc_source.postgres.snapshots import open_snapshot
+from pg_cdc_source.spark.open_snapshot import open_snapshot
 
 pytestmark = pytest.mark.corner
 

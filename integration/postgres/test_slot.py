@@ -25,8 +25,10 @@ from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.connection import connect as connect_source
-from pg_cdc_source.postgres.slots import Slot, check_confirmed, check_slot, in_use_error, missing_error, read_slot
-from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot, require_consistent_point
+from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
+from pg_cdc_source.postgres.slot_creation import require_consistent_point
+from pg_cdc_source.postgres.slots import Slot, read_slot
+from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 
 
 def run(pg: Session, *statements: str) -> list[tuple[Any, ...]]:

@@ -20,8 +20,8 @@ from standby import PHYSICAL_SLOT, Standby, standby_of
 from watch import keeper_sessions, readers, slots, wait_until
 
 from pg_cdc_source.errors import OptionError, ServerSetupError, SlotLostError, TransientError
-from pg_cdc_source.postgres.snapshots import OpenSnapshot, open_snapshot
 from pg_cdc_source.spark import pgcdc
+from pg_cdc_source.spark.open_snapshot import OpenSnapshot, open_snapshot
 
 Drive = Callable[..., Driver]
 STREAMS, FAILOVER = 160000, 170000  # the versions that brought slots on standbys, and copies of slots

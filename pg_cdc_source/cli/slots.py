@@ -19,8 +19,9 @@ from pg_cdc_source.cli.exits import failed
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.connection import connect
-from pg_cdc_source.postgres.slots import Usage, read_usages, undroppable
-from pg_cdc_source.postgres.snapshots import drop_slot
+from pg_cdc_source.postgres.slot_checks import undroppable
+from pg_cdc_source.postgres.slot_creation import drop_slot
+from pg_cdc_source.postgres.slots import Usage, read_usages
 
 
 def slots(

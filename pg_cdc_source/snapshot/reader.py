@@ -37,7 +37,7 @@ from pg_cdc_source.errors import (
     TransientError,
 )
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.postgres import catalog, snapshots
+from pg_cdc_source.postgres import catalog, locks
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.copy_out import copy_out
 from pg_cdc_source.postgres.server_errors import translate, translated
@@ -162,14 +162,14 @@ class _Reader:
             self._session, self._lsn = reading.session, reading.lsn
             if reading.heap != self._range.heap:
                 # One table is locked at a time: DDL that locks several must not meet a session that does as well.
-                snapshots.release_locks(self._session)
+                locks.release_locks(self._session)
                 self._check(self._session)
             return self._session
         plan = self._plan
         name = self._source.session_name(self._execution, plan.relation.oid if plan.relation else 0)
         self._session = connect(plan.spec.connection, name, retry_seconds=RECONNECT_SECONDS)
         self._lsn = self._source.import_into(self._session, self._execution, self._doing)
-        snapshots.begin_locking(self._session)
+        locks.begin_locking(self._session)
         self._check(self._session)
         return self._session
 
@@ -194,7 +194,7 @@ class _Reader:
             ) from None
         # Once more, since only now the lock keeps the name with its heap.
         self._expect_planned_names(session)
-        snapshots.check_files(session, self._doing)
+        locks.check_files(session, self._doing)
         if self._range.heap is None:
             self._check_expansion(session)
         # A modifier that says nothing about decoding, as varchar's, may have changed.
@@ -219,7 +219,7 @@ class _Reader:
     def _check_expansion(self, session: Session) -> None:
         options = self._plan.spec.connection
         with contextlib.closing(connect(options, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)) as present:
-            snapshots.check_expansion(session, present, self._doing)
+            locks.check_expansion(session, present, self._doing)
 
     def _expect_planned_names(self, session: Session) -> None:
         heap, relation = self._range.heap, self._plan.relation
@@ -265,7 +265,7 @@ class _Reader:
         if self._range.heap is None:
             # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function
             # reads is locked only when it runs.
-            snapshots.check_files(session, self._doing)
+            locks.check_files(session, self._doing)
             self._check_expansion(session)
 
     def _unrepresentable(self, refused: RefusedValueError, blocks: BlockRange, position: int) -> PgCdcError:

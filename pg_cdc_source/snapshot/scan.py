@@ -15,7 +15,7 @@ from pg_cdc_source.options.declared import Unrepresentable
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
-from pg_cdc_source.postgres import catalog, snapshots
+from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.catalog import Relation, Server
 from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.snapshot import ranges
@@ -118,7 +118,7 @@ def make_plan(options: SnapshotOptions) -> Plan:
         refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning")
         server = catalog.read_server(session)
         if options.consistent_point == "require" and not options.snapshot:
-            snapshots.require_consistent_point(server)
+            slot_creation.require_consistent_point(server)
         relation = catalog.find_relation(session, options.dbtable) if options.dbtable else None
         return plan_in(session, server, spec_of(options, relation))
 

@@ -39,20 +39,13 @@ from pg_cdc_source.errors import (
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, StreamOffset, end_of_timeline
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres import catalog, publication, snapshots
+from pg_cdc_source.postgres import catalog, locks, publication, slot_creation, snapshots
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.replication import HEADER_BYTES, ReplicationStream
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.slots import (
-    Slot,
-    check_confirmed,
-    check_slot,
-    in_use_error,
-    missing_error,
-    read_end_of_wal,
-    read_slot,
-)
+from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
+from pg_cdc_source.postgres.slots import Slot, read_end_of_wal, read_slot
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.layout import StreamedTable
@@ -165,7 +158,7 @@ class Capture:
         if start is not None and self._created not in (None, start.origin):
             # Only the batch's start tells that there was a stream before (see newest_without_start).
             self._end_snapshot()
-            snapshots.drop_slot(self._open(), self._options.slot)
+            slot_creation.drop_slot(self._open(), self._options.slot)
             raise missing_error(self._options.slot, begun=True)
         self._given = end
         parts: list[SnapshotPart] = []
@@ -238,7 +231,7 @@ class Capture:
                 self._check_files(held, plan)
             except BaseException:
                 held.close()
-                snapshots.drop_slot(self._open(), options.slot)
+                slot_creation.drop_slot(self._open(), options.slot)
                 raise
             self._held = held
             tables = tuple(table.name for table in plan.tables)
@@ -300,7 +293,7 @@ class Capture:
             refuse_transaction_pooler(self._options.connection, self._session, session_name(self._options, "source"))
             server = catalog.read_server(self._session)
             self._in_recovery = server.in_recovery
-            snapshots.require_consistent_point(server, stream=True, failover=self._options.failover)
+            slot_creation.require_consistent_point(server, stream=True, failover=self._options.failover)
         return self._session
 
     def _asking(self, ask: Callable[[Session], T]) -> T:
@@ -486,7 +479,7 @@ class Capture:
         """
         held.lock([table.oid for table in plan.tables], timeout="60s")
         for session, _ in held.holders:
-            snapshots.check_files(session, "starting the snapshot")
+            locks.check_files(session, "starting the snapshot")
         held.unlock()
 
     def _snapshot_parts(self, end: StreamOffset, first: int, last: int) -> tuple[list[SnapshotPart], list[Chunk]]:

@@ -19,7 +19,7 @@ from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres import catalog, snapshots
+from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.catalog import Server
 from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.server_errors import translated
@@ -117,7 +117,7 @@ def check_replication(reached: Reached[Given], need: Callable[[Given], Need], fa
 
     def open_walsender() -> str:
         needed = need(options())
-        lacks.extend(snapshots.lacks_for_slot(reached.server(), stream=needed.stream, failover=needed.failover))
+        lacks.extend(slot_creation.lacks_for_slot(reached.server(), stream=needed.stream, failover=needed.failover))
         if lacks:
             raise lacks.pop(0)
         # The only way to find out whether something between here and the server refuses it.

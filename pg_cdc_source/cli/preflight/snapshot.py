@@ -7,7 +7,7 @@ import contextlib
 from pg_cdc_source.cli.preflight.findings import Status, counted
 from pg_cdc_source.cli.preflight.server import NAME, Need, Reached, check_replication
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
-from pg_cdc_source.postgres import catalog, snapshots
+from pg_cdc_source.postgres import catalog, slot_creation, snapshots
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.snapshot import scan
 
@@ -47,6 +47,6 @@ def _check_point(reached: Reached[SnapshotOptions]) -> None:
     if slot:
         checks.run(
             "slot",
-            lambda: snapshots.refuse_existing_slot(reached.session(), slot, stream=False),
+            lambda: slot_creation.refuse_existing_slot(reached.session(), slot, stream=False),
             lambda _: f"{slot} does not exist yet: the first action makes it and leaves it",
         )

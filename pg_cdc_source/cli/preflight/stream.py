@@ -13,7 +13,8 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Planned, Publication
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.slots import Usage, check_slot, in_use_error, missing_error, read_slot, read_usages
+from pg_cdc_source.postgres.slot_checks import check_slot, in_use_error, missing_error
+from pg_cdc_source.postgres.slots import Usage, read_slot, read_usages
 from pg_cdc_source.stream.schema_history import StreamPlan, plan_stream
 
 _MOST_NAMED = 10

@@ -1,0 +1,140 @@
+"""Lock the tables that a snapshot reads, and find out whether DDL came before the lock.
+
+TRUNCATE and rewrites of tables do not follow snapshots: a reader that comes later sees an empty table. Partitions,
+children and views are expanded by the catalog as it is now, whatever the snapshot sees of it. A lock (ACCESS SHARE, as
+pg_dump takes it) keeps such DDL away from then on, and the checks here, made under the lock, find what came before it.
+"""
+
+from __future__ import annotations
+
+import psycopg2
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.postgres.server_errors import translated
+
+# A new action does not help where the snapshot outlives actions.
+_RETAKE = (
+    "run the action again: it takes a new snapshot. A snapshot that open_snapshot() or a stream's query holds is "
+    "replaced by opening or starting that again"
+)
+
+
+def begin_locking(session: Session) -> None:
+    """Remember which locks the transaction has now; ``release_locks`` releases those that come after."""
+    with translated("preparing locks"), session.cursor() as cursor:
+        cursor.execute("SAVEPOINT unlocked")
+
+
+def release_locks(session: Session) -> None:
+    """Release the locks since ``begin_locking``; the transaction and its snapshot stay."""
+    with translated("releasing locks"), session.cursor() as cursor:
+        cursor.execute("ROLLBACK TO unlocked")
+
+
+def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
+    """Lock a relation and all it consists of (ACCESS SHARE), for as long as the transaction runs.
+
+    A SELECT also locks partitions, children and the tables under a view; it needs only column privileges, and works for
+    kinds that LOCK TABLE refuses. Nothing is done for a relation that is gone.
+    """
+    with translated(f"locking the relation with oid {oid}"), session.cursor() as cursor:
+        cursor.execute("SELECT %s::regclass::text FROM pg_catalog.pg_class WHERE oid = %s", (oid, oid))
+        row = cursor.fetchone()
+        if row is None:
+            return
+        cursor.execute("SAVEPOINT locks")
+        try:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (timeout,))
+            cursor.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(sql.SQL(row[0])))
+        except psycopg2.Error:
+            # The snapshot has to survive a lock that was not granted.
+            cursor.execute("ROLLBACK TO locks")
+            raise
+        finally:
+            cursor.execute("RELEASE locks")
+
+
+# pg_class as a query sees it belongs to the snapshot; pg_relation_filenode() looks at the catalog as it is now.
+_FIND_OTHER_FILE = """
+SELECT l.relation::regclass::text, c.oid IS NULL
+FROM pg_catalog.pg_locks AS l
+LEFT JOIN pg_catalog.pg_class AS c ON c.oid = l.relation
+WHERE l.pid = pg_catalog.pg_backend_pid()
+    AND l.locktype = 'relation'
+    AND (
+        c.oid IS NULL
+        OR c.relkind IN ('r', 'm', 't')
+            AND c.relfilenode <> 0
+            AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+    )
+LIMIT 1
+"""
+
+
+def check_files(session: Session, doing: str) -> None:
+    """Raise SchemaChangedError when a relation locked by this session was rewritten or made after its snapshot.
+
+    Under a lock, the same file in the snapshot and now means that the heap still holds what the snapshot should see.
+    """
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(_FIND_OTHER_FILE)
+        row = cursor.fetchone()
+    if row is not None:
+        name, is_new = row
+        what = "was created" if is_new else "was truncated or rewritten"
+        raise SchemaChangedError(
+            f"{doing}: {name} {what} after the snapshot was taken, so the snapshot does not see its rows",
+            remedy=_RETAKE,
+        )
+
+
+_READ_LOCKED = """
+SELECT c.oid::bigint
+FROM pg_catalog.pg_locks AS l
+JOIN pg_catalog.pg_class AS c ON c.oid = l.relation
+WHERE l.pid = pg_catalog.pg_backend_pid()
+    AND l.locktype = 'relation'
+    AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+"""
+
+
+def check_expansion(session: Session, present: Session, doing: str) -> None:
+    """Raise SchemaChangedError when what this session has locked consists of other parts now than in its snapshot.
+
+    The rows of the catalog by which PostgreSQL expands relations are compared with those that ``present`` sees, a
+    session without a snapshot.
+    """
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(_READ_LOCKED)
+        oids = [oid for (oid,) in cursor]
+    then, now = (_read_parts(of, oids, doing) for of in (session, present))
+    if then != now:
+        with translated(doing), present.cursor() as cursor:
+            cursor.execute("SELECT %s::oid::regclass::text", (min(then ^ now)[0],))
+            [name] = cursor.fetchone()
+        raise SchemaChangedError(
+            f"{doing}: {name} got or lost a partition or child, or was defined anew, after the snapshot was taken, so "
+            "other rows would be read than the snapshot's",
+            remedy=_RETAKE,
+        )
+
+
+# xmin shows a row that came and went in between.
+_READ_PARTS = """
+SELECT inhparent::text, inhrelid::text, xmin::text
+FROM pg_catalog.pg_inherits
+WHERE inhparent = ANY(%(oids)s::oid[]) OR inhrelid = ANY(%(oids)s::oid[])
+UNION ALL
+SELECT ev_class::text, oid::text, xmin::text
+FROM pg_catalog.pg_rewrite
+WHERE ev_class = ANY(%(oids)s::oid[])
+"""
+
+
+def _read_parts(session: Session, oids: list[int], doing: str) -> set[tuple[str, ...]]:
+    """The rows of the catalog by which PostgreSQL expands these relations, the relation's oid first."""
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(_READ_PARTS, {"oids": oids})
+        return set(cursor)

@@ -1,0 +1,160 @@
+"""Whether a slot still has what a stream needs, and whether it may be dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, SlotLostError, TransientError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.postgres.catalog import read_server
+from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.slots import Slot, read_usages
+
+_PLUGIN = "pgoutput"
+
+# The end of every remedy after which changes are missing: only a new snapshot makes the copy complete again.
+_START_OVER = "start over with a new checkpoint location, which reads the tables again (startFrom=snapshot)"
+
+
+def missing_error(name: str, *, begun: bool) -> SlotLostError | OptionError:
+    """The error for a slot that is not there: lost where the stream had ``begun``, never made where it had not."""
+    if begun:
+        return SlotLostError(
+            f"slot {name} does not exist any more, and with it are gone the changes since the checkpoint",
+            remedy=_START_OVER,
+        )
+    return OptionError(
+        f"slot {name} does not exist, and startFrom=slot starts from one that does",
+        remedy="use startFrom=snapshot or startFrom=now, which create it; or correct the option slot",
+    )
+
+
+def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
+    """Raise OptionError for a slot that no stream in this database can read, SlotLostError for one that is given up.
+
+    Raises TransientError while it is being created. With ``failover`` it has to be one that standbys copy.
+    """
+    drop = f"SELECT pg_drop_replication_slot('{slot.name}')"
+    other = f"choose another name in the option slot; or, if nobody needs it, drop it: {drop}"
+    if slot.slot_type != "logical":
+        raise OptionError(f"slot {slot.name} is a {slot.slot_type} slot, a stream needs a logical one", remedy=other)
+    if slot.plugin != _PLUGIN:
+        raise OptionError(
+            f"slot {slot.name} decodes with the plugin {slot.plugin}, a stream needs {_PLUGIN}", remedy=other
+        )
+    if slot.database != database:
+        raise OptionError(
+            f"slot {slot.name} belongs to the database {quoted(slot.database or '')}, the connection is to "
+            f"{quoted(database)}",
+            remedy=f"connect to that database; or {other}",
+        )
+    if slot.synced:
+        raise OptionError(
+            f"slot {slot.name} is this standby's copy of its primary's slot, to be read once the standby was promoted",
+            remedy="connect to the primary; several in host with target_session_attrs=read-write find it by themselves",
+        )
+    if slot.temporary:
+        raise OptionError(f"slot {slot.name} is temporary: it ends with the session that made it", remedy=other)
+    if slot.two_phase:
+        raise OptionError(
+            f"slot {slot.name} sends transactions when they are prepared (two_phase), a stream reads them when they "
+            "are committed",
+            remedy=other,
+        )
+    if failover and not slot.failover:
+        raise OptionError(
+            f"slot {slot.name} was made without failover: standbys keep no copy of it",
+            remedy="run, in a replication connection (psql 'replication=database …'): ALTER_REPLICATION_SLOT "
+            f"{slot.name} (FAILOVER true); or leave out the option failover",
+        )
+    if slot.invalidation is not None:
+        why = slot.invalidation
+        if why == "wal_removed":
+            why += " (max_slot_wal_keep_size was too little for the time that nobody read it)"
+        raise SlotLostError(
+            f"slot {slot.name} was given up by the server: {why}; the changes since the checkpoint are gone",
+            remedy=f"drop it: {drop}; then {_START_OVER}",
+        )
+    if slot.confirmed_flush is None:
+        raise TransientError(
+            f"slot {slot.name} is still being created" + (f" by pid {slot.active_pid}" if slot.active_pid else "")
+        )
+
+
+def check_confirmed(slot: Slot, position_end: Lsn) -> None:
+    """Raise SlotLostError when the slot has moved past where the checkpoint ends.
+
+    PostgreSQL does not refuse this: asked for an earlier position, it starts where the slot stands without a word.
+    """
+    if slot.confirmed_flush is not None and slot.confirmed_flush > position_end:
+        raise SlotLostError(
+            f"slot {slot.name} stands at {slot.confirmed_flush}, past the end of the checkpoint at {position_end}: the "
+            "changes between them were read by somebody else, or the checkpoint is an old copy, and they are gone",
+            remedy="make sure that nothing else reads this slot; drop it: "
+            f"SELECT pg_drop_replication_slot('{slot.name}'); then {_START_OVER}",
+        )
+
+
+def undroppable(session: Session, names: Sequence[str]) -> list[PgCdcError]:
+    """An error for each of the slots that may not be dropped: it is in use or does not exist, or the role may not."""
+    server = read_server(session)
+    errors: list[PgCdcError] = []
+    if names and not server.may_replicate:
+        errors.append(
+            AccessError(
+                f"role {server.role} has no right to drop slots",
+                remedy=f"ALTER ROLE {quoted(server.role)} REPLICATION",
+            )
+        )
+    usages = {usage.slot.name: usage for usage in read_usages(session)}
+    for name in names:
+        usage = usages.get(name)
+        if usage is None:
+            errors.append(
+                OptionError(f"there is no logical slot {name}", remedy="without --drop, pg-cdc slots lists them")
+            )
+        elif usage.slot.synced:
+            copied = f"slot {name} is this standby's copy of its primary's slot"
+            errors.append(OptionError(copied, remedy="drop it on the primary, and it goes here"))
+        elif usage.slot.active_pid is not None:
+            errors.append(in_use_error(session, usage.slot))
+        elif usage.running is not None:
+            errors.append(
+                TransientError(
+                    f"slot {name} belongs to a {usage.running} stream that runs now, though it does not read it yet",
+                    remedy="stop its query first",
+                )
+            )
+    return errors
+
+
+_READ_USER = """
+SELECT s.active_pid, a.application_name, coalesce(a.client_addr::text, 'a local socket'),
+    extract(epoch FROM clock_timestamp() - a.backend_start)::bigint
+FROM pg_catalog.pg_replication_slots AS s
+LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = s.active_pid
+WHERE s.slot_name = %s
+"""
+
+
+def in_use_error(session: Session, slot: Slot) -> TransientError:
+    """The error for a slot that another session reads, which it names as far as this role may see it."""
+    with translated(f"looking for who uses slot {slot.name}"), session.cursor() as cursor:
+        cursor.execute(_READ_USER, (slot.name,))
+        row = cursor.fetchone()
+    pid, name, address, age_seconds = row or (None, None, None, None)
+    if pid is None:
+        pid = slot.active_pid
+        who = "another session" if pid is None else f"pid {pid}"
+        return TransientError(f"slot {slot.name} was in use by {who} a moment ago")
+    # Of other roles' sessions, a role without pg_read_all_stats sees only the pid and the name.
+    known = f", from {address}, connected for {age_seconds} s" if age_seconds is not None else ""
+    return TransientError(
+        f"slot {slot.name} is in use by pid {pid} (application_name {name!r}{known})",
+        remedy="a slot has one reader at a time: stop that one, or give this stream a slot of its own. The session of "
+        f"a reader that crashed ends after wal_sender_timeout at the latest, and at once by "
+        f"SELECT pg_terminate_backend({pid})",
+    )

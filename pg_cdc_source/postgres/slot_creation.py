@@ -1,0 +1,165 @@
+"""Create and drop replication slots, and say what keeps a server or a role from it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import DefiniteError, PgCdcError, ServerSetupError, TransientError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.postgres.catalog import Server
+from pg_cdc_source.postgres.server_errors import translate, translated
+
+# The end of remedies where a snapshot is what is wanted: a stream cannot do without a slot.
+_DO_WITHOUT = ", or use consistentPoint=off (a snapshot without LSN)"
+
+
+@dataclass(frozen=True, slots=True)
+class NewSlot:
+    """A slot to be created. ``failover`` has standbys keep copies of it; ``for_stream`` words errors for a stream."""
+
+    name: str
+    temporary: bool
+    failover: bool
+    timeout_seconds: float
+    for_stream: bool
+
+
+def require_consistent_point(server: Server, *, stream: bool = False, failover: bool = False) -> None:
+    """Raise ServerSetupError when this server or role cannot make a logical slot (see ``lacks_for_slot``)."""
+    for error in lacks_for_slot(server, stream=stream, failover=failover):
+        raise error
+
+
+def lacks_for_slot(server: Server, *, stream: bool, failover: bool) -> Iterator[ServerSetupError]:
+    """Everything that keeps this server or role from making a logical slot, worded for a stream or for a snapshot.
+
+    ``failover`` asks for a slot that standbys keep a copy of.
+    """
+    what, otherwise = ("a stream", "") if stream else ("a consistent point", _DO_WITHOUT)
+    if server.wal_level != "logical":
+        yield ServerSetupError(
+            f"{what} needs wal_level=logical, but it is {server.wal_level}",
+            remedy=f"set wal_level=logical and restart PostgreSQL{otherwise}",
+        )
+    if not server.may_replicate:
+        yield ServerSetupError(
+            f"{what} needs the right to use replication slots, which role {server.role} lacks",
+            remedy=f"ALTER ROLE {quoted(server.role)} REPLICATION{otherwise}",
+        )
+    if server.in_recovery and server.version_num < 160000:
+        yield ServerSetupError(
+            f"{what} on a standby needs PostgreSQL 16 or later", remedy=f"connect to the primary{otherwise}"
+        )
+    if failover and server.version_num < 170000:
+        yield ServerSetupError(
+            "standbys keep copies of slots from PostgreSQL 17 on", remedy="leave out the option failover"
+        )
+    elif failover and server.in_recovery:
+        yield ServerSetupError(
+            "a standby makes no slots that other standbys keep copies of",
+            remedy="connect to the primary, or leave out the option failover",
+        )
+
+
+def refuse_existing_slot(session: Session, slot: str, *, stream: bool) -> None:
+    """Raise DefiniteError when a slot of this name exists: a snapshot can only be taken where a new one starts."""
+    with translated(f"looking for slot {slot}"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT plugin, database, active_pid FROM pg_catalog.pg_replication_slots WHERE slot_name = %s", (slot,)
+        )
+        row = cursor.fetchone()
+    if row is None:
+        return
+    plugin, database, active_pid = row
+    state = f"used by pid {active_pid}" if active_pid else "not in use"
+    hint = (
+        "A DataFrame with the option slot makes its slot in its first action; for several actions at that point use "
+        "open_snapshot()"
+    )
+    if stream:
+        hint = "To read on from where it stands, without a snapshot: startFrom=slot"
+    raise DefiniteError(
+        f"slot {slot} exists already (plugin {plugin}, database {database}, {state}); a snapshot can only be taken "
+        "where a new slot starts",
+        remedy=f"choose another name, or drop it: SELECT pg_drop_replication_slot('{slot}'). {hint}",
+    )
+
+
+def create_slot(cursor: Any, slot: NewSlot, watcher: Session, server: Server) -> Lsn:
+    """Create a logical slot and return its consistent point; the transaction then has the snapshot of that point.
+
+    ``cursor`` is one of a replication session, in a transaction without a command yet. ``watcher`` is another session,
+    which looks for what the slot waits for.
+    """
+    kind = "TEMPORARY " if slot.temporary else ""
+    # The bare word works on every supported version.
+    how = "(SNAPSHOT 'use', FAILOVER true)" if slot.failover else "USE_SNAPSHOT"
+    # statement_timeout does not end this command, a cancel does.
+    timer = threading.Timer(slot.timeout_seconds, cursor.connection.cancel)
+    timer.start()
+    try:
+        cursor.execute(f'CREATE_REPLICATION_SLOT "{slot.name}" {kind}LOGICAL pgoutput {how}')
+        return Lsn.parse(cursor.fetchone()[1])
+    except psycopg2.Error as error:
+        raise _creation_error(error, slot, watcher, server) from None
+    finally:
+        timer.cancel()
+
+
+def _creation_error(error: psycopg2.Error, slot: NewSlot, watcher: Session, server: Server) -> PgCdcError:
+    if isinstance(error, psycopg2.errors.ConfigurationLimitExceeded):
+        return ServerSetupError(
+            f"slot {slot.name} cannot be created: {error.diag.message_primary}",
+            remedy="raise max_replication_slots, or drop slots that nobody uses (pg_replication_slots)",
+        )
+    if not isinstance(error, psycopg2.errors.QueryCanceled):
+        return translate(error, f"creating slot {slot.name}")
+    late = f"slot {slot.name} found no consistent point within {slot.timeout_seconds:g} s, because"
+    otherwise = "" if slot.for_stream else _DO_WITHOUT
+    if server.in_recovery:
+        return TransientError(
+            f"{late} on a standby it waits until the primary has logged its running transactions, and these have ended",
+            remedy="run SELECT pg_log_standby_snapshot() on the primary while the slot waits; or raise slotTimeout"
+            f"{otherwise}",
+        )
+    return TransientError(
+        f"{late} it waits for every running transaction that has written: {_read_writers(watcher)}",
+        remedy=f"end them, or raise slotTimeout{otherwise}",
+    )
+
+
+_READ_WRITERS = """
+SELECT 'pid ' || coalesce(a.pid::text, '? (prepared)') || ' for '
+    || extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::int || ' s'
+FROM (
+    SELECT pid, xact_start, backend_xid
+    FROM pg_catalog.pg_stat_activity
+    WHERE backend_xid IS NOT NULL
+) AS a
+FULL JOIN pg_catalog.pg_prepared_xacts AS p ON p.transaction = a.backend_xid
+ORDER BY coalesce(a.xact_start, p.prepared)
+LIMIT 5
+"""
+
+
+def _read_writers(session: Session) -> str:
+    """In words the transactions that have written and still run, the oldest first."""
+    with translated("looking for running transactions"), session.cursor() as cursor:
+        cursor.execute(_READ_WRITERS)
+        return ", ".join(text for (text,) in cursor) or "none is visible to this role any more"
+
+
+def drop_slot(session: Session, slot: str) -> None:
+    """Drop a slot; one that does not exist is passed over."""
+    with translated(f"dropping slot {slot}"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = %s",
+            (slot,),
+        )

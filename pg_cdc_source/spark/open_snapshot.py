@@ -1,0 +1,60 @@
+"""One snapshot that the user's own process holds, for several Spark actions."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.names import QualifiedName
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres.catalog import find_relation
+from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.locks import check_files
+from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSnapshot:
+    """A snapshot that is held open: pass ``options`` to ``spark.read.format("pgsnapshot").options(**options)``.
+
+    ``lsn`` is the greatest position it contains, None without a consistent point.
+    """
+
+    lsn: Lsn | None
+    options: dict[str, str] = field(repr=False)
+
+
+@contextmanager
+def open_snapshot(
+    url: str | None = None, *, tables: Sequence[str] = (), slot: str | None = None, **options: str
+) -> Iterator[OpenSnapshot]:
+    """Hold one snapshot for several reads, also of several Spark actions, until the block ends.
+
+    ``tables`` are locked (ACCESS SHARE) at once, so that no TRUNCATE or rewrite takes their rows away from the
+    snapshot. With ``slot`` a durable slot of that name is created at the snapshot's consistent point and left for a
+    stream to start from. ``options`` are the connection options of the format, ``consistentPoint`` and ``slotTimeout``.
+    The snapshot is held by one session of this process.
+    """
+    given = {**options, **({"url": url} if url is not None else {}), **({"slot": slot} if slot else {})}
+    # The parser asks for dbtable or query; this query is never run.
+    parsed = parse_snapshot_options({**given, "query": "SELECT"})
+    spec = SnapshotSpec(parsed.consistent_point, parsed.slot, parsed.slot_timeout_seconds)
+    names = [QualifiedName.parse(table) for table in tables]
+    with contextlib.closing(connect(parsed.connection, "pgsnapshot:open")) as session:
+        relations = [find_relation(session, name) for name in names]
+    token = secrets.token_hex(8)
+    held = make_snapshot(
+        parsed.connection, spec, lambda snapshot_id: f"pgsnapshot:{token}:open:{snapshot_id}", holders=1
+    )
+    try:
+        held.lock([relation.oid for relation in relations], timeout="60s")
+        for holder, _ in held.holders:
+            check_files(holder, "opening a snapshot")
+        passed_on = {k: v for k, v in given.items() if k.lower() not in ("slot", "consistentpoint", "slottimeout")}
+        yield OpenSnapshot(held.lsn, {**passed_on, "snapshot": held.holders[0][1]})
+    finally:
+        held.close()
