@@ -8,6 +8,7 @@ text, and a number (a version, an LSN, a size) for any other.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
@@ -126,6 +127,7 @@ def run_console(block: str, logins: Logins) -> None:
     assert program == "pg-cdc"
     result = subprocess.run(
         [str(Path(sys.executable).with_name("pg-cdc")), *arguments],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
