@@ -41,11 +41,9 @@ def test_codes_are_those_of_the_first_release() -> None:
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
     assert errors.__doc__ is not None
-    drawn = dict(
-        re.findall(r"^ {4}([│├└─ ]*)(\w+)", errors.__doc__, re.MULTILINE)[i][::-1] for i in range(len(CLASSES))
-    )
+    drawn = re.findall(r"^ {4}([│├└─ ]*)(\w+)", errors.__doc__, re.MULTILINE)
     depths = {found.__name__: len(found.__mro__) - len(PgCdcError.__mro__) for found in CLASSES}
-    assert {name: len(branch) // 4 for name, branch in drawn.items()} == depths
+    assert {name: len(branch) // 4 for branch, name in drawn} == depths
 
 
 @pytest.mark.parametrize("again", [by_pickle, copy.copy, copy.deepcopy])

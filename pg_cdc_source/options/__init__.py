@@ -1,1 +1,1 @@
-"""What the user may say: names, options, connection strings; parsed once into frozen dataclasses."""
+"""What users can set: options, names and connection strings, parsed once into frozen dataclasses."""

@@ -1,8 +1,8 @@
 """Where and as whom to connect.
 
-libpq itself reads its connection strings and URIs. Its errors are not shown: they repeat parts of what it could not
-read, and those may be parts of a password. What libpq takes with a part of a password in the wrong place, such as the
-host, is refused here.
+libpq itself reads its connection strings and URIs. Its errors are not shown, because they repeat the part that could
+not be read, which may be a part of a password. libpq also accepts strings that put a part of a password into the
+host or the database; the checks here refuse those.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ConnectionOptions:
         return f"ConnectionOptions({', '.join(shown)})"
 
     def display(self) -> str:
-        """Give ``host:port/database as user`` for messages: what the options say of it, and no secret."""
+        """Return ``host:port/database as user`` for messages, as far as the options say it, without any secret."""
         try:
             settings = self.settings()
         except OptionError:
@@ -70,7 +70,7 @@ class ConnectionOptions:
         return text
 
     def settings(self) -> dict[str, str]:
-        """Give all that the options say as libpq keywords, secrets included; raises OptionError."""
+        """Return everything the options say as libpq keywords, secrets included; raises OptionError."""
         url = parse_url(self.conninfo).settings if self.conninfo else {}
         settings = {**url, **dict(self.keywords)}
         check_settings(settings)
@@ -85,7 +85,7 @@ def _host_text(host: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Url:
-    """An ``url`` as libpq keywords; ``conninfo`` is its text where libpq reads that itself."""
+    """A URL as libpq keywords; ``conninfo`` is its text if libpq can read that, else empty."""
 
     conninfo: str
     settings: dict[str, str]
@@ -103,7 +103,7 @@ def parse_url(text: str) -> Url:
         conninfo = ""
     elif re.match(r"[a-z][a-z0-9+.-]*:", url, re.IGNORECASE) or "=" not in url:
         raise OptionError(
-            "it is no URL of PostgreSQL",
+            "it is not a URL of PostgreSQL",
             remedy="use postgresql://user@host:port/database, jdbc:postgresql://host:port/database, or a libpq "
             "connection string such as 'host=... dbname=...'",
         )
@@ -111,7 +111,7 @@ def parse_url(text: str) -> Url:
         settings = _read_conninfo(url)
     for keyword, reason in OWN_KEYWORDS.items():
         if keyword in settings:
-            raise OptionError(f"it sets {keyword}, which cannot be chosen", remedy=f"remove it: {reason}")
+            raise OptionError(f"it sets {keyword}, which the connector sets itself", remedy=f"remove it: {reason}")
     check_settings(settings)
     return Url(conninfo, settings)
 
@@ -138,7 +138,7 @@ def _read_conninfo(conninfo: str) -> dict[str, str]:
 
 
 def _ask_libpq(conninfo: str) -> dict[str, str] | None:
-    """Read it by PQconninfoParse; None where that fails, because the exception repeats what may be a password."""
+    """Parse by PQconninfoParse. Returns None on failure: the exception would repeat what may be a password."""
     try:
         return dict(parse_dsn(conninfo))
     except (psycopg2.Error, ValueError):
@@ -176,7 +176,7 @@ def _problem_with_keyword(keyword: str, position: int) -> OptionError | None:
         return unknown_parameter(keyword, position, LIBPQ_KEYWORDS)
     if _ask_libpq(f"{keyword}=''") is None:
         return OptionError(
-            f"its parameter {position} is one that the libpq of psycopg2 does not know here",
+            f"its parameter {position} is not known to the libpq that psycopg2 uses here",
             remedy="remove it, or install a psycopg2 with a newer libpq",
         )
     return None
@@ -189,7 +189,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
             raise OptionError(f"{keyword} seems to hold a password", remedy="pass it in the option password")
     # A host that begins with @ is an abstract Unix socket.
     if re.search(r"[^,]@|[\s;=?&]", settings.get("host", "")):
-        raise OptionError("the host has a character that no host's name has", remedy=PERCENT_ENCODE)
+        raise OptionError("the host has a character that host names do not have", remedy=PERCENT_ENCODE)
     port = settings.get("port", "")
     if not _PORTS.fullmatch(port) or any(p and not 1 <= int(p) <= 65535 for p in port.split(",")):
         raise OptionError("the port is not a number from 1 to 65535", remedy=f"correct it; in a url, {PERCENT_ENCODE}")

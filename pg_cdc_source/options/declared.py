@@ -1,4 +1,4 @@
-"""The options that can be set: one table, from which reading, error texts and the documentation's tables come."""
+"""The options that can be set: one table, used for reading, for error texts and for the documentation."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Group = Literal["connection", "pgsnapshot", "pgcdc"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: how it is named, explained and read.
+    """One option.
 
-    ``default`` is read as if the user had written it; where there is none the value is None and the documentation
-    shows ``without``.
+    ``default`` is parsed as if the user had written it. Without one the value is None, and the documentation shows
+    ``without``.
     """
 
     name: str
@@ -59,7 +59,7 @@ _CONNECTION_OPTIONS = (
     ),
     Option("host", "connection", "server, or a comma-separated list of servers", not_blank, without="libpq's"),
     Option("port", "connection", "port, or one for each host", not_blank, without="libpq's"),
-    Option("database", "connection", "database (libpq's `dbname` is taken too)", not_blank, without="libpq's"),
+    Option("database", "connection", "database; libpq's `dbname` works too", not_blank, without="libpq's"),
     Option("user", "connection", "role to connect as", not_blank, without="libpq's"),
     Option("password", "connection", "its password; libpq's `passfile` works too", password),
 )
@@ -88,15 +88,15 @@ _SNAPSHOT_OPTIONS = (
     Option(
         "consistentPoint",
         "pgsnapshot",
-        "`auto`: know the snapshot's LSN, by way of a temporary slot, if role and `wal_level` allow it within "
-        "`slotTimeout`, else do without; `require`: or fail; `off`: do without",
+        "`auto`: find the snapshot's exact LSN through a temporary slot if role and `wal_level` allow it within "
+        "`slotTimeout`, else read without it; `require`: fail without it; `off`: never look for it",
         one_of(get_args(ConsistentPoint)),
         "auto",
     ),
     Option(
         "slot",
         "pgsnapshot",
-        "create this durable replication slot with the snapshot and leave it, for a stream that starts where the "
+        "create this durable replication slot with the snapshot and keep it, for a stream that starts where the "
         "snapshot ends; an error if it exists",
         slot_name,
     ),
@@ -118,7 +118,7 @@ _SNAPSHOT_OPTIONS = (
     Option(
         "unrepresentable",
         "pgsnapshot",
-        "what becomes of a value that its Spark type cannot hold (infinity, NaN in a DECIMAL, a date out of range, an "
+        "what to do with a value that its Spark type cannot hold (infinity, NaN in a DECIMAL, a date out of range, an "
         "array of other dimensions): `error` or `null`",
         one_of(get_args(Unrepresentable)),
         "error",
@@ -146,8 +146,8 @@ _STREAM_OPTIONS = (
     Option(
         "tables",
         "pgcdc",
-        "several tables instead, separated by commas, `schema.*` for what the publication has of a schema: the "
-        "envelope's columns",
+        "instead of `dbtable`: several tables, separated by commas; `schema.*` means the tables of a schema that the "
+        "publication has; rows have the envelope's columns",
         parse_tables,
     ),
     Option(
@@ -160,8 +160,8 @@ _STREAM_OPTIONS = (
     Option(
         "failover",
         "pgcdc",
-        "make a slot that standbys keep a copy of (PostgreSQL 17 and later), from which the stream goes on when one of "
-        "them takes over",
+        "create a slot that standbys keep a copy of (PostgreSQL 17 and later); after a failover the stream continues "
+        "from the copy",
         boolean,
         "false",
     ),
@@ -190,12 +190,12 @@ _STREAM_OPTIONS = (
     Option(
         "maxRowsPerBatch",
         "pgcdc",
-        "most rows of changes in a micro-batch, which ends at a commit unless one transaction is larger than that",
+        "most rows of changes in a micro-batch; it ends at a commit unless one transaction is larger than the limit",
         whole_number(1, 1_000_000_000),
         "1000000",
     ),
     Option(
-        "maxBytesPerBatch", "pgcdc", "most bytes of changes in a micro-batch, likewise", size("64kB", "16GB"), "128MB"
+        "maxBytesPerBatch", "pgcdc", "most bytes of changes in a micro-batch; likewise", size("64kB", "16GB"), "128MB"
     ),
     Option("beforeImage", "pgcdc", "add `_before`, a struct of the old values that PostgreSQL sent", boolean, "false"),
     Option(
@@ -223,7 +223,7 @@ OPTIONS: tuple[Option, ...] = _CONNECTION_OPTIONS + _SNAPSHOT_OPTIONS + _STREAM_
 
 
 def option_table_markdown(group: Group) -> str:
-    """Give the documents' table of one group of options."""
+    """Return the documentation's table of one group of options."""
     rows = [("option", "meaning", "default"), ("---", "---", "---")]
     for option in OPTIONS:
         if option.group == group:

@@ -1,4 +1,4 @@
-"""What the user has given, read by the declared table; what contradicts or is not known becomes a problem of it."""
+"""The options that a user has given: each is read by the declared table, and everything wrong is collected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from pg_cdc_source.options.suggestions import nearest
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What was read: ``values`` of every option of the groups, ``names`` of those that the user wrote."""
+    """The options after reading.
+
+    ``values`` has every option of the groups, with its default if it was not given; ``names`` has those that were
+    given; ``libpq`` has the keywords that pass through.
+    """
 
     values: dict[str, Any]
     names: set[str]
@@ -25,7 +29,7 @@ class Given:
     problems: list[OptionError]
 
     def connection(self) -> ConnectionOptions:
-        """Bring the options of the connection together; adds what contradicts to ``problems``."""
+        """Combine ``url`` with the other options of the connection; adds contradictions to ``problems``."""
         url: Url = self.values["url"] or Url("", {})
         settings = dict(self.libpq)
         for name in ("host", "port", "database", "user", "password"):
@@ -47,7 +51,7 @@ class Given:
         return ConnectionOptions(url.conninfo, tuple(sorted(settings.items())))
 
     def raise_problems(self) -> None:
-        """Raise one OptionError for all that was found."""
+        """Raise one OptionError for all problems, if there are any."""
         if len(self.problems) == 1:
             raise self.problems[0]
         if self.problems:
@@ -55,7 +59,7 @@ class Given:
 
 
 def read_given(options: Mapping[str, str], groups: tuple[Group, ...]) -> Given:
-    """Read every option of ``groups`` on its own; what is between them is the caller's to check."""
+    """Read every option of ``groups`` on its own; the caller checks how they fit together."""
     rows = {option.name.lower(): option for option in OPTIONS if option.group in groups}
     defaults = {row.name: None if row.default is None else row.parse(row.default) for row in rows.values()}
     given = Given(defaults, set(), {}, [])
@@ -63,7 +67,12 @@ def read_given(options: Mapping[str, str], groups: tuple[Group, ...]) -> Given:
     for key, text in options.items():
         # Spark hands over lower-case keys; a caller in Python may write both.
         if key.lower() in texts:
-            given.problems.append(OptionError(f"the option {key} is given twice", remedy="names have no case"))
+            given.problems.append(
+                OptionError(
+                    f"the option {key} is given twice",
+                    remedy="remove one of them: upper and lower case make no difference in an option's name",
+                )
+            )
         texts[key.lower()] = text
     for key, text in texts.items():
         option = rows.get(key)
@@ -86,7 +95,7 @@ def read_given(options: Mapping[str, str], groups: tuple[Group, ...]) -> Given:
 
 def _unknown_option(key: str, groups: tuple[Group, ...]) -> OptionError:
     if key in OWN_KEYWORDS:
-        return OptionError(f"the option {key} cannot be chosen", remedy=f"remove it: {OWN_KEYWORDS[key]}")
+        return OptionError(f"the option {key} cannot be set", remedy=f"remove it: {OWN_KEYWORDS[key]}")
     for group in groups:
         if key in HABITS[group]:
             return OptionError(f"the option {key} is not known here", remedy=HABITS[group][key])
@@ -102,7 +111,7 @@ def _unknown_option(key: str, groups: tuple[Group, ...]) -> OptionError:
 
 
 def parse_connection_options(options: Mapping[str, str]) -> ConnectionOptions:
-    """Read options that are all of the connection; raises OptionError with everything that is wrong."""
+    """Read the options of a connection, and no others; raises OptionError with everything that is wrong."""
     given = read_given(options, ("connection",))
     connection = given.connection()
     given.raise_problems()

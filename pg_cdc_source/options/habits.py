@@ -1,28 +1,28 @@
-"""Names that other products have for options, and what replaces them here."""
+"""Names that options have in other products, and what to use instead."""
 
 from __future__ import annotations
 
 from pg_cdc_source.options.declared import Group
 
-# Names that users bring from elsewhere, in lower case, and what replaces them, by where they are written.
+# By group, in lower case: the name, and the remedy.
 _FROM_LOAD = "load() takes no path here: name the table in the option dbtable"
-_RANGES = "nothing to choose: tables are split by physical ranges; partitionBytes or numPartitions sets how many"
-_PUSH_DOWN = "leave it out: use columns, where or query for what PostgreSQL shall do"
+_RANGES = "leave it out: tables are split by physical ranges; partitionBytes or numPartitions sets how many"
+_PUSH_DOWN = "leave it out: columns, where and query say what PostgreSQL does"
 _WRITING = "leave it out: this format only reads"
-_KERBEROS = "leave it out: libpq takes Kerberos credentials from the ticket cache, and krbsrvname as an option"
+_KERBEROS = "leave it out: libpq takes Kerberos credentials from the ticket cache; krbsrvname is an option"
 _IN_SPARK = "leave it out: a stream has whole tables; select and filter the DataFrame"
-_START = "use startFrom: snapshot, slot or now; after that the query's checkpoint says where to go on"
+_START = "use startFrom: snapshot, slot or now; after a restart the query continues from its checkpoint"
 ONE_OR_SEVERAL_TABLES = "use dbtable for one table, or tables for several: schema.table, schema.*"
-_TRIGGER = "leave it out: the query's trigger sets how often, maxRowsPerBatch how much"
+_TRIGGER = "leave it out: the query's trigger sets how often a batch runs, maxRowsPerBatch how much it holds"
 HABITS: dict[Group, dict[str, str]] = {
     "connection": {
-        "dsn": "use url: Spark hides that one in its plans",
+        "dsn": "use url: Spark redacts it in its plans",
         **dict.fromkeys(("username", "database.user"), "use user"),
         "database.hostname": "use host",
         "database.port": "use port",
         "database.password": "use password",
         **dict.fromkeys(("database.dbname", "databasename"), "use database"),
-        "driver": "nothing is needed: no JDBC driver takes part",
+        "driver": "leave it out: no JDBC driver is used",
         "sessioninitstatement": "set parameters in the option options: '-c name=value'",
         **dict.fromkeys(("keytab", "principal", "refreshkrb5config", "connectionprovider"), _KERBEROS),
         **dict.fromkeys(("ssl", "database.sslmode"), "use sslmode"),
@@ -35,8 +35,8 @@ HABITS: dict[Group, dict[str, str]] = {
         "path": _FROM_LOAD,
         "paths": _FROM_LOAD,
         "table": "use dbtable",
-        "tables": "load each table on its own, in dbtable: those of one action share its snapshot",
-        "fetchsize": "nothing is needed: rows are streamed; batchBytes sets the size of a batch",
+        "tables": "load each table on its own, in dbtable: all tables of one action share its snapshot",
+        "fetchsize": "leave it out: rows are streamed; batchBytes sets the size of a batch",
         "partitioncolumn": _RANGES,
         "lowerbound": _RANGES,
         "upperbound": _RANGES,
@@ -47,10 +47,10 @@ HABITS: dict[Group, dict[str, str]] = {
         ),
         "preparequery": "write it into query: WITH ... SELECT ...",
         "customschema": "use asString or numericAs, or cast in query",
-        "prefertimestampntz": "nothing is needed: types follow PostgreSQL's",
+        "prefertimestampntz": "leave it out: types follow PostgreSQL's",
         "querytimeout": "leave it out: cancelling the Spark job ends its queries",
         "hint": "leave it out: PostgreSQL has no hints",
-        "isolationlevel": "nothing is needed: an action reads one snapshot",
+        "isolationlevel": "leave it out: an action reads one snapshot",
         **dict.fromkeys(
             ("batchsize", "truncate", "cascadetruncate", "createtableoptions", "createtablecolumntypes"), _WRITING
         ),
@@ -64,7 +64,7 @@ HABITS: dict[Group, dict[str, str]] = {
         **dict.fromkeys(("publication_names", "publications"), "use publication: a stream reads one"),
         "publication.autocreate.mode": "use publicationMode: create or require",
         **dict.fromkeys(
-            ("plugin.name", "plugin", "proto_version"), "nothing is needed: streams read PostgreSQL's own pgoutput"
+            ("plugin.name", "plugin", "proto_version"), "leave it out: streams read PostgreSQL's own pgoutput"
         ),
         "slot.drop.on.stop": "leave it out: the slot is kept; drop it with SELECT pg_drop_replication_slot(...)",
         **dict.fromkeys(
@@ -84,7 +84,7 @@ HABITS: dict[Group, dict[str, str]] = {
         ),
         **dict.fromkeys(
             ("table.exclude.list", "schema.exclude.list"),
-            "list what is wanted in tables, or leave the others out of the publication: schema.* takes what it has",
+            "name the wanted ones in tables, or leave the others out of the publication: schema.* is what it has",
         ),
         **dict.fromkeys(
             ("query", "where", "columns", "column.include.list", "column.exclude.list", "predicates"), _IN_SPARK
@@ -105,23 +105,23 @@ HABITS: dict[Group, dict[str, str]] = {
             _TRIGGER,
         ),
         "checkpointlocation": "set it where the query starts: df.writeStream.option('checkpointLocation', ...)",
-        "failondataloss": "leave it out: what is lost is always an error",
+        "failondataloss": "leave it out: lost data is always an error",
         **dict.fromkeys(
             ("ignoredeletes", "ignorechanges", "skipchangecommits", "skipped.operations"),
             "leave it out: filter the stream by _change_type",
         ),
-        **dict.fromkeys(("readchangefeed", "readchangedata"), "nothing is needed: every row of the stream is a change"),
+        **dict.fromkeys(("readchangefeed", "readchangedata"), "leave it out: every row of the stream is a change"),
         "truncate.handling.mode": "use onTruncate: emit, fail or ignore",
         "decimal.handling.mode": "use numericAs: string, double or decimal(p,s)",
         **dict.fromkeys(("include.before", "before", "includebefore"), "use beforeImage"),
-        "unavailable.value.placeholder": "nothing is needed: _unchanged lists the columns whose values did not travel",
+        "unavailable.value.placeholder": "leave it out: _unchanged lists the columns whose values did not travel",
         **dict.fromkeys(
             ("heartbeat.interval.ms", "heartbeat.action.query"),
-            "nothing is needed: the slot of quiet tables moves with the server's keepalives",
+            "leave it out: the slot of quiet tables moves with the server's keepalives",
         ),
-        "consistentpoint": "nothing is needed: a stream's snapshot is always at the point where its slot starts",
+        "consistentpoint": "leave it out: a stream's snapshot is always exactly where its slot starts",
         "snapshot": "use startFrom: a stream makes the snapshot that belongs to its slot",
-        "numpartitions": "use partitionBytes for the first snapshot; changes come as one sequence",
-        "lsncolumn": "nothing is needed: _commit_lsn is there",
+        "numpartitions": "use partitionBytes for the initial snapshot; changes come in one sequence",
+        "lsncolumn": "leave it out: the column _commit_lsn has it",
     },
 }

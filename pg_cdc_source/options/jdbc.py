@@ -13,7 +13,7 @@ from pg_cdc_source.options.suggestions import in_words
 
 PREFIX = "jdbc:postgresql:"
 
-# pgjdbc's parameters (org.postgresql.PGProperty, 42.7) by what becomes of them. A row of _KEYWORDS names the libpq
+# pgjdbc's parameters (org.postgresql.PGProperty, 42.7). A row of _KEYWORDS names the libpq
 # keyword and, where the values differ, libpq's value for each; None leaves libpq's default, which means the same.
 _KEYWORDS: dict[str, tuple[str, dict[str, str | None] | None]] = {
     "user": ("user", None),
@@ -49,7 +49,7 @@ _KEYWORDS: dict[str, tuple[str, dict[str, str | None] | None]] = {
     ),
 }
 _TRANSLATED = frozenset((*_KEYWORDS, "ssl", "connectTimeout", "loginTimeout", "currentSchema"))
-# Tuning of the driver itself: without meaning for COPY through libpq, and without effect on what is read.
+# They tune the Java driver. They mean nothing for COPY through libpq and do not affect what is read.
 IGNORED_PARAMETERS = frozenset(
     """
     ApplicationName adaptiveFetch adaptiveFetchMaximum adaptiveFetchMinimum allowEncodingChanges
@@ -91,7 +91,7 @@ _NOT_UTF_8 = re.compile("[\udc80-\udcff]")
 def parse_jdbc_url(url: str) -> dict[str, str]:
     """Translate a JDBC URL, read as org.postgresql.Driver.parseURL does, to libpq's keywords.
 
-    Raises OptionError for what pgjdbc would not take either, and for what libpq cannot do.
+    Raises OptionError for what pgjdbc does not accept either, and for what libpq cannot do.
     """
     server, _, query = url.removeprefix(PREFIX).partition("?")
     address = _address(server)
@@ -158,7 +158,7 @@ def _parameters(query: str) -> dict[str, str]:
             continue
         name, _, value = pair.partition("=")
         if name in _REFUSED_PARAMETERS:
-            raise OptionError(f"its parameter {name} means nothing here", remedy=_REFUSED_PARAMETERS[name])
+            raise OptionError(f"its parameter {name} has no meaning here", remedy=_REFUSED_PARAMETERS[name])
         if name in IGNORED_PARAMETERS:
             continue
         if name not in _TRANSLATED:

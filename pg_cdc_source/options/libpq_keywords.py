@@ -19,8 +19,8 @@ OWN_KEYWORDS = {
     "replication": "the connector opens replication connections itself where it needs one",
     "application_name": "readers and the holder of their snapshot find each other by it",
     "fallback_application_name": "readers and the holder of their snapshot find each other by application_name",
-    "client_encoding": "values are decoded as UTF-8",
+    "client_encoding": "the connector decodes values as UTF-8",
 }
 
-# Those that may be given as an option of the same name, beside the options that this package declares.
+# The keywords that are accepted as options of the same name, in addition to the options that this package declares.
 PASSED_KEYWORDS = LIBPQ_KEYWORDS - OWN_KEYWORDS.keys() - {"host", "port", "user", "password"}

@@ -1,7 +1,7 @@
 """Errors about a URL that cannot be read; none of them repeats a part of it.
 
-A password whose special characters are not percent-encoded ends up in the host, the database or a parameter's name. So
-a parameter is named by its position, and nothing else is shown.
+A password with raw special characters is cut, and its rest ends up in the host, the database or the name of a
+parameter. So errors name a parameter by its position and show nothing else.
 """
 
 from __future__ import annotations

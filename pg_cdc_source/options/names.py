@@ -1,4 +1,4 @@
-"""Names as SQL writes them: parsed, quoted, and looked up by nearness."""
+"""Names as SQL writes them: parsed and quoted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pg_cdc_source.options.sql_keywords import KEYWORDS
 # PostgreSQL cuts a longer identifier silently (NAMEDATALEN - 1), so that it could name another table.
 MAX_NAME_BYTES = 63
 
-# The lexer's rules (src/backend/parser/scan.l): every character outside ASCII counts as a letter, also a space there.
+# The lexer's rules (src/backend/parser/scan.l): every character outside ASCII counts as a letter, even a space.
 _NAME_PART = re.compile(
     r"""\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*)"""
     r"""|(?P<star>\*))\s*""",
@@ -38,7 +38,7 @@ class QualifiedName:
     ) -> QualifiedName:
         """Read a name as SQL does: unquoted parts fold to lower case, quoted parts keep everything.
 
-        ``for_query`` and ``for_several`` are the remedies where the text is a query or names several tables.
+        ``for_query`` is the remedy if the text is a query, ``for_several`` if it names several tables.
         """
         if _SUBQUERY.match(text):
             raise OptionError(f"{text!r} is a query, not a table's name", remedy=for_query)
@@ -53,15 +53,15 @@ class QualifiedName:
         return cls(names[0])
 
     def __str__(self) -> str:
-        """Give it as ``parse`` reads it, with quotes only where they are needed."""
+        """Return it as ``parse`` reads it, with quotes only where they are needed."""
         return dotted(*self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class TablePattern:
-    """One table, or with ``name`` None all tables of a schema; ``schema`` None leaves the schema to the search path.
+    """One table, or all tables of a schema if ``name`` is None. The search path finds the schema if that is None.
 
-    Both None is ``*``: every table of every schema.
+    If both are None, the pattern is ``*``: every table of every schema.
     """
 
     schema: str | None
@@ -69,27 +69,27 @@ class TablePattern:
 
     @property
     def qualified(self) -> QualifiedName | None:
-        """The one table it names, None where it may match several."""
+        """The one table it names; None if it may match several."""
         if self.name is None:
             return None
         return QualifiedName((self.name,) if self.schema is None else (self.schema, self.name))
 
     def __str__(self) -> str:
-        """Give it as ``parse_tables`` reads it, with quotes only where they are needed."""
+        """Return it as ``parse_tables`` reads it, with quotes only where they are needed."""
         name = "*" if self.name is None else dotted(self.name)
         return name if self.schema is None else f"{dotted(self.schema)}.{name}"
 
 
 def quoted(identifier: str) -> str:
-    """Give a role, a column or another single name as SQL text that can be pasted, as quote_ident() does."""
+    """Return a single name, such as a column's, as SQL text that can be pasted; quote_ident() does the same."""
     return _in_quotes(identifier) if identifier in KEYWORDS else dotted(identifier)
 
 
 def dotted(*parts: str) -> str:
-    """Give a relation's name as ``QualifiedName.parse`` reads it.
+    """Return a relation's name as ``QualifiedName.parse`` reads it.
 
-    The column ``_table`` and checkpoints hold names in this form, so it must not change. Keywords stand without
-    quotes, which SQL allows after a dot.
+    The column ``_table`` and checkpoints hold names in this form, so it must not change. Keywords have no quotes, which
+    SQL allows after a dot.
     """
     return ".".join(part if _NEEDS_NO_QUOTES.fullmatch(part) else _in_quotes(part) for part in parts)
 
@@ -142,7 +142,10 @@ def _name(part: re.Match[str]) -> str:
 
 def check_characters(text: str) -> None:
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise OptionError("it holds a character that PostgreSQL's text cannot (NUL or half a surrogate pair)")
+        raise OptionError(
+            "it has a character that PostgreSQL's text cannot hold (NUL, or half of a surrogate pair)",
+            remedy="remove it",
+        )
 
 
 def _malformed_name(text: str, position: int) -> OptionError:
@@ -154,7 +157,7 @@ def _malformed_name(text: str, position: int) -> OptionError:
     elif rest.startswith('"'):
         what = f"{text!r} has a quote that is not closed"
     else:
-        what = f"{text!r} is not a name as SQL has them: {rest[0]!r} at character {len(text) - len(rest) + 1}"
+        what = f"{text!r} is not a name in SQL: it has {rest[0]!r} at character {len(text) - len(rest) + 1}"
     return OptionError(what, remedy='quote names as in SQL: schema."Table name", with "" for a quote inside')
 
 
@@ -171,12 +174,12 @@ def parse_columns(text: str) -> tuple[str, ...]:
     columns = tuple(name for (name,) in names)
     for column in columns:
         if columns.count(column) > 1:
-            raise OptionError(f"the column {quoted(column)} is there twice", remedy="name it once")
+            raise OptionError(f"the column {quoted(column)} is named twice", remedy="name it once")
     return columns
 
 
 def parse_tables(text: str) -> tuple[TablePattern, ...]:
-    """Read a comma-separated list of tables, ``schema.table`` or ``schema.*``; a star in quotes is a name like any."""
+    """Read a comma-separated list of tables, ``schema.table`` or ``schema.*``; a star in quotes is an ordinary name."""
     if _SUBQUERY.match(text):
         raise OptionError(f"{text!r} is a query, not a list of tables", remedy="name the tables that it reads")
     patterns: list[TablePattern] = []
@@ -193,6 +196,6 @@ def parse_tables(text: str) -> tuple[TablePattern, ...]:
             )
         pattern = TablePattern(parts[-2] if len(parts) == 2 else None, parts[-1])
         if pattern in patterns:
-            raise OptionError(f"the table {pattern} is there twice", remedy="name it once")
+            raise OptionError(f"the table {pattern} is named twice", remedy="name it once")
         patterns.append(pattern)
     return tuple(patterns)

@@ -13,7 +13,7 @@ _DECIMAL = re.compile(r"decimal\s*\(\s*(\d{1,4})\s*,\s*(\d{1,4})\s*\)", re.IGNOR
 
 @dataclass(frozen=True, slots=True)
 class NumericAs:
-    """What a ``numeric`` that its declaration does not fit into a DECIMAL is read as."""
+    """The type of a ``numeric`` column whose declaration does not fit DECIMAL."""
 
     kind: Literal["string", "double", "decimal"]
     precision: int = 0

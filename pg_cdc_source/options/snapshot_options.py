@@ -82,7 +82,7 @@ def _snapshot_contradictions(given: Given) -> Iterator[OptionError]:
             if name in names:
                 yield OptionError(
                     f"{name} is not used with snapshot",
-                    remedy=f"remove {name}: it belongs to making a snapshot, and this one exists",
+                    remedy=f"remove {name}: it is for making a snapshot, and this one exists",
                 )
     elif values["consistentPoint"] == "off":
         for name in ("slot", "slotTimeout"):

@@ -1,9 +1,9 @@
-"""The words of SQL that cannot stand for every name without quotes."""
+"""The keywords of SQL that have to be quoted when they are used as names."""
 
 from __future__ import annotations
 
-# Every keyword that is not UNRESERVED_KEYWORD in src/include/parser/kwlist.h of any of PostgreSQL 13 to 18: those that
-# quote_ident() quotes, and pg_get_keywords() has with another catcode than U.
+# Every keyword that is not UNRESERVED_KEYWORD in src/include/parser/kwlist.h of any of PostgreSQL 13 to 18.
+# quote_ident() quotes them, and pg_get_keywords() gives them another catcode than U.
 KEYWORDS = frozenset(
     """
     all analyse analyze and any array as asc asymmetric authorization between bigint binary bit boolean both case cast

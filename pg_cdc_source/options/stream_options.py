@@ -16,7 +16,7 @@ from pg_cdc_source.options.numeric_as import NumericAs
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of ``spark.readStream.format("pgcdc")``. ``tables`` is empty where ``dbtable`` names the one."""
+    """The options of ``spark.readStream.format("pgcdc")``. ``tables`` is empty if ``dbtable`` is given."""
 
     connection: ConnectionOptions
     dbtable: QualifiedName | None
@@ -90,7 +90,7 @@ def _stream_contradictions(given: Given) -> Iterator[OptionError]:
         if name in names and values["startFrom"] == "slot":
             yield OptionError(
                 f"{name} is not used with startFrom=slot",
-                remedy=f"remove {name}: it belongs to making a slot and reading the snapshot there",
+                remedy=f"remove {name}: it is for creating a slot and reading the snapshot at its start",
             )
     if "partitionBytes" in names and values["startFrom"] == "now":
         yield OptionError(

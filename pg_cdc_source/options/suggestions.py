@@ -1,4 +1,4 @@
-"""Words that are known: listed for an error text, and the one that was probably meant."""
+"""Suggestions in error texts: the words there are, and the one that was probably meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of options: each parser reads the text of one value, or raises OptionError with the forms there are."""
+"""Parsers of options' values: each reads the text of one value, or raises OptionError with the accepted forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pg_cdc_source.options.suggestions import in_words
 
 # Binary units, as in postgresql.conf: 1kB is 1024 bytes.
 _SIZE_UNITS = {unit: 1 << 10 * power for power, unit in enumerate(("", "k", "m", "g", "t"))}
-# The number of digits is bounded because int() refuses thousands of them with an error of its own.
+# The number of digits is bounded, because int() raises an error of its own for thousands of them.
 _NUMBER = r"(\d{1,18}(?:\.\d{1,18})?)"
 _SIZE = re.compile(_NUMBER + r"\s*(?:([kmgt])i?)?b?", re.IGNORECASE | re.ASCII)
 _DURATION_UNITS = {

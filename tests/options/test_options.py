@@ -273,8 +273,8 @@ def test_a_pattern_gives_its_one_table_or_none() -> None:
         ("*.*", "* before its last part"),
         ("db.public.a", "3 parts"),
         ("db.public.*", "3 parts"),
-        ("a, A", "the table a is there twice"),
-        ("a.*,a.*", "the table a.* is there twice"),
+        ("a, A", "the table a is named twice"),
+        ("a.*,a.*", "the table a.* is named twice"),
         ("SELECT 1", "is a query"),
         ("x" * 64, "64 bytes"),
         ('""', "is empty"),
@@ -383,7 +383,7 @@ def test_decimals_that_spark_lacks_are_refused(text: str) -> None:
         ("port", "65536", "1 to 65535"),
         ("port", "5432,x", "1 to 65535"),
         ("host", "h;password=x", "seems to hold a password"),
-        ("host", "u@h", "no host's name"),
+        ("host", "u@h", "host names do not have"),
         ("database", "postgresql://h/d", "in the option url"),
         ("sslrootcert", "a\0b", "character"),
         ("password", "a\0b", "character"),
@@ -599,7 +599,7 @@ def test_an_option_in_two_spellings_is_refused() -> None:
         ("partitionColumn", "numPartitions"),
         ("lowerBound", "numPartitions"),
         ("upperBound", "numPartitions"),
-        ("driver", "nothing is needed"),
+        ("driver", "no JDBC driver is used"),
         ("pushDownPredicate", "where"),
         ("sessionInitStatement", "options"),
         ("connectTimeout", "connect_timeout"),
@@ -847,10 +847,10 @@ def test_parameters_of_a_jdbc_url_become_libpq_keywords(query: str, expected: di
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("", "no URL of PostgreSQL"),
-        ("orders", "no URL of PostgreSQL"),
-        ("mysql://u:p@h/d", "no URL of PostgreSQL"),
-        ("jdbc:mysql://h/d?a=b", "no URL of PostgreSQL"),
+        ("", "not a URL of PostgreSQL"),
+        ("orders", "not a URL of PostgreSQL"),
+        ("mysql://u:p@h/d", "not a URL of PostgreSQL"),
+        ("jdbc:mysql://h/d?a=b", "not a URL of PostgreSQL"),
         ("jdbc:postgresql://h", "not of the form"),
         ("jdbc:postgresql://h?user=u", "not of the form"),
         ("jdbc:postgresql://h/a/b", "not of the form"),
@@ -863,8 +863,8 @@ def test_parameters_of_a_jdbc_url_become_libpq_keywords(query: str, expected: di
         ("jdbc:postgresql://h/d?user=%ff", "not UTF-8"),
         ("jdbc:postgresql://h/d?Password=x", "its parameter 1 is not known\n  Remedy: did you mean password?"),
         ("jdbc:postgresql://h/d?user=u&zzz=1", "its parameter 2 is not known"),
-        ("jdbc:postgresql://h/d?sslfactory=x", "sslfactory means nothing here"),
-        ("jdbc:postgresql://h/d?replication=true", "replication means nothing here"),
+        ("jdbc:postgresql://h/d?sslfactory=x", "sslfactory has no meaning here"),
+        ("jdbc:postgresql://h/d?replication=true", "replication has no meaning here"),
         ("jdbc:postgresql://h/d?targetServerType=preferPrimary", "targetServerType has a value"),
         ("jdbc:postgresql://h/d?ssl=yes", "neither true nor false"),
         ("jdbc:postgresql://h/d?sslkey=k.pk8", "PEM"),
@@ -1002,7 +1002,7 @@ def test_the_keywords_that_pass_through_are_those_that_are_documented(keyword: s
         assert keyword not in declared
         assert parse_connection_options({keyword: "1"}).keywords == ((keyword, "1"),)
     elif keyword not in declared:
-        with pytest.raises(OptionError, match=f"the option {keyword} cannot be chosen"):
+        with pytest.raises(OptionError, match=f"the option {keyword} cannot be set"):
             parse_connection_options({keyword: "1"})
 
 
@@ -1102,7 +1102,7 @@ def test_a_keyword_that_is_newer_than_this_libpq_is_named_by_position() -> None:
         pytest.skip("the libpq of psycopg2 knows every keyword")
     for url in (f"host=h {newer}={CORE}", f"postgresql://h/d?sslmode=require&{newer}={CORE}"):
         message = refused({**TABLE, "url": url})
-        assert "its parameter 2 is one that the libpq of psycopg2 does not know" in message
+        assert "its parameter 2 is not known to the libpq that psycopg2 uses" in message
         assert CORE not in message
 
 
