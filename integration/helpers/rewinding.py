@@ -7,11 +7,10 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.offsets import StreamOffset
@@ -87,12 +86,3 @@ class Sink:
 
 
 Start = Callable[[Sink, str], StreamingQuery]
-
-
-@pytest.fixture
-def start(db: str, spark: SparkSession, tmp_path: Path) -> Start:
-    def begin(sink: Sink, tables: str) -> StreamingQuery:
-        df = spark.readStream.format("pgcdc").options(url=db, slot=SLOT, tables=tables, partitionBytes="64kB").load()
-        return df.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-
-    return begin

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from psycopg2.extensions import connection as Session
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from replica import Replica, rows_of
 from rewinding import SLOT, Rows, Sink, Start, counted, source
 from watch import session_names, wait_until
@@ -27,6 +30,15 @@ def _slot_dropped(pg: Session) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _outside_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pgcdc, "execution", lambda: "test")
+
+
+@pytest.fixture
+def start(db: str, spark: SparkSession, tmp_path: Path) -> Start:
+    def begin(sink: Sink, tables: str) -> StreamingQuery:
+        df = spark.readStream.format("pgcdc").options(url=db, slot=SLOT, tables=tables, partitionBytes="64kB").load()
+        return df.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    return begin
 
 
 def run(pg: Session, *statements: str) -> None:

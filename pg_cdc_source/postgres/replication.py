@@ -19,21 +19,18 @@ import psycopg2.extras
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import PgCdcError, TransientError, WireError
+from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres import libpq
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.protocol import pgoutput
+from pg_cdc_source.protocol.walsender import HEADER_BYTES
 from pg_cdc_source.values import native
 from pg_cdc_source.values.wire import Collected
 
-# Manual, "Streaming Replication Protocol". XLogData is its tag, three numbers of 8 bytes, and the plugin's message.
-XLOG_DATA, KEEPALIVE = b"wk"
-HEADER_BYTES = 25
 _ROWS = bytes(tag in pgoutput.ROWS for tag in range(256))
-_KEEPALIVE = struct.Struct(">cQQ?")
 _STATUS = struct.Struct(">cQQQq?")
 _EPOCH_SECONDS = 946_684_800  # 2000-01-01, where PostgreSQL's clock begins
 
@@ -139,11 +136,3 @@ def _start_command(session: Session, slot: str, publication: str, start: Lsn, *,
     return sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version {}, publication_names {})").format(
         sql.Identifier(slot), sql.SQL(str(start)), sql.SQL(protocol), sql.SQL(names)
     )
-
-
-def keepalive_end(data: bytes) -> tuple[Lsn, bool]:
-    """How far the server has read the WAL and sent what there was, and whether it wants an answer now."""
-    if len(data) != _KEEPALIVE.size:
-        raise WireError(f"replication: keepalive: expected {_KEEPALIVE.size} bytes, got {len(data)}")
-    _, end, _, wants_answer = _KEEPALIVE.unpack(data)
-    return Lsn(end), wants_answer

@@ -42,7 +42,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, locks, publication, slot_creation, snapshots
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
-from pg_cdc_source.postgres.replication import HEADER_BYTES, ReplicationStream
+from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slots import Slot, read_end_of_wal, read_slot
@@ -50,13 +50,20 @@ from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationMessage
+from pg_cdc_source.protocol.streamed import StreamedTransaction
+from pg_cdc_source.protocol.transactions import TransactionAssembler
+from pg_cdc_source.protocol.walsender import HEADER_BYTES
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.driver import Process, driver_process
 from pg_cdc_source.snapshot.scan import Plan, ScanRange
 from pg_cdc_source.snapshot.source import GivenSnapshot
+from pg_cdc_source.stream.batches import Limits
+from pg_cdc_source.stream.buffer import ChangeBuffer
+from pg_cdc_source.stream.chunks import Chunk, ChunkStore
 from pg_cdc_source.stream.rewind import Rewound, rewind
 from pg_cdc_source.stream.schema_history import StreamPlan, describe, plan_stream, session_name
-from pg_cdc_source.stream.slot_reader import Chunk, Limits, SlotReader
+from pg_cdc_source.stream.slot_reader import SlotReader
+from pg_cdc_source.stream.spill import Spill
 
 log = logging.getLogger(__name__)
 
@@ -276,7 +283,7 @@ class Capture:
         # A batch without rows only moves the slot, which need not happen all the time.
         only_rows = self._target is None and time.monotonic() < self._moved_at + IDLE_SECONDS
         try:
-            return reader.cut(start, self._limits, self._target, PATIENCE_SECONDS, only_rows=only_rows)
+            return reader.cut(start, self._target, PATIENCE_SECONDS, only_rows=only_rows)
         except SchemaChangedError:
             # A column that the publication leaves out looks like one that was dropped.
             self._watch()
@@ -421,7 +428,13 @@ class Capture:
         if self._reader is None:
             plan = self._planned()
             self._check_slot_has(position)
-            decoder = ChangeDecoder(plan.layout, plan.schema, HEADER_BYTES)
+            buffer = ChangeBuffer(
+                TransactionAssembler(position, lambda: StreamedTransaction(Spill)),
+                ChangeDecoder(plan.layout, plan.schema, HEADER_BYTES),
+                self._describe,
+                ChunkStore(position),
+                self._limits,
+            )
             sessions = itertools.count()
 
             def connect_stream(received: Position) -> ReplicationStream:
@@ -429,7 +442,7 @@ class Capture:
                 # is in progress, it gets past that one so.
                 return self._connect_stream(received, streaming=next(sessions) == 0)
 
-            self._reader = SlotReader(connect_stream, self._describe, decoder, plan.schema, position, self._limits)
+            self._reader = SlotReader(connect_stream, buffer)
         return self._reader
 
     def _slot_with(self, session: Session, start: Lsn) -> Slot:

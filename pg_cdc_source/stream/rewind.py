@@ -29,16 +29,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pg_cdc_source.errors import TransientError, WireError
+from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.postgres.replication import HEADER_BYTES, KEEPALIVE, XLOG_DATA, ReplicationStream, keepalive_end
-from pg_cdc_source.protocol import pgoutput
-from pg_cdc_source.protocol.changes import ChangeDecoder, Described, Run
+from pg_cdc_source.postgres.replication import ReplicationStream
+from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.layout import BEFORE, Layout, StreamedTable
-from pg_cdc_source.protocol.pgoutput import Begin, Commit, RelationMessage
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
-from pg_cdc_source.stream.slot_reader import BYTES_PER_CHUNK, MESSAGES_PER_CHUNK, Chunk, from_ipc, to_ipc
-from pg_cdc_source.values.wire import Messages
+from pg_cdc_source.protocol.streamed import StreamedTransaction
+from pg_cdc_source.protocol.transactions import Changes, TransactionAssembler
+from pg_cdc_source.protocol.walsender import HEADER_BYTES, Keepalive
+from pg_cdc_source.stream.buffer import Match, Matched
+from pg_cdc_source.stream.chunks import Chunk, from_ipc, to_ipc
+from pg_cdc_source.stream.spill import Spill
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +120,7 @@ def rewind(
     layout: Layout,
     schema: pa.Schema,
     tables: Sequence[StreamedTable],
-    describe: Callable[[RelationMessage, Lsn], Described | None],
+    match: Match,
     origin: Lsn,
     snapshot_lsn: Lsn,
     alive: Callable[[], bool],
@@ -127,7 +129,7 @@ def rewind(
 
     Reads the slot and confirms nothing. Tables that are missing in the result are taken as they are, and so logged.
     """
-    found = _read(connect, tables, describe, layout, origin, snapshot_lsn, alive)
+    found = _read(connect, tables, match, layout, origin, snapshot_lsn, alive)
     rewound = {}
     for table in tables:
         images = found[table.oid]
@@ -152,7 +154,7 @@ def rewind(
 def _read(
     connect: Callable[[Position], ReplicationStream],
     tables: Sequence[StreamedTable],
-    describe: Callable[[RelationMessage, Lsn], Described | None],
+    match: Match,
     layout: Layout,
     origin: Lsn,
     snapshot_lsn: Lsn,
@@ -162,72 +164,57 @@ def _read(
     with_images = Layout(envelope=False, before_image=True, unrepresentable=layout.unrepresentable, on_truncate="emit")
     decoders = {t.oid: ChangeDecoder(with_images, with_images.schema([t]), HEADER_BYTES) for t in tables}
     images = {table.oid: _Images([]) for table in tables}
-    relations: dict[int, tuple[RelationMessage, Lsn]] = {}
-    messages: list[bytes] = []
-    transaction: Begin | None = None
-    size = 0
+    matched = Matched(match)
+    assembler = TransactionAssembler(Position.before(origin), lambda: StreamedTransaction(Spill))
 
-    def decode() -> None:
-        nonlocal messages, size
-        if not messages:
-            return
-        assert transaction is not None
-        run = Run(transaction.final_lsn, transaction.commit_ts, transaction.xid, 1, len(messages))
+    def keep(changes: Changes) -> None:
+        last_seq = 0
         for oid, decoder in decoders.items():
-            if images[oid].missing is not None:
-                continue
 
-            def described(other: int, oid: int = oid) -> Described | None:
-                return describe(*relations[other]) if other == oid else None
+            def of_one(other: int, oid: int = oid) -> Described | None:
+                return matched.of(changes, other) if other == oid and images[oid].missing is None else None
 
-            batch, _ = decoder.decode(Messages.joined(messages), [run], described, Position(Lsn(0)))
+            batch, last_seq = decoder.decode(changes.messages, changes.runs, of_one, changes.after)
             if batch.num_rows:
-                images[oid].add(batch, relations[oid][0].identity)
-        messages, size = [], 0
+                images[oid].add(batch, changes.relation(oid).relation.identity)
+        assembler.kept(changes, last_seq)
 
     with closing(connect(Position.before(origin))) as stream:
-        for data in _messages(stream, origin, snapshot_lsn, alive):
-            if data[HEADER_BYTES] in pgoutput.ROWS or data[HEADER_BYTES] == pgoutput.TRUNCATE:
-                messages.append(data)
-                size += len(data)
-                if len(messages) >= MESSAGES_PER_CHUNK or size >= BYTES_PER_CHUNK:
-                    decode()
-                continue
-            message = pgoutput.read(data, HEADER_BYTES)
-            if isinstance(message, Begin):
-                if message.final_lsn > snapshot_lsn:
-                    break
-                transaction = message
-            elif isinstance(message, Commit):
-                decode()
-            elif isinstance(message, RelationMessage):
-                decode()
-                assert transaction is not None
-                relations[message.oid] = (message, transaction.final_lsn)
+        for changes in _changes(stream, assembler, origin, snapshot_lsn, alive):
+            keep(changes)
     return images
 
 
-def _messages(stream: ReplicationStream, origin: Lsn, through: Lsn, alive: Callable[[], bool]) -> Iterator[bytes]:
-    """The plugin's messages until everything up to ``through`` has come."""
+def _changes(
+    stream: ReplicationStream, assembler: TransactionAssembler, origin: Lsn, through: Lsn, alive: Callable[[], bool]
+) -> Iterator[Changes]:
+    """Receive until everything up to ``through`` has come, and nothing beyond it."""
     wake, waker = socket.socketpair()
     with closing(wake), closing(waker):
         ask_at = 0.0
-        while True:
+        while assembler.complete < Position(through) and (assembler.commit_lsn or 0) <= through:
             if time.monotonic() >= ask_at:
                 if not alive():
                     raise TransientError("the driver's JVM is gone")
                 stream.confirm(origin, ask=True)
                 ask_at = time.monotonic() + 1.0
-            data = stream.receive()
-            if data is None:
+            rows = assembler.rows
+            waiting = len(rows or ())
+            data = stream.receive(rows)
+            if rows is not None and rows.is_full:
+                yield from _given(assembler.make_room())
+            elif data is None and len(rows or ()) == waiting:
                 stream.wait(wake, 1.0)
-            elif data[0] == KEEPALIVE:
-                if keepalive_end(data)[0] > through:
-                    return
-            elif data[0] == XLOG_DATA and len(data) > HEADER_BYTES:
-                yield data
-            else:
-                raise WireError(f"replication: expected XLogData or a keepalive, got {data[:1]!r}")
+            if data is not None:
+                yield from _given(assembler.receive(data))
+            while assembler.is_replaying:
+                yield from _given(assembler.replay())
+        yield from _given(assembler.take())
+
+
+def _given(event: Changes | Keepalive | None) -> Iterator[Changes]:
+    if isinstance(event, Changes):
+        yield event
 
 
 def _turn_back(table: StreamedTable, images: _Images, layout: Layout, schema: pa.Schema, lsn: Lsn) -> Rewound:
@@ -292,5 +279,5 @@ def _chunks(rows: pa.Table, table: StreamedTable, layout: Layout, schema: pa.Sch
         batch = _one_batch(rows.slice(start, ROWS_PER_CHUNK))
         arrays = [array.cast(codec.arrow_type) for array, codec in zip(batch.columns, table.codecs, strict=True)]
         out = snapshot_rows(arrays, batch.num_rows, lsn, layout, table, schema)
-        chunks.append(Chunk(out.num_rows, out.nbytes, Position(lsn, 0), Position(lsn, 0), to_ipc(out)))
+        chunks.append(Chunk.of(out, Position(lsn, 0), Position(lsn, 0)))
     return tuple(chunks)

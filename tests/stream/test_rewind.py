@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.layout import BEFORE, Layout, StreamedTable
+from pg_cdc_source.stream.chunks import from_ipc
 from pg_cdc_source.stream.rewind import Rewound, _Images, _turn_back
-from pg_cdc_source.stream.slot_reader import from_ipc
 from pg_cdc_source.values.registry import CatalogType, Column, plan
 
 pytestmark = pytest.mark.usefixtures("accelerated")

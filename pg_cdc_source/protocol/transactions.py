@@ -1,0 +1,309 @@
+"""Assemble transactions from a replication stream: messages in, changes and positions out.
+
+A walsender sends one message after another: Begin, Relation, Insert, Commit, keepalives, and blocks of transactions
+that have not committed yet. The decoder needs rows by the thousand, each with its commit and its number in it. To hand
+out every commit by itself would cost a hundred NumPy calls for each (80 times as slow). So rows of many commits are
+collected, and handed out when there are enough of them or somebody asks.
+
+::
+
+    receive(message) ──► rows of many commits collected ──► take() ──► Changes ──► decoded by the caller
+    rows ◄── C, thousands at once    │                                                │
+                                     └── complete, received ◄── kept() or refused() ◄─┘
+
+This is a state machine: no socket, no thread, no clock, no log. Whoever drives it has the lock, if there is one.
+
+- Commits arrive in the order of their LSNs, so everything before the commit that is being received is complete.
+- Changes come in this order, each once, in ``Changes`` of whole runs: rows of one commit that follow each other.
+- A relation whose columns change ends a ``Changes``: rows before it have the columns that they were sent with.
+- After a lost session the slot sends again what was not confirmed. What was kept is left out: whole commits here, the
+  first rows of one that was cut by position (``Changes.after``).
+- A transaction that is streamed (protocol 2) waits by itself, and is replayed when its commit comes: at the place, and
+  with the numbers, that it would have had otherwise.
+- Messages of rows need not pass through Python one by one: ``rows`` says where they may go without being looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pg_cdc_source.errors import WireError
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol import pgoutput
+from pg_cdc_source.protocol.changes import Run
+from pg_cdc_source.protocol.pgoutput import (
+    Begin,
+    Commit,
+    RelationMessage,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+)
+from pg_cdc_source.protocol.streamed import XID_AT, XID_BYTES, StreamedTransaction
+from pg_cdc_source.protocol.walsender import HEADER_BYTES, KEEPALIVE, XLOG_DATA, Keepalive, read_keepalive
+from pg_cdc_source.values.wire import Collected, Messages
+
+# As many messages are decoded at a time: they stay in cache, and the cost of a NumPy call is shared.
+MESSAGES_PER_CHUNK = 8192
+BYTES_PER_CHUNK = 4 << 20
+
+_COUNTED = frozenset((*pgoutput.ROWS, pgoutput.TRUNCATE))
+
+
+@dataclass(frozen=True, slots=True)
+class SentRelation:
+    """A relation as the stream describes it, from the commit at ``lsn`` on."""
+
+    relation: RelationMessage
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Messages of rows and truncations, in order, not none. ``after``: rows up to there were handed out before."""
+
+    messages: Messages
+    runs: tuple[Run, ...]
+    after: Position
+    relations: Mapping[int, SentRelation]
+
+    def relation(self, oid: int) -> SentRelation:
+        """The relation that rows with this oid are of."""
+        if oid not in self.relations:
+            raise WireError(f"pgoutput: expected a Relation message for oid {oid} before its rows, got none")
+        return self.relations[oid]
+
+
+class TransactionAssembler:
+    """Collects the changes after ``start``. ``streamed`` makes the place where a streamed transaction waits.
+
+    ``complete``: every commit through here has been received. ``received``: everything through here was kept, or there
+    was nothing to keep; a new session begins there.
+    """
+
+    def __init__(
+        self,
+        start: Position,
+        streamed: Callable[[], StreamedTransaction],
+        *,
+        messages_per_chunk: int = MESSAGES_PER_CHUNK,
+    ) -> None:
+        self.received = start
+        self.complete = start
+        self._new_streamed = streamed
+        self._relations: dict[int, SentRelation] = {}
+        self._transaction: Begin | None = None
+        self._leave_out = False  # the transaction was kept in an earlier session
+        self._next_seq = 1
+        self._streamed: dict[int, StreamedTransaction] = {}
+        self._in_stream: StreamedTransaction | None = None
+        self._replay: Iterator[Changes] | None = None
+        self._collected = Collected(messages_per_chunk, BYTES_PER_CHUNK)
+        self._runs: list[Run] = []
+        self._run_start = 0
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many messages wait to be taken."""
+        return len(self._collected)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._collected.size_bytes
+
+    @property
+    def commit_lsn(self) -> Lsn | None:
+        """The commit of the transaction that is being received, None between two."""
+        return None if self._transaction is None else self._transaction.final_lsn
+
+    @property
+    def rows(self) -> Collected | None:
+        """Where messages of rows may be put without :meth:`receive`, None where they may not.
+
+        Whoever does so calls :meth:`make_room` when it is full, before the next message.
+        """
+        if self._in_stream is not None:
+            return self._in_stream.waiting
+        return self._collected if self._transaction is not None and not self._leave_out else None
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether a streamed transaction has committed: until not, :meth:`replay` comes before the next message."""
+        return self._replay is not None
+
+    # --- what comes in ------------------------------------------------------------------------------------------------
+
+    def begin_session(self) -> None:
+        """Forget what the session before has left unfinished: it comes whole again. Call :meth:`take` before."""
+        assert not self._collected
+        self._transaction = self._in_stream = self._replay = None
+        self._relations = {}
+        self.close()
+
+    def close(self) -> None:
+        """Give up what streamed transactions wait in."""
+        for streamed in self._streamed.values():
+            streamed.close()
+        self._streamed.clear()
+
+    def receive(self, data: bytes) -> Changes | Keepalive | None:
+        """Take one message, and give what it makes due. Raises WireError for one that cannot come here."""
+        if data[0] == KEEPALIVE:
+            keepalive = read_keepalive(data)
+            if self._transaction is None and keepalive.end:
+                self._advance(Position.before(keepalive.end))
+            return keepalive
+        if data[0] != XLOG_DATA or len(data) <= HEADER_BYTES:
+            raise WireError(f"replication: expected XLogData or a keepalive, got {data[:1]!r} with {len(data)} bytes")
+        tag = data[HEADER_BYTES]
+        if self._in_stream is not None and tag != pgoutput.STREAM_STOP:
+            self._in_stream.append(data)
+            return None
+        return self._receive_message(tag, data)
+
+    def make_room(self) -> Changes | None:
+        """Make room where :attr:`rows` is full."""
+        if self._in_stream is not None:
+            self._in_stream.make_room()
+        return self._take_if_full()
+
+    def replay(self) -> Changes | None:
+        """Take a streamed transaction as if it came only now, up to where a chunk is full or to its end."""
+        assert self._replay is not None
+        changes = next(self._replay, None)
+        if changes is None:
+            self._replay = None
+        return changes
+
+    def _receive_message(self, tag: int, data: bytes) -> Changes | None:
+        if tag in _COUNTED:
+            self._require_transaction(tag)
+            if not self._leave_out:
+                self._collected.append(data)
+            return self._take_if_full()
+        message = pgoutput.read(data, HEADER_BYTES)
+        if isinstance(message, RelationMessage):
+            return self._receive_relation(message)
+        if isinstance(message, Begin):
+            self._begin(message)
+        elif isinstance(message, Commit):
+            self._commit(message.commit_lsn)
+        elif isinstance(message, StreamStart):
+            if message.xid not in self._streamed:
+                self._streamed[message.xid] = self._new_streamed()
+            self._in_stream = self._streamed[message.xid]
+        elif isinstance(message, StreamStop):
+            self._in_stream = None
+        elif isinstance(message, StreamAbort):
+            self._abort(message)
+        elif isinstance(message, StreamCommit):
+            if message.xid not in self._streamed:
+                raise WireError(f"pgoutput: Stream Commit: expected a transaction that was streamed, got {message.xid}")
+            self._replay = self._replayed(self._streamed[message.xid], message)
+        return None
+
+    def _require_transaction(self, tag: int) -> Begin:
+        if self._transaction is None:
+            raise WireError(f"pgoutput: expected {chr(tag)!r} within a transaction, got one outside")
+        return self._transaction
+
+    def _receive_relation(self, relation: RelationMessage) -> Changes | None:
+        transaction = self._require_transaction(pgoutput.RELATION)
+        known = self._relations.get(relation.oid)
+        if known is not None and known.relation == relation:
+            return None
+        changes = None
+        if known is not None:
+            changes = self.take()
+            # What was taken keeps those that its rows were sent with.
+            self._relations = dict(self._relations)
+        self._relations[relation.oid] = SentRelation(relation, transaction.final_lsn)
+        return changes
+
+    def _begin(self, begin: Begin) -> None:
+        if self._transaction is not None:
+            raise WireError("pgoutput: expected Commit before the next Begin")
+        self._transaction = begin
+        self._leave_out = Position(begin.final_lsn) <= self.received
+        self._next_seq = 1
+        self._run_start = len(self._collected)
+
+    def _commit(self, commit_lsn: Lsn) -> None:
+        if self._transaction is None or commit_lsn != self._transaction.final_lsn:
+            raise WireError("pgoutput: expected the Commit of the transaction that began, got another")
+        self._end_run()
+        self._transaction = None
+        self._advance(Position(commit_lsn))
+
+    def _abort(self, abort: StreamAbort) -> None:
+        # PostgreSQL 18 also says it of subtransactions of which it has sent nothing, because it knew already that the
+        # transaction was rolled back (reorderbuffer.c: ReorderBufferCheckAndTruncateAbortedTXN).
+        rolled_back = self._streamed.get(abort.xid)
+        if rolled_back is not None and abort.subxid != abort.xid:
+            rolled_back.roll_back(abort.subxid)
+        elif rolled_back is not None:
+            self._streamed.pop(abort.xid).close()
+
+    def _replayed(self, streamed: StreamedTransaction, commit: StreamCommit) -> Iterator[Changes]:
+        """Give what gets full on the way."""
+        self._begin(Begin(commit.commit_lsn, commit.commit_ts, commit.xid))
+        for part in streamed.parts():
+            tag = int(part.buffer.data[part.starts[0] + HEADER_BYTES])
+            if tag not in pgoutput.ROWS:
+                data = part.octets(0)
+                if tag in pgoutput.IN_STREAM:
+                    data = data[:XID_AT] + data[XID_AT + XID_BYTES :]
+                if changes := self._receive_message(tag, data):
+                    yield changes
+                continue
+            while len(part) and not self._leave_out:
+                part = part[self._collected.extend(part, XID_AT, XID_BYTES) :]
+                if changes := self._take_if_full():
+                    yield changes
+        self._commit(commit.commit_lsn)
+        self._streamed.pop(commit.xid).close()
+
+    def _advance(self, position: Position) -> None:
+        self.complete = max(self.complete, position)
+        if not self._collected:
+            self.received = max(self.received, position)
+
+    # --- what goes out ------------------------------------------------------------------------------------------------
+
+    def take(self) -> Changes | None:
+        """Give what was collected, if anything. :meth:`kept` or :meth:`refused` is called before anything else."""
+        self._end_run()
+        if not self._collected:
+            return None
+        messages, runs = self._collected.take(), tuple(self._runs)
+        self._runs, self._run_start = [], 0
+        return Changes(messages, runs, self.received, self._relations)
+
+    def kept(self, changes: Changes, last_seq: int) -> None:
+        """Note that changes were decoded and are safe here; ``last_seq`` is the number of their last one."""
+        commit_lsn = changes.runs[-1].commit_lsn
+        if self._transaction is not None and commit_lsn == self._transaction.final_lsn:
+            self._next_seq = last_seq + 1
+            self.received = max(self.received, Position(commit_lsn, last_seq))
+        else:
+            self.received = max(self.received, self.complete)
+
+    def refused(self, changes: Changes) -> None:
+        """Note that changes could not be decoded: nothing from there on is complete. The session cannot go on."""
+        self.complete = max(self.received, min(self.complete, Position.before(changes.runs[0].commit_lsn)))
+
+    def _take_if_full(self) -> Changes | None:
+        return self.take() if self._collected.is_full else None
+
+    def _end_run(self) -> None:
+        """Close the present transaction's run of messages, if it has any."""
+        count = len(self._collected) - self._run_start
+        if self._transaction is not None and count:
+            transaction = self._transaction
+            self._runs.append(Run(transaction.final_lsn, transaction.commit_ts, transaction.xid, self._next_seq, count))
+            self._run_start = len(self._collected)
+            # Known after decoding; only a transaction that is cut by a chunk's end needs it.
+            self._next_seq = 0

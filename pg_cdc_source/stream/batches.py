@@ -1,0 +1,85 @@
+"""Where a batch ends: between commits, unless one commit alone is larger than a batch may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pg_cdc_source.offsets import Position
+from pg_cdc_source.protocol.stream_rows import rows_through
+from pg_cdc_source.stream.chunks import Chunk, from_ipc, position_of
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one batch may hold."""
+
+    rows: int
+    bytes: int
+
+
+def end_of_batch(
+    chunks: Iterable[Chunk],
+    start: Position,
+    limits: Limits,
+    complete: Position,
+    ceiling: Position | None,
+    *,
+    is_stuck: bool,
+) -> Position:
+    """Where a batch from ``start`` ends, whose rows are in ``chunks``; ``start`` itself where there is nothing for one.
+
+    Nothing beyond ``ceiling`` is taken. Every commit through ``complete`` is there; where the rest of the next one
+    ``is_stuck``, it does not come before what is here was taken.
+    """
+    bound = complete if ceiling is None else min(complete, ceiling)
+    rows_left, bytes_left = limits.rows, limits.bytes
+    last = start
+    opening: Chunk | None = None
+    for chunk in chunks:
+        if chunk.last <= start:
+            continue
+        if ceiling is not None and chunk.first > ceiling:
+            break
+        opening = opening or chunk
+        rows = chunk.rows
+        if chunk.first <= start:
+            batch = from_ipc(chunk.data())
+            rows -= rows_through(batch, start, batch.schema)
+        room = max(0, min(rows_left, bytes_left * chunk.rows // max(chunk.raw_bytes, 1)))
+        if rows > room:
+            end = _end_within(opening, chunk, start, room, last)
+            return end if ceiling is None else min(end, ceiling)
+        rows_left -= rows
+        bytes_left -= chunk.raw_bytes * rows // chunk.rows
+        last = chunk.last
+    if is_stuck and last > bound and (ceiling is None or last <= ceiling):
+        return last
+    return max(bound, start)
+
+
+def _end_within(opening: Chunk, chunk: Chunk, start: Position, room: int, last: Position) -> Position:
+    """The end of a batch, whose rows begin in ``opening``, that may take ``room`` more, from a chunk with more."""
+    batch = from_ipc(chunk.data())
+    skipped = rows_through(batch, start, batch.schema)
+    first_out = skipped + room
+    if first_out >= batch.num_rows:
+        return position_of(batch, -1)
+    between_commits = Position.before(position_of(batch, first_out).lsn)
+    # Where the commit is the first that has rows, a batch that ends before it would be empty.
+    if between_commits > start and _first_after(opening, start) < between_commits:
+        return between_commits
+    if room:
+        return position_of(batch, first_out - 1)
+    if last > start:
+        return last
+    # A single row larger than the limit.
+    return position_of(batch, skipped)
+
+
+def _first_after(chunk: Chunk, start: Position) -> Position:
+    """The first row after ``start``, which is in ``chunk``."""
+    if chunk.first > start:
+        return chunk.first
+    batch = from_ipc(chunk.data())
+    return position_of(batch, rows_through(batch, start, batch.schema))

@@ -1,0 +1,183 @@
+"""What lies between a slot and Spark: messages are assembled and decoded into chunks, and batches are cut from them.
+
+::
+
+    message ──► assembler ──► Changes ──► decoder ──► chunks ──► batches
+                                             ▲            │
+                            what a relation's rows are    └── forgotten when Spark is done with them
+
+No thread and no socket: the one that reads the slot puts messages in, the one that Spark asks takes batches out, and
+both hold the reader's lock meanwhile.
+
+- Decoding commit by commit would cost a hundred NumPy calls for each. So messages wait until there are enough of them
+  or somebody asks for a batch.
+- What could not be decoded ends the stream there. All that came before is handed out first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pg_cdc_source.errors import PgCdcError, TransientError
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.changes import ChangeDecoder, Described
+from pg_cdc_source.protocol.pgoutput import RelationMessage
+from pg_cdc_source.protocol.transactions import Changes, SentRelation, TransactionAssembler
+from pg_cdc_source.protocol.walsender import Keepalive
+from pg_cdc_source.stream.batches import Limits, end_of_batch
+from pg_cdc_source.stream.chunks import Chunk, ChunkStore
+from pg_cdc_source.values.wire import Collected
+
+# The buffer holds this many batches at the limits: the one that Spark works on, and the next.
+BATCHES_AHEAD = 2
+
+# What a relation's rows are to become, given the relation and the LSN of the commit from which on it is so: None where
+# they are not wanted. Raises where they cannot be.
+Match = Callable[[RelationMessage, Lsn], Described | None]
+
+
+class Matched:
+    """What relations' rows are to become, found out once for each."""
+
+    def __init__(self, match: Match) -> None:
+        self._match = match
+        self._found: dict[int, tuple[SentRelation, Described | None]] = {}
+
+    def of(self, changes: Changes, oid: int) -> Described | None:
+        sent = changes.relation(oid)
+        found = self._found.get(oid)
+        if found is None or found[0] is not sent:
+            found = self._found[oid] = (sent, self._match(sent.relation, sent.lsn))
+        return found[1]
+
+
+class ChangeBuffer:
+    """The changes of a slot from where ``assembler`` begins.
+
+    ``error``: what made reading or decoding end for good. ``lost``: what keeps the present session from going on; the
+    next one brings what could not be decoded again.
+    """
+
+    def __init__(
+        self, assembler: TransactionAssembler, decoder: ChangeDecoder, match: Match, chunks: ChunkStore, limits: Limits
+    ) -> None:
+        self.error: BaseException | None = None
+        self.lost: TransientError | None = None
+        self._assembler = assembler
+        self._decoder = decoder
+        self._matched = Matched(match)
+        self._chunks = chunks
+        self._limits = limits
+
+    # --- the slot's side ----------------------------------------------------------------------------------------------
+
+    @property
+    def received(self) -> Position:
+        """Everything through here is in chunks or was not wanted."""
+        return self._assembler.received
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the present session can."""
+        return self.error is None and self.lost is None
+
+    @property
+    def rows(self) -> Collected | None:
+        """Where messages of rows go without being looked at; :meth:`make_room` follows when it is full."""
+        return self._assembler.rows
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether :meth:`replay` comes before the next message."""
+        return self._assembler.is_replaying
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing should be received until Spark has taken something."""
+        return (
+            self._chunks.rows + len(self._assembler) > BATCHES_AHEAD * self._limits.rows
+            or self._chunks.raw_bytes + self._assembler.size_bytes > BATCHES_AHEAD * self._limits.bytes
+        )
+
+    def begin_session(self) -> None:
+        """Keep what the session before has brought; the rest of its transaction comes with the whole again."""
+        self.decode()
+        self._assembler.begin_session()
+        self.lost = None
+
+    def receive(self, data: bytes) -> bool:
+        """Take one message; whether the server wants an answer now."""
+        event = self._assembler.receive(data)
+        if isinstance(event, Keepalive):
+            return event.wants_answer
+        self._keep(event)
+        return False
+
+    def make_room(self) -> None:
+        self._keep(self._assembler.make_room())
+
+    def replay(self) -> None:
+        """Take a part of a streamed transaction that has committed."""
+        self._keep(self._assembler.replay())
+
+    def decode(self) -> None:
+        """Decode what waits."""
+        self._keep(self._assembler.take())
+
+    def _keep(self, changes: Changes | None) -> None:
+        if changes is None:
+            return
+        try:
+            batch, last_seq = self._decoder.decode(
+                changes.messages, changes.runs, lambda oid: self._matched.of(changes, oid), changes.after
+            )
+        except BaseException as error:
+            self._assembler.refused(changes)
+            if isinstance(error, TransientError):
+                self.lost = error
+            else:
+                self.error = error
+            if not isinstance(error, PgCdcError):
+                raise
+            return
+        self._assembler.kept(changes, last_seq)
+        if batch.num_rows:
+            self._chunks.append(batch)
+
+    # --- Spark's side -------------------------------------------------------------------------------------------------
+
+    def has(self, end: Position) -> bool:
+        """Whether everything up to ``end`` is here."""
+        self.decode()
+        return max(self._assembler.complete, self.received) >= end
+
+    def end_of_batch(self, start: Position, ceiling: Position | None, *, only_rows: bool = False) -> Position:
+        """Where a batch from ``start`` ends; ``start`` itself where there is nothing for one.
+
+        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end without a row before it is nothing.
+        """
+        # Within a commit that goes on, chunks are left to fill.
+        if self._assembler.complete > start or self.is_full:
+            self.decode()
+        complete = self._assembler.complete
+        bound = complete if ceiling is None else min(complete, ceiling)
+        is_stuck = self.error is not None or (bound <= start and self.is_full)
+        end = end_of_batch(self._chunks, start, self._limits, complete, ceiling, is_stuck=is_stuck)
+        return start if only_rows and self._is_quiet(start, end) else end
+
+    def batch(self, start: Position, end: Position) -> list[Chunk]:
+        """The chunks with the rows after ``start`` up to ``end``, among others."""
+        self.decode()
+        return self._chunks.between(start, end)
+
+    def drop(self, position: Position) -> bool:
+        """Forget what Spark is done with; whether that makes room."""
+        return self._chunks.drop(position)
+
+    def close(self) -> None:
+        self._chunks.close()
+        self._assembler.close()
+
+    def _is_quiet(self, start: Position, end: Position) -> bool:
+        """Whether there is neither a row after ``start`` up to ``end``, nor an error to be told of behind it."""
+        return self.error is None and not any(chunk.last > start and chunk.first <= end for chunk in self._chunks)

@@ -1,0 +1,168 @@
+"""Transactions as a walsender sends them, and a server that sends them by a script.
+
+A real server decides itself when a message arrives and a session ends. Here a script does, so that every order of
+events can be tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from messages import BY_KEY, HEADER, described, insert, update
+
+from pg_cdc_source.errors import TransientError
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.changes import Described
+from pg_cdc_source.protocol.pgoutput import ROWS, RelationMessage
+from pg_cdc_source.values.wire import Collected
+
+RELATION = (
+    HEADER
+    + b"R"
+    + struct.pack(">I", BY_KEY.oid)
+    + b"public\0by_key\0d"
+    + struct.pack(">H", 3)
+    + b"".join(
+        struct.pack(">B", key) + name + b"\0" + struct.pack(">Ii", oid, typmod)
+        for key, name, (oid, typmod) in zip((1, 0, 0), (b"id", b"a", b"b"), BY_KEY.type_oids, strict=True)
+    )
+)
+# As if b had been renamed to c.
+OTHER_RELATION = RELATION.replace(b"b\0", b"c\0")
+
+
+def begin(lsn: int, xid: int = 7) -> bytes:
+    return HEADER + b"B" + struct.pack(">QqI", lsn, 0, xid)
+
+
+def commit(lsn: int) -> bytes:
+    return HEADER + b"C" + struct.pack(">BQQq", 0, lsn, lsn + 1, 0)
+
+
+def keepalive(end: int, *, wants_answer: bool = False) -> bytes:
+    return struct.pack(">cQQ?", b"k", end, 0, wants_answer)
+
+
+def stream_start(xid: int) -> bytes:
+    return HEADER + b"S" + struct.pack(">IB", xid, 1)
+
+
+STREAM_STOP = HEADER + b"E"
+
+
+def stream_abort(xid: int, subxid: int) -> bytes:
+    return HEADER + b"A" + struct.pack(">II", xid, subxid)
+
+
+def stream_commit(xid: int, lsn: int) -> bytes:
+    return HEADER + b"c" + struct.pack(">IBQQq", xid, 0, lsn, lsn + 1, 0)
+
+
+def in_stream(message: bytes, xid: int) -> bytes:
+    at = len(HEADER) + 1
+    return message[:at] + struct.pack(">I", xid) + message[at:]
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """A commit of ``rows`` rows; ``streamed`` before it commits, with rows of a subtransaction that is rolled back."""
+
+    lsn: int
+    rows: int
+    streamed: bool = False
+
+    def messages(self) -> list[bytes]:
+        changes = [self._change(i) for i in range(self.rows)]
+        if not self.streamed:
+            return [begin(self.lsn), RELATION, *changes, commit(self.lsn)]
+        xid, rolled_back = self.lsn, self.lsn + 1
+        half = len(changes) // 2
+        return [
+            stream_start(xid),
+            *(in_stream(message, xid) for message in (RELATION, *changes[:half])),
+            STREAM_STOP,
+            keepalive(self.lsn),
+            stream_start(xid),
+            *(in_stream(message, rolled_back) for message in changes),
+            *(in_stream(message, xid) for message in changes[half:]),
+            STREAM_STOP,
+            stream_abort(xid, rolled_back),
+            stream_commit(xid, self.lsn),
+        ]
+
+    def _change(self, i: int) -> bytes:
+        values = (str(i), f"row {self.lsn}", "0.50")
+        return update(BY_KEY.oid, values) if i % 3 == 2 else insert(BY_KEY.oid, values)
+
+    def expected(self) -> list[tuple[int, int, int]]:
+        """(LSN, number, id) of each row: an update takes two numbers."""
+        found, seq = [], 0
+        for i in range(self.rows):
+            seq += 2 if i % 3 == 2 else 1
+            found.append((self.lsn, seq, i))
+        return found
+
+
+@dataclass
+class Server:
+    """Sends transactions from where a session starts; ``losses`` are the numbers of messages after which one ends."""
+
+    transactions: Sequence[Transaction]
+    losses: list[int] = field(default_factory=list)
+    confirmed: list[int] = field(default_factory=list)
+    sessions: int = 0
+
+    def connect(self, received: Position) -> Any:
+        self.sessions += 1
+        sent = [t for t in self.transactions if t.lsn >= received.next_lsn]
+        return Session(self, sent, self.losses.pop() if self.losses else -1)
+
+
+class Session:
+    """What a ReplicationStream is to its caller."""
+
+    def __init__(self, server: Server, transactions: Sequence[Transaction], lost_after: int) -> None:
+        self.server = server
+        self.messages = self._script(transactions)
+        self.rest = lost_after
+
+    def _script(self, transactions: Sequence[Transaction]) -> Iterator[bytes | None]:
+        for transaction in transactions:
+            yield from transaction.messages()
+            yield None
+        last = max((t.lsn for t in self.server.transactions), default=0)
+        while True:
+            yield keepalive(last + 10)
+            yield None
+
+    def receive(self, rows: Collected | None = None) -> bytes | None:
+        while True:
+            if self.rest == 0:
+                raise TransientError("the session was lost")
+            self.rest -= 1
+            message = next(self.messages)
+            if rows is None or message is None or message[len(HEADER)] not in ROWS:
+                return message
+            rows.append(message)
+            if rows.is_full:
+                return None
+
+    def confirm(self, flushed: Lsn, *, ask: bool) -> None:
+        self.server.confirmed.append(int(flushed))
+
+    def wait(self, wake: socket.socket, seconds: float) -> None:
+        with contextlib.suppress(BlockingIOError):
+            wake.recv(100)
+
+    def close(self) -> None:
+        pass
+
+
+def match(relation: RelationMessage, lsn: Lsn) -> Described | None:
+    """What the buffer asks for: the planned table with the columns that were sent."""
+    return described(BY_KEY) if relation.oid == BY_KEY.oid else None

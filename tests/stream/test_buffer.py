@@ -1,0 +1,270 @@
+"""The buffer between a slot and Spark: batches are cut at their limits, and nothing is missing or twice.
+
+Messages and questions come in any order here, which threads would only try by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from messages import BY_KEY, HEADER, TYPED, described
+from transactions import OTHER_RELATION, Server, Transaction, match
+
+from pg_cdc_source.errors import DefiniteError, SchemaChangedError, TransientError
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.changes import ChangeDecoder, Described
+from pg_cdc_source.protocol.pgoutput import RelationMessage
+from pg_cdc_source.protocol.streamed import StreamedTransaction
+from pg_cdc_source.protocol.transactions import TransactionAssembler
+from pg_cdc_source.stream import spill
+from pg_cdc_source.stream.batches import Limits
+from pg_cdc_source.stream.buffer import ChangeBuffer
+from pg_cdc_source.stream.chunks import ChunkStore, from_ipc
+from pg_cdc_source.stream.spill import Spill
+
+pytestmark = pytest.mark.usefixtures("accelerated")
+
+SCHEMA = TYPED.schema([BY_KEY])
+START = Position.before(100)
+NO_LIMITS = Limits(1000, 1 << 30)
+Row = tuple[int, int, int]
+
+
+class Files:
+    """Counts the files that are open."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def new(self) -> Spill:
+        files = self
+
+        class Counted(Spill):
+            def close(self) -> None:
+                files.open -= 1
+                super().close()
+
+        self.open += 1
+        return Counted()
+
+
+def buffer_from(
+    start: Position = START,
+    limits: Limits = NO_LIMITS,
+    how: Any = match,
+    *,
+    files: Files | None = None,
+    chunk: int = 1000,
+    block: int = 1000,
+    memory_bytes: int = 1 << 30,
+) -> ChangeBuffer:
+    new_file = Spill if files is None else files.new
+    return ChangeBuffer(
+        TransactionAssembler(start, lambda: StreamedTransaction(new_file, block), messages_per_chunk=chunk),
+        ChangeDecoder(TYPED, SCHEMA, len(HEADER)),
+        how,
+        ChunkStore(start, new_file, memory_bytes),
+        limits,
+    )
+
+
+def rows_between(buffer: ChangeBuffer, start: Position, end: Position) -> list[Row]:
+    batches = [from_ipc(chunk.between(start, end).data()) for chunk in buffer.batch(start, end)]
+    return [row for batch in batches for row in rows_of(batch)]
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    return list(zip(*(batch.column(name).to_pylist() for name in ("_commit_lsn", "_seq", "id")), strict=True))
+
+
+class Source:
+    """What fills a buffer: sessions of a scripted server, without limits and waiting."""
+
+    def __init__(self, buffer: ChangeBuffer, server: Server) -> None:
+        self._buffer = buffer
+        self._server = server
+        self._session: Any = None
+
+    def receive(self, messages: int) -> None:
+        """Receive so many times, as long as the buffer takes it."""
+        buffer = self._buffer
+        for _ in range(messages):
+            if self._session is None:
+                self._session = self._server.connect(buffer.received)
+                buffer.begin_session()
+            if not buffer.can_go_on:
+                self._session = None
+                return
+            if buffer.is_full:
+                return
+            if buffer.is_replaying:
+                buffer.replay()
+                continue
+            rows = buffer.rows
+            try:
+                data = self._session.receive(rows)
+            except TransientError:
+                self._session = None
+                continue
+            if rows is not None and rows.is_full:
+                buffer.make_room()
+            if data is not None and buffer.can_go_on:
+                buffer.receive(data)
+
+
+def batches(
+    buffer: ChangeBuffer, source: Source, start: Position, last: Position, steps: Iterator[int]
+) -> Iterator[tuple[Position, list[Row]]]:
+    """Cut batches until ``last`` is reached, as Spark would, after so many messages each: (end, rows) of each."""
+    asked = 0
+    while start < last:
+        asked += 1
+        assert asked < 2000, (start, last)
+        source.receive(next(steps))
+        end = buffer.end_of_batch(start, last)
+        if end > start:
+            rows = rows_between(buffer, start, end)
+            assert rows == rows_between(buffer, start, end), "a batch can be handed out again"
+            yield end, rows
+            buffer.drop(start)
+            start = end
+
+
+transactions = st.lists(st.tuples(st.integers(0, 12) | st.integers(0, 60), st.booleans()), min_size=1, max_size=8).map(
+    lambda sizes: [Transaction(100 * (i + 1), rows, streamed) for i, (rows, streamed) in enumerate(sizes)]
+)
+some_steps = st.lists(st.integers(1, 100), min_size=1, max_size=5)
+
+
+def forever(steps: list[int]) -> Iterator[int]:
+    while True:
+        yield from steps
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sent=transactions,
+    limit=st.integers(1, 40),
+    chunk=st.integers(1, 30),
+    # Of a few messages, a block may hold nothing but what was rolled back.
+    block=st.integers(1, 8),
+    memory_bytes=st.sampled_from([0, 5000, 1 << 30]),
+    losses=st.lists(st.integers(1, 60), max_size=3),
+    steps=some_steps,
+)
+def test_batches_hold_every_row_once_and_end_between_commits(
+    sent: list[Transaction],
+    limit: int,
+    chunk: int,
+    block: int,
+    memory_bytes: int,
+    losses: list[int],
+    steps: list[int],
+) -> None:
+    files, last = Files(), Position(Lsn(sent[-1].lsn))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spill, "FILE_BYTES", 4000)
+        buffer = buffer_from(
+            limits=Limits(limit, 1 << 30), files=files, chunk=chunk, block=block, memory_bytes=memory_bytes
+        )
+        source = Source(buffer, Server(sent, losses))
+        found = list(batches(buffer, source, START, last, forever(steps)))
+        buffer.close()
+    assert files.open == 0
+    assert [row for _, rows in found for row in rows] == [row for t in sent for row in t.expected()]
+    sizes = {t.lsn: t.rows for t in sent}
+    for end, rows in found:
+        assert len(rows) <= limit
+        if end.seq != last.seq:
+            assert sizes[end.lsn] > limit, "within a commit only where it is larger than the limit"
+
+
+@settings(max_examples=60, deadline=None)
+@given(sent=transactions, steps=some_steps, data=st.data())
+def test_a_buffer_goes_on_from_any_row(sent: list[Transaction], steps: list[int], data: st.DataObject) -> None:
+    expected = [row for t in sent for row in t.expected()]
+    at = data.draw(st.sampled_from([START, *(Position(Lsn(lsn), seq) for lsn, seq, _ in expected)]))
+    buffer = buffer_from(at)
+    found = list(batches(buffer, Source(buffer, Server(sent)), at, Position(Lsn(sent[-1].lsn)), forever(steps)))
+    assert [row for _, rows in found for row in rows] == [row for row in expected if Position(Lsn(row[0]), row[1]) > at]
+
+
+def test_a_full_buffer_takes_no_more_until_rows_are_dropped() -> None:
+    sent = [Transaction(100 * (i + 1), 10) for i in range(10)]
+    buffer = buffer_from(limits=Limits(10, 1 << 30), chunk=5)
+    source = Source(buffer, Server(sent))
+    source.receive(1000)
+    assert buffer.is_full
+    end = buffer.end_of_batch(START, None)
+    assert rows_between(buffer, START, end) == sent[0].expected()
+    assert buffer.drop(end)
+    assert not buffer.is_full
+    assert not buffer.drop(end)
+
+
+def test_what_spark_was_done_with_is_not_handed_out_again() -> None:
+    buffer = buffer_from()
+    Source(buffer, Server([Transaction(100, 3), Transaction(200, 3)])).receive(50)
+    buffer.drop(Position(Lsn(100)))
+    with pytest.raises(DefiniteError, match="asked for again, when Spark was done with all up to 0/64"):
+        buffer.batch(START, Position(Lsn(200)))
+    assert rows_between(buffer, Position(Lsn(100)), Position(Lsn(200))) == Transaction(200, 3).expected()
+
+
+def test_an_end_without_rows_is_one_where_they_are_not_asked_for() -> None:
+    buffer = buffer_from()
+    source = Source(buffer, Server([Transaction(100, 0)]))
+    source.receive(20)
+    assert buffer.end_of_batch(START, None, only_rows=True) == START
+    assert buffer.end_of_batch(START, None) > Position(Lsn(100))
+
+
+class Changed(Transaction):
+    """A commit whose relation changes after its third row."""
+
+    def messages(self) -> list[bytes]:
+        messages = super().messages()
+        return [*messages[:5], OTHER_RELATION, *messages[5:]]
+
+
+def test_what_came_before_an_error_is_handed_out_first() -> None:
+    def refuse(relation: RelationMessage, lsn: Lsn) -> Described | None:
+        if relation.columns[2].name == "c":
+            raise SchemaChangedError("column b was renamed")
+        return described(BY_KEY)
+
+    sent = [Transaction(100, 2), Transaction(200, 2), Changed(300, 6), Transaction(400, 1)]
+    buffer = buffer_from(how=refuse)
+    source = Source(buffer, Server(sent))
+    found, at = [], START
+    for _ in range(20):
+        source.receive(7)
+        end = buffer.end_of_batch(at, None)
+        if end > at:
+            found += rows_between(buffer, at, end)
+            at = end
+    assert isinstance(buffer.error, SchemaChangedError)
+    assert found == [*sent[0].expected(), *sent[1].expected(), *Transaction(300, 3).expected()]
+    assert at == Position(Lsn(300), 4)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 100])
+def test_what_could_not_be_decoded_for_a_moment_comes_again(step: int) -> None:
+    """To find out what a changed column is takes a query, which fails while the server starts again."""
+    failures = [TransientError("the server is starting up")] * 3
+
+    def fail(relation: RelationMessage, lsn: Lsn) -> Described | None:
+        if relation.columns[2].name == "c" and failures:
+            raise failures.pop()
+        return match(relation, lsn)
+
+    sent = [Transaction(100, 2), Changed(200, 6), Transaction(300, 4)]
+    buffer = buffer_from(how=fail)
+    found = list(batches(buffer, Source(buffer, Server(sent)), START, Position(Lsn(300)), forever([step])))
+    assert not failures
+    assert [row for _, rows in found for row in rows] == [row for t in sent for row in t.expected()]
