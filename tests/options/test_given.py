@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import pytest
+from given_options import STREAM, TABLE, refused, refused_stream
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+
+
+@pytest.mark.parametrize("change", [str.lower, str.upper, str])
+def test_option_names_have_no_case(change: type[str]) -> None:
+    given = {"dbTable": "t", "numPartitions": "4", "sslMode": "require", "consistentPoint": "Off"}
+    options = parse_snapshot_options({change(key): text for key, text in given.items()})
+    assert (options.num_partitions, options.consistent_point) == (4, "off")
+    assert options.connection.keywords == (("sslmode", "require"),)
+
+
+def test_an_option_in_two_spellings_is_refused() -> None:
+    assert "given twice" in refused({"dbtable": "a", "dbTable": "b"})
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("dbtabel", "did you mean dbtable?"),
+        ("numpartition", "did you mean numPartitions?"),
+        ("partition_bytes", "did you mean partitionBytes?"),
+        ("sslmod", "did you mean sslmode?"),
+        ("zzzzzz", "the options are url, host"),
+        ("path", "dbtable"),
+        ("paths", "dbtable"),
+        ("dsn", "use url"),
+        ("fetchsize", "batchBytes"),
+        ("partitionColumn", "numPartitions"),
+        ("lowerBound", "numPartitions"),
+        ("upperBound", "numPartitions"),
+        ("driver", "no JDBC driver is used"),
+        ("pushDownPredicate", "where"),
+        ("sessionInitStatement", "options"),
+        ("connectTimeout", "connect_timeout"),
+        ("replication", "itself"),
+        ("application_name", "find each other"),
+        ("fallback_application_name", "find each other"),
+        ("client_encoding", "UTF-8"),
+        ("publication", "belongs to pgcdc"),
+        ("startFrom", "belongs to pgcdc"),
+        ("tables", "on its own, in dbtable"),
+    ],
+)
+def test_an_option_that_does_not_exist_gets_a_remedy(key: str, says: str) -> None:
+    message = refused({**TABLE, key: "value-of-it"})
+    assert says in message
+    assert key.lower() in message
+    assert "value-of-it" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("dbtabel", "did you mean dbtable?"),
+        ("startfor", "did you mean startFrom?"),
+        ("maxrows", "did you mean maxRowsPerBatch?"),
+        ("zzzzzz", "the options are url, host"),
+        ("path", "tables"),
+        ("slot.name", "use slot"),
+        ("replication_slot", "use slot"),
+        ("publication.name", "use publication"),
+        ("publication.autocreate.mode", "publicationMode"),
+        ("plugin.name", "pgoutput"),
+        ("slot.drop.on.stop", "pg_drop_replication_slot"),
+        ("snapshot.mode", "startFrom"),
+        ("startingOffsets", "startFrom"),
+        ("startingVersion", "startFrom"),
+        ("endingOffsets", "AvailableNow"),
+        ("table", "dbtable"),
+        ("table.include.list", "tables"),
+        ("table.exclude.list", "publication"),
+        ("subscribe", "tables"),
+        ("query", "select and filter the DataFrame"),
+        ("columns", "select and filter the DataFrame"),
+        ("where", "select and filter the DataFrame"),
+        ("maxOffsetsPerTrigger", "maxRowsPerBatch"),
+        ("max.batch.size", "maxRowsPerBatch"),
+        ("maxBytesPerTrigger", "maxBytesPerBatch"),
+        ("maxFilesPerTrigger", "trigger"),
+        ("poll.interval.ms", "trigger"),
+        ("checkpointLocation", "writeStream"),
+        ("failOnDataLoss", "always an error"),
+        ("skipped.operations", "_change_type"),
+        ("readChangeFeed", "every row"),
+        ("truncate.handling.mode", "onTruncate"),
+        ("decimal.handling.mode", "numericAs"),
+        ("heartbeat.interval.ms", "keepalives"),
+        ("consistentPoint", "always"),
+        ("numPartitions", "partitionBytes"),
+        ("lsnColumn", "_commit_lsn"),
+        ("batchBytes", "belongs to pgsnapshot"),
+        ("snapshotIdle", "belongs to pgsnapshot"),
+        ("database.hostname", "use host"),
+        ("database.dbname", "use database"),
+        ("dsn", "use url"),
+        ("replication", "itself"),
+    ],
+)
+def test_an_option_that_no_stream_has_gets_a_remedy(key: str, says: str) -> None:
+    message = refused_stream({**STREAM, key: "value-of-it"})
+    assert says in message
+    assert key.lower() in message
+    assert "\n  Remedy: " in message
+    assert "value-of-it" not in message
+    assert "things are wrong" not in message
+
+
+def test_everything_wrong_with_a_stream_is_reported_at_once() -> None:
+    message = refused_stream({"tabels": "t", "startFrom": "?", "maxBytesPerBatch": "?"})
+    assert message.startswith("[OPTION] 5 things are wrong with the options:\n- ")
+    for says in ("tables?", "option startFrom", "option maxBytesPerBatch", "no slot", "neither dbtable nor tables"):
+        assert says in message
+
+
+def test_each_thing_that_is_wrong_is_an_error_with_its_remedy() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_snapshot_options({"tabel": "t", "batchBytes": "?"})
+    error = caught.value
+    assert error.what == "3 things are wrong with the options"
+    assert [problem.what for problem in error.problems] == [
+        "the option tabel is not known",
+        "option batchBytes: '?' is not a size",
+        "neither dbtable nor query is given",
+    ]
+    assert all(problem.remedy for problem in error.problems)
+    assert str(error) == "[OPTION] 3 things are wrong with the options:" + "".join(
+        f"\n- {problem.what}\n  Remedy: {problem.remedy}" for problem in error.problems
+    )
+
+
+def test_everything_wrong_is_reported_at_once() -> None:
+    message = refused({"tabel": "t", "port": "x", "batchBytes": "?", "columns": "a", "query": ""})
+    assert message.startswith("[OPTION] 5 things are wrong with the options:\n- ")
+    for says in ("tabel", "option batchBytes", "option query", "the port", "columns is not used"):
+        assert says in message
+
+
+def test_connection_options_alone_take_no_others() -> None:
+    assert parse_connection_options({"HOST": "h", "sslmode": "require"}).keywords == (
+        ("host", "h"),
+        ("sslmode", "require"),
+    )
+    with pytest.raises(OptionError, match="dbtable is not known"):
+        parse_connection_options(TABLE)
