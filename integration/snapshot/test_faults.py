@@ -70,7 +70,7 @@ def test_a_server_that_restarts_fails_the_action_and_not_the_next_one(spark: Spa
             # PostgreSQL answers the crash of one of its processes with a restart.
             os.kill(session.info.backend_pid, signal.SIGKILL)
         text = action.result()
-        assert "the snapshot of this action has ended" in text
+        assert "[SNAPSHOT_LOST] the snapshot of this action has ended" in text
         assert "Remedy: run the action again" in text
         assert load(spark, url, dbtable="t").count() == 20000
         assert df.count() == 20000

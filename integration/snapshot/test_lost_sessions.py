@@ -144,7 +144,7 @@ def test_without_any_holder_left_the_action_fails_and_the_next_one_works(
         keeper.resume()
     action.join()
     [error] = outcome
-    assert "the snapshot of this action has ended" in str(error)
+    assert "[SNAPSHOT_LOST] the snapshot of this action has ended" in str(error)
     assert "Remedy: run the action again" in str(error)
     assert summary(slow_rows(spark, db)) == ALL_ROWS
 

@@ -262,7 +262,9 @@ def test_a_server_without_a_free_slot_is_refused_only_where_one_is_required(
     run(pg, "CREATE TABLE t AS SELECT 1 AS id")
     with all_slots_taken(pg):
         df = load(spark, db, dbtable="t", consistentPoint="require")
-        refusal(df.count, "replication slots are in use", "max_replication_slots", "pg_replication_slots")
+        refusal(
+            df.count, "[SERVER_SETUP] ", "replication slots are in use", "max_replication_slots", "pg_replication_slots"
+        )
         assert lsns(load(spark, db, dbtable="t", lsnColumn="lsn")) == [None]
     assert lsns(load(spark, db, dbtable="t", lsnColumn="lsn", consistentPoint="require")) != [None]
 
@@ -275,7 +277,7 @@ def test_a_slot_that_waits_for_a_long_transaction_is_given_up_in_time(
         run(writer, "BEGIN; INSERT INTO t VALUES (2)")
         pid = writer.info.backend_pid
         df = load(spark, db, dbtable="t", consistentPoint="require", slotTimeout="500ms")
-        refusal(df.count, "within 0.5 s", f"pid {pid} for ", "slotTimeout")
+        refusal(df.count, "[TRANSIENT] ", "within 0.5 s", f"pid {pid} for ", "slotTimeout")
         start = time.monotonic()
         assert lsns(load(spark, db, dbtable="t", lsnColumn="lsn", slotTimeout="500ms")) == [None]
         assert time.monotonic() - start < 10

@@ -5,7 +5,7 @@ Every session says in its ``application_name`` what it is, and ``pg_stat_activit
     pgsnapshot:<keeper>                        the keeper itself, waiting for notifications
     pgsnapshot:<keeper>:<execution>?<oid>      a task that reads the relation <oid> in <execution>
     pgsnapshot:<keeper>:<execution>:<id>       a holder: snapshot <id> is the one of <execution>
-    pgsnapshot:<keeper>:<execution>!           <execution> has failed; the session's last query is the reason
+    pgsnapshot:<keeper>:<execution>!           <execution> has no snapshot; the session's last query is the reason
 
 PostgreSQL is the one thing that all of them can reach, so no port is opened and no file is shared. A name has 63 bytes.
 """
@@ -13,7 +13,6 @@ PostgreSQL is the one thing that all of them can reach, so no port is opened and
 from __future__ import annotations
 
 import json
-import re
 import time
 from dataclasses import asdict, dataclass
 
@@ -24,6 +23,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
+from pg_cdc_source.snapshot.reasons import error_in
 
 ANSWER_SECONDS = 30.0  # on top of slotTimeout
 LOST_KEEPER_SECONDS = 5.0
@@ -90,8 +90,11 @@ def read_readers(session: Session, keeper: str) -> dict[str, set[int]]:
     readers: dict[str, set[int]] = {}
     with translated("looking for readers"), session.cursor() as cursor:
         cursor.execute(
-            "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = current_database()"
-            " AND usename = session_user AND application_name LIKE %s",
+            """
+            SELECT application_name
+            FROM pg_catalog.pg_stat_activity
+            WHERE datname = current_database() AND usename = session_user AND application_name LIKE %s
+            """,
             (f"{prefix}%?%",),
         )
         for (name,) in cursor:
@@ -103,8 +106,7 @@ def read_readers(session: Session, keeper: str) -> dict[str, set[int]]:
 def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
     """The snapshot of the request's execution; asks the keeper to make it where there is none, and waits, bounded.
 
-    Raises DefiniteError with the keeper's reason where the execution has failed, SnapshotLostError where no keeper
-    answers.
+    Raises the keeper's error where the execution has failed, SnapshotLostError where no keeper answers.
     """
     start = next_ring = time.monotonic()
     answer_seconds = ANSWER_SECONDS + request.spec.slot_timeout_seconds
@@ -143,7 +145,7 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
     lsn = None
     for name, query, started_at, lock_key in rows:
         if name == mark_name(keeper, request.execution):
-            raise DefiniteError(_reason(query))
+            raise error_in(query)
         if name != own_name and not (request.is_stage and (started_at is None or started_at < request.planned_at)):
             ids.append(name.rsplit(":", 1)[1])
             lsn = None if lock_key is None else Lsn(lock_key)
@@ -159,12 +161,19 @@ def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[s
     own_name = keeper_name(keeper)
     with translated("looking for the snapshot"), session.cursor() as cursor:
         cursor.execute(
-            "SELECT a.application_name, a.query, extract(epoch FROM a.xact_start)::float8,"
-            " (SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_catalog.pg_locks AS l"
-            "  WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.mode = 'ShareLock' LIMIT 1)"
-            " FROM pg_catalog.pg_stat_activity AS a WHERE a.datname = current_database() AND a.usename = session_user"
-            " AND (a.application_name = %s OR a.application_name LIKE %s OR a.application_name = %s)"
-            " ORDER BY a.backend_start",
+            """
+            SELECT a.application_name, a.query, extract(epoch FROM a.xact_start)::float8, (
+                SELECT (l.classid::bigint << 32) | l.objid::bigint
+                FROM pg_catalog.pg_locks AS l
+                WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.mode = 'ShareLock'
+                LIMIT 1
+            )
+            FROM pg_catalog.pg_stat_activity AS a
+            WHERE a.datname = current_database()
+                AND a.usename = session_user
+                AND (a.application_name = %s OR a.application_name LIKE %s OR a.application_name = %s)
+            ORDER BY a.backend_start
+            """,
             (own_name, holder_name(keeper, request.execution, "_%"), mark_name(keeper, request.execution)),
         )
         return list(cursor.fetchall())
@@ -184,14 +193,3 @@ def _ring(session: Session, keeper: str, request: Request) -> None:
         cursor.execute(
             "SELECT pg_notify(%s, %s) WHERE NOT pg_is_in_recovery()", (keeper_name(keeper), request.to_json())
         )
-
-
-# The reason is hexadecimal, so that no quoting stands between it and who reads it from pg_stat_activity.query.
-REASON_QUERY = "SELECT %s AS reason, set_config('application_name', %s, false)"
-
-
-def _reason(query: str) -> str:
-    """The text in a mark's query; a server with track_activities off shows none, a long one is cut."""
-    found = re.match(r"SELECT '((?:[0-9a-f]{2})*)", query)
-    text = bytes.fromhex(found[1]).decode(errors="replace") if found else ""
-    return text or "the snapshot of this action could not be made or has ended; the driver's standard error says why"

@@ -17,7 +17,8 @@ from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
-from pg_cdc_source.snapshot import board, keeper
+from pg_cdc_source.snapshot import board
+from pg_cdc_source.snapshot.keeper.launch import ensure_keeper
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, ranges_in
 
 # Each holder of a snapshot may be lost between being found and being used; the keeper replaces it.
@@ -82,5 +83,5 @@ def plan_ranges(plan: Plan, options: SnapshotOptions) -> tuple[Source, list[Scan
             return GivenSnapshot(options.snapshot), ranges
         spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
         request = board.Request("", planned_at, options.snapshot_idle_seconds, spec)
-        name = keeper.ensure_keeper(plan.spec.connection, session, request)
+        name = ensure_keeper(plan.spec.connection, session, request)
     return KeptSnapshot(name, request), ranges

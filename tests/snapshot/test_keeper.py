@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from pg_cdc_source.errors import ConnectError, DefiniteError, TransientError
+from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
-from pg_cdc_source.snapshot import board, driver, keeper
+from pg_cdc_source.snapshot import board, driver
 from pg_cdc_source.snapshot.board import Request
 from pg_cdc_source.snapshot.driver import Process
+from pg_cdc_source.snapshot.keeper.executions import Execution
+from pg_cdc_source.snapshot.keeper.handshake import READY, TAKEN, Settings, answer_of, read_answer
+from pg_cdc_source.snapshot.keeper.identity import name_pattern, new_name
+from pg_cdc_source.snapshot.keeper.readers import idle_kept, longest_idle
 
 REQUEST = Request("17", 1795230000.25, 60.0, SnapshotSpec("require", "orders_slot", 10.0))
 
@@ -26,26 +33,52 @@ def test_the_longest_request_fits_a_notification() -> None:
 
 
 def test_names_fit_application_name() -> None:
-    name = keeper._base32(os.urandom(32), 10) + keeper._base32(os.urandom(4), 6)
-    assert len(name) == 16
+    name = new_name("a" * 10)
+    assert re.fullmatch(name_pattern("a" * 10), name)
     # Snapshot ids are two numbers of 8 hexadecimal digits and a counter: snapmgr.c, XactExportFilePath.
     assert len(f"pgsnapshot:{name}:{10**8}:00000003-0000001B-12345") <= 63
     assert len(board.reader_name(name, str(10**8), 2**32 - 1)) <= 63
 
 
-@pytest.mark.parametrize("reason", ["", 'it\'s 100% "gone"\n  Remedy: start again', "größer als \U0001f40d"])
-def test_a_reason_survives_pg_stat_activity(reason: str) -> None:
-    query = board.REASON_QUERY % (f"'{reason.encode().hex()}'", "'pgsnapshot:abc:1!'")
-    assert board._reason(query) == reason or (not reason and "standard error" in board._reason(query))
+def test_settings_survive_their_journey() -> None:
+    connection = ConnectionOptions("postgresql://reader@localhost/shop", (("password", "secret"), ("port", "5433")))
+    settings = Settings(connection, "a" * 10, Process(17, "4711"), REQUEST)
+    assert Settings.from_json(settings.to_json()) == settings
 
 
-def test_a_reason_that_was_cut_is_shown_as_far_as_it_goes() -> None:
-    query = board.REASON_QUERY % (f"'{('x' * 600).encode().hex()}'", "''")
-    assert board._reason(query[:1023]) == "x" * 507
+@pytest.mark.parametrize("answer", [READY, TAKEN])
+def test_a_keeper_that_runs_is_no_error(answer: str) -> None:
+    assert read_answer(answer) is None
 
 
-def test_a_hidden_reason_points_to_the_log() -> None:
-    assert "standard error" in board._reason("<command string not enabled>")
+@pytest.mark.parametrize("error", [TransientError("too many connections"), ConnectError("no", remedy='say "yes"\nnow')])
+def test_a_keeper_that_cannot_start_answers_with_its_error(error: TransientError | ConnectError) -> None:
+    line = answer_of(error)
+    assert "\n" not in line
+    found = read_answer(line)
+    assert type(found) is type(error)
+    assert found.what == f"the keeper (process that holds snapshots) could not start: {error.what}"
+    assert found.remedy == error.remedy
+
+
+@pytest.mark.parametrize(
+    ("line", "what"), [("", "it ended at once"), ("Traceback", "its first line was not an answer")]
+)
+def test_a_keeper_that_gives_no_answer_is_looked_for_in_the_log(line: str, what: str) -> None:
+    found = read_answer(line)
+    assert type(found) is DefiniteError
+    assert found.what.endswith(what)
+    assert "standard error" in found.remedy
+
+
+def test_snapshots_that_wait_for_readers_take_a_tenth_of_the_connections() -> None:
+    assert [idle_kept(connections) for connections in (20, 100, 1000)] == [4, 5, 50]
+
+
+def test_those_longest_without_a_reader_are_released_first() -> None:
+    idle = [Execution(REQUEST, 0.0, last_reader) for last_reader in (30.0, 10.0, 20.0)]
+    assert [execution.last_reader for execution in longest_idle(idle, 1)] == [10.0, 20.0]
+    assert longest_idle(idle, 3) == []
 
 
 def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:

@@ -1,0 +1,129 @@
+"""Errors of the keeper as its readers raise them: of the same class, with what happened and the remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from databases import connect
+from psycopg2.extensions import connection as Session
+from roles import conninfo, role
+from servers import second_server
+from watch import holders, session_names, wait_until
+
+from pg_cdc_source.errors import DefiniteError, PgCdcError, SnapshotLostError, TransientError
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.snapshot import driver
+from pg_cdc_source.snapshot.keeper import launch
+from pg_cdc_source.snapshot.reader import read_range
+from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.snapshot.source import plan_ranges
+
+
+@pytest.fixture(autouse=True)
+def _driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process in place of Spark's JVM; keepers end with it."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found = driver._find_process(process.pid)
+        assert found is not None
+        monkeypatch.setattr(launch, "driver_process", lambda: found[0])
+        yield
+        process.kill()
+
+
+def run(pg: Session, *statements: str) -> None:
+    with pg.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+class Scan:
+    """A scan of table t without Spark."""
+
+    def __init__(self, url: str, **options: str) -> None:
+        parsed = parse_snapshot_options({"url": url, "dbtable": "t", **options})
+        self._plan = make_plan(parsed)
+        self._source, self._ranges = plan_ranges(self._plan, parsed)
+
+    def rows(self, execution: str) -> int:
+        batches = (b for part in self._ranges for b in read_range(self._plan, self._source, part, execution))
+        return sum(batch.num_rows for batch in batches)
+
+    def refusal(self, execution: str) -> PgCdcError:
+        with pytest.raises(PgCdcError) as caught:
+            self.rows(execution)
+        return caught.value
+
+
+def test_a_transient_error_stays_transient(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id")
+    scan = Scan(db, consistentPoint="require", slotTimeout="500ms")
+    with connect(db) as writer:
+        pid = writer.info.backend_pid
+        run(writer, "BEGIN", "INSERT INTO t VALUES (2)")
+        error = scan.refusal("1")
+        run(writer, "ROLLBACK")
+    assert type(error) is TransientError
+    assert (
+        f"found no consistent point within 0.5 s, because it waits for every running transaction that has written: "
+        f"pid {pid} for " in error.what
+    )
+    assert error.remedy == "end them, or raise slotTimeout, or use consistentPoint=off (a snapshot without LSN)"
+    # The execution has failed for good, and another one works.
+    assert type(scan.refusal("1")) is TransientError
+    assert scan.rows("2") == 1
+
+
+def test_a_snapshot_that_was_released_is_lost(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id")
+    scan = Scan(db, snapshotIdle="1s")
+    assert scan.rows("1") == 1
+    wait_until(lambda: len(holders(pg)) == 2)
+    wait_until(lambda: not holders(pg))
+    error = scan.refusal("1")
+    assert type(error) is SnapshotLostError
+    assert error.what == ("the snapshot of this action has ended, because no task of it read from PostgreSQL for 1 s")
+    assert error.remedy == "raise snapshotIdle above the longest pause between two reads of one action"
+
+
+def test_a_slot_that_is_asked_for_too_late_is_a_definite_error(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id")
+    assert Scan(db).rows("1") == 1
+    error = Scan(db, slot="late").refusal("1")
+    assert type(error) is DefiniteError
+    assert error.what.startswith("slot late was asked for after another scan of the same action")
+    assert error.remedy.startswith("give every DataFrame of the action the same option slot")
+
+
+def test_a_server_that_cuts_queries_short_leaves_the_class_and_the_beginning() -> None:
+    with second_server({"track_activity_query_size": "100"}) as url:
+        with connect(url) as writer:
+            run(writer, "CREATE TABLE t AS SELECT 1 AS id")
+            scan = Scan(url, consistentPoint="require", slotTimeout="500ms")
+            run(writer, "BEGIN", "INSERT INTO t VALUES (2)")
+            error = scan.refusal("1")
+            run(writer, "ROLLBACK")
+        assert type(error) is TransientError
+        assert error.what.startswith("slot pgsnapshot_")
+        assert error.what.endswith(" …")
+        assert error.remedy == "the driver's standard error says why"
+
+
+def test_a_keeper_that_cannot_start_says_why(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id")
+    with role(pg, db) as login:
+        run(pg, f"GRANT SELECT ON t TO {login['user']}")
+        parsed = parse_snapshot_options({"url": conninfo(login), "dbtable": "t"})
+        plan = make_plan(parsed)
+        wait_until(lambda: not session_names(pg, "pgsnapshot:planning"))
+        # Planning takes the one that there is.
+        run(pg, f"ALTER ROLE {login['user']} CONNECTION LIMIT 1")
+        with pytest.raises(PgCdcError) as caught:
+            plan_ranges(plan, parsed)
+    error = caught.value
+    assert type(error) is TransientError
+    assert error.what.startswith("the keeper (process that holds snapshots) could not start: ")
+    assert "too many connections" in error.what
+    assert "let fewer tasks read at a time" in error.remedy

@@ -1,0 +1,34 @@
+"""The keeper: one process on the driver's host that holds one snapshot for each SQL execution.
+
+The problem: all tasks of one Spark action have to see the same snapshot, and a snapshot lives only as long as the
+session that exported it. But Spark gives a Python source no process that lasts: planning workers die a minute after
+planning, tasks run anywhere, and a DataFrame may be planned once and used in many actions, an hour later. A snapshot
+made while planning would be stale in the second action, or differ between two scans of one.
+
+So planning makes sure that a keeper runs (``launch``), and tasks ask it. They meet on the board (``snapshot.board``)::
+
+          task                     PostgreSQL                        keeper
+           │ connect as …?16384 ──────►│                                │
+           │ holder of 7? ────────────►│ none                           │
+           │ NOTIFY {execution: 7} ───►│───────────────────────────────►│ slot, export, drop slot
+           │                           │◄── two sessions …:7:<id> ──────│ lock the relation
+           │ holder of 7? ────────────►│ <id>, LSN                      │
+           │ SET TRANSACTION SNAPSHOT ►│                                │
+
+Invariants:
+
+- One keeper per JVM, server, database and role: it holds an advisory lock for its lifetime, and a second one leaves.
+- An execution never changes snapshots. Once all holders are lost or released, it has failed, for good.
+- Two sessions hold each snapshot; one that dies is replaced from the other.
+- A snapshot is released ``snapshotIdle`` after the last session of a reader of its execution was seen, or earlier when
+  later ones without readers would take more than a tenth of the server's connections.
+- Tables are locked (ACCESS SHARE) only while tasks of the execution read: DDL does not wait for an idle snapshot. The
+  locks are also released once somebody waits for them, since the next tasks would queue behind. A reader that comes
+  after DDL finds out by itself, see ``check_files``.
+- The keeper ends when the driver JVM is gone. It holds nothing but sessions, so nothing outlives it, whatever ends it.
+
+A standby has no NOTIFY; there the keeper finds requests by looking at the board.
+
+The process runs ``__main__``, which serves a ``server.Keeper``. That keeps ``executions`` and their snapshots, watches
+their ``readers``, and shows with ``marks`` why an execution has no snapshot.
+"""

@@ -1,0 +1,172 @@
+"""Serve requests for snapshots: the keeper's session on the board, and its loop."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from dataclasses import replace
+
+import psycopg2
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import ConnectError, DefiniteError, PgCdcError
+from pg_cdc_source.postgres.catalog import read_server
+from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.snapshot.board import Request, keeper_name
+from pg_cdc_source.snapshot.keeper import readers
+from pg_cdc_source.snapshot.keeper.executions import Executions
+from pg_cdc_source.snapshot.keeper.handshake import Settings
+from pg_cdc_source.snapshot.keeper.identity import lock_key, new_name
+from pg_cdc_source.snapshot.keeper.marks import Marks
+from pg_cdc_source.snapshot.keeper.workers import Workers
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5  # how often the driver is looked for; a dead driver's sessions are gone within twice this
+STANDBY_LOOK_SECONDS = 0.2
+UNUSED_SECONDS = 24 * 3600.0  # without a request for so long, the keeper ends although the driver runs
+SNAPSHOTS_AT_ONCE = 8
+
+
+class Keeper:
+    """Holds snapshots until the driver is gone. One thread runs ``run``; others make snapshots and take locks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.name = new_name(settings.token)
+        self._workers = Workers(SNAPSHOTS_AT_ONCE)
+        self._marks = Marks(settings.connection, self.name)
+        self._executions = Executions(settings.connection, self.name, self._marks, self._workers)
+        self._board: Session | None = None
+        self._standby = False
+        self._idle_kept = 0
+        self._last_request = time.monotonic()
+        self._next_look = 0.0
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def open(self) -> bool:
+        """Connect, become the keeper, and announce it; False when another one is."""
+        session = connect(self._settings.connection, "pgsnapshot:starting")
+        try:
+            server = read_server(session)
+            self._standby = server.in_recovery
+            self._idle_kept = readers.idle_kept(server.max_connections)
+            with translated("becoming the keeper"), session.cursor() as cursor:
+                cursor.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(self._settings.token),))
+                if not cursor.fetchone()[0]:
+                    session.close()
+                    return False
+                if not self._standby:
+                    cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(keeper_name(self.name))))
+                # The name is taken once the lock is held: who sees it can rely on it.
+                cursor.execute("SELECT set_config('application_name', %s, false)", (keeper_name(self.name),))
+        except BaseException:
+            session.close()
+            raise
+        self._board = session
+        return True
+
+    def run(self) -> None:
+        """Serve until the driver is gone, ``stop`` is called, or nobody has asked for a day."""
+        try:
+            while not self._stop.is_set() and self._settings.driver.runs():
+                if not self._executions and time.monotonic() - self._last_request > UNUSED_SECONDS:
+                    log.warning("no request for %g h, keeper %s ends", UNUSED_SECONDS / 3600, self.name)
+                    return
+                try:
+                    if self._board is None and not self.open():
+                        log.warning("another keeper took over while the server was away, keeper %s ends", self.name)
+                        return
+                    assert self._board is not None
+                    self._wait(self._board)
+                    self._serve(self._board)
+                except (PgCdcError, psycopg2.Error) as error:
+                    self._lose_board(error)
+                    if isinstance(error, ConnectError) and not self._executions.hold_any():
+                        log.warning("the server does not let keeper %s in any more, it ends", self.name)
+                        return
+        finally:
+            self._close()
+
+    def _wait(self, board: Session) -> None:
+        """Wait for a notification, a finished thread or a lost holder, or until the next tick or look."""
+        seconds = min(TICK_SECONDS, self._look_seconds())
+        select.select([board, self._workers, *self._executions.idle_holders()], [], [], seconds)
+
+    def _look_seconds(self) -> float:
+        return STANDBY_LOOK_SECONDS if self._standby else readers.look_seconds(self._executions)
+
+    def _serve(self, board: Session) -> None:
+        self._workers.finish()
+        board.poll()
+        while board.notifies:
+            self._accept(board, Request.from_json(board.notifies.pop(0).payload))
+        self._executions.mend()
+        now = time.monotonic()
+        # A snapshot that was just made has readers who wait for it, and what they read is locked at once.
+        if self._executions.made_some or now >= self._next_look:
+            self._executions.made_some = False
+            if self._standby or self._executions or self._marks:
+                self._next_look = now + self._look_seconds()
+                self._look(board, now)
+
+    def _accept(self, board: Session, request: Request) -> None:
+        key = request.execution
+        self._last_request = now = time.monotonic()
+        known = self._executions.get(key)
+        if request.is_stage and (known is None or (known.asked_at < request.planned_at and not known.busy)):
+            # What is known of this stage belongs to one with the same number, of an earlier SparkContext.
+            self._executions.forget(key)
+            known = None
+        if known is not None:
+            known.last_reader = now
+        if self._executions.tell_why_ended(key):
+            return
+        if known is None:
+            self._executions.begin(request, _server_clock(board))
+        elif request.spec.slot and request.spec.slot != known.request.spec.slot:
+            self._executions.end(
+                key,
+                DefiniteError(
+                    f"slot {request.spec.slot} was asked for after another scan of the same action had taken its "
+                    "snapshot",
+                    remedy="give every DataFrame of the action the same option slot, or use open_snapshot()",
+                ),
+            )
+            self._executions.tell_why_ended(key)
+
+    def _look(self, board: Session, now: float) -> None:
+        """Take in which executions have readers; a reader of one that is not known waits for something."""
+        for key in readers.watch(board, self.name, self._executions, self._idle_kept, now):
+            if self._standby:
+                self._accept(board, replace(self._settings.example, execution=key))
+            elif key in self._marks:
+                self._executions.tell_why_ended(key)
+        self._marks.end_old(now)
+
+    def _lose_board(self, error: Exception) -> None:
+        if self._board is not None:
+            log.warning("keeper %s lost its session: %s", self.name, error)
+            self._board.close()
+            self._board = None
+        self._stop.wait(TICK_SECONDS)
+
+    def _close(self) -> None:
+        self._marks.close()
+        self._executions.close()
+        if self._board is not None:
+            self._board.close()
+        self._workers.close()
+
+
+def _server_clock(board: Session) -> float:
+    with translated("reading the server's clock"), board.cursor() as cursor:
+        cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+        return float(cursor.fetchone()[0])
