@@ -88,10 +88,12 @@ def test_a_snapshot_that_was_released_is_lost(db: str, pg: Session) -> None:
     assert error.remedy == "raise snapshotIdle above the longest pause between two reads of one action"
 
 
-def test_a_slot_that_is_asked_for_too_late_is_a_definite_error(db: str, pg: Session) -> None:
+def test_a_slot_that_is_asked_for_too_late_is_refused(db: str, pg: Session) -> None:
     run(pg, "CREATE TABLE t AS SELECT 1 AS id")
     assert Scan(db).rows("1") == 1
-    error = Scan(db, slot="late").refusal("1")
+    late = Scan(db, slot="late")
+    # The keeper may be slower to say so than the task is to find the snapshot that is there.
+    error = late.refusal("1")
     assert type(error) is DefiniteError
     assert error.what.startswith("slot late was asked for after another scan of the same action")
     assert error.remedy.startswith("give every DataFrame of the action the same option slot")

@@ -118,7 +118,7 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
             next_ring = time.monotonic() + RING_SECONDS
         keeper_runs, snapshot = _look(session, keeper, request)
         if snapshot is not None:
-            _check_fits(snapshot, request)
+            _check_fits(session, snapshot, request)
             return snapshot
         if not keeper_runs and time.monotonic() - start > LOST_KEEPER_SECONDS:
             raise SnapshotLostError(
@@ -179,13 +179,36 @@ def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[s
         return list(cursor.fetchall())
 
 
-def _check_fits(snapshot: Snapshot, request: Request) -> None:
+def _check_fits(session: Session, snapshot: Snapshot, request: Request) -> None:
+    """Raise DefiniteError where the snapshot was made for another scan, which asked for less."""
     if snapshot.lsn is None and request.spec.consistent_point == "require":
         raise DefiniteError(
             f"execution {request.execution} has a snapshot without a consistent point already, made for another of its "
             "scans",
             remedy="give every DataFrame of the action the same consistentPoint",
         )
+    slot = request.spec.slot
+    if slot and snapshot.lsn is not None and not _starts_after(session, slot, snapshot.lsn):
+        raise DefiniteError(
+            f"slot {slot} was asked for after another scan of the same action had taken its snapshot, or it was "
+            "dropped since",
+            remedy="give every DataFrame of the action the same option slot, or use open_snapshot()",
+        )
+
+
+def _starts_after(session: Session, slot: str, lsn: Lsn) -> bool:
+    """Whether a slot is there and has nothing from before a snapshot that ends at ``lsn``."""
+    with translated(f"looking for slot {slot}"), session.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT confirmed_flush_lsn > %s::pg_lsn
+            FROM pg_catalog.pg_replication_slots
+            WHERE slot_name = %s
+            """,
+            (str(lsn), slot),
+        )
+        row = cursor.fetchone()
+        return row is not None and bool(row[0])
 
 
 def _ring(session: Session, keeper: str, request: Request) -> None:
