@@ -1,9 +1,9 @@
 """Decode ``COPY … TO STDOUT (FORMAT binary)`` column by column.
 
-Decoding row by row would cost a Python step per value. Here some thousands of rows are joined into one buffer and all
-rows advance together, one column at a time: gather the lengths, gather or copy the values, step over them.
+Decoding row by row would cost a Python step for each value. Here thousands of rows lie in one buffer, and all rows
+advance together, a column at a time: gather the lengths, gather or copy the values, step over them.
 
-Fixed-width columns are selected first, those that are NOT NULL before the others. As long as no row has a NULL there,
+Fixed-width columns are selected first, those that are NOT NULL before the others. As long as no row has a NULL in them,
 they lie at constant offsets, and one gather reads them all::
 
     row   count │ length value │ length value │ length value … │ length bytes │ length bytes
@@ -11,9 +11,9 @@ they lie at constant offsets, and one gather reads them all::
 
 The format is in the manual under COPY, "Binary Format".
 
-- A row ends where its message ends: every position is checked against it before the next column is read.
-- The gather at constant offsets is used for the columns up to the first that has a NULL in any row; the others are
-  walked. So both ways see checked lengths only.
+- A row ends where its message ends. Every position is checked against that before the next column is read.
+- The gather is used for the columns before the first that has a NULL in any row; the others are walked. Either way,
+  every length has been checked.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _LENGTH_BYTES = 4
 
 
 class CopyMessages:
-    """Tell apart what the messages of one COPY are: first a header, then rows, then a trailer.
+    """Tells the messages of one COPY apart: first a header, then rows, then a trailer.
 
-    Servers send the header alone or in front of the first row or of the trailer; each row is a message.
+    Each row is a message. Servers send the header alone, or in front of the first row or of the trailer.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class CopyMessages:
         self._trailer_seen = False
 
     def rows(self, messages: Messages) -> Messages:
-        """Return the rows among the next messages."""
+        """Return the rows among the next messages. Raises WireError for a malformed header or messages too many."""
         rows = messages
         if len(rows) and self._trailer_seen:
             raise WireError(f"COPY: expected no message after the trailer, got {len(rows)}")
@@ -72,7 +72,7 @@ class CopyMessages:
         return rows
 
     def finish(self) -> None:
-        """Check that the trailer was seen; without it the server may have had more rows to send."""
+        """Raise TransientError if the trailer has not come: then the server may have had more rows to send."""
         if not self._trailer_seen:
             raise TransientError("the COPY ended without its trailer: the session was lost, or the query cancelled")
 
@@ -90,12 +90,12 @@ def _header_length(message: bytes) -> int:
 
 
 def select_order(codecs: Sequence[Codec]) -> list[int]:
-    """Return the indices of ``codecs`` in the order in which their columns are to be selected."""
+    """Return the indices of ``codecs`` in the order in which their columns have to be selected."""
     return sorted(range(len(codecs)), key=lambda i: (codecs[i].width is None, not codecs[i].column.not_null))
 
 
 class CopyDecoder:
-    """Decode rows whose columns were selected in :func:`select_order`."""
+    """Decodes rows whose columns were selected in the order of :func:`select_order`."""
 
     def __init__(self, codecs: Sequence[Codec], unrepresentable: Literal["error", "null"]) -> None:
         self._codecs = list(codecs)
@@ -108,7 +108,7 @@ class CopyDecoder:
                 break
             self._fixed.append((i, decoder))
         self._dtypes = [decoder.wire if isinstance(decoder := codecs[i].decoder, Fixed) else None for i in self._order]
-        # The lengths' bytes are compared as they come, against constants in the same order of bytes.
+        # Lengths are compared in the byte order in which they come, to constants in the same.
         self._prefix = np.dtype(
             [("count", ">i2")]
             + [
@@ -121,13 +121,14 @@ class CopyDecoder:
 
     @property
     def padding(self) -> int:
-        """How many zeros a buffer has to have behind the rows."""
+        """How many zeros a buffer must have behind the rows."""
         return max(self._prefix.itemsize, WireBuffer.MIN_PADDING)
 
     def decode(self, rows: Messages) -> list[pa.Array]:
-        """Decode complete rows into one array per codec, in the codecs' order.
+        """Decode complete rows into one array for each codec, in the codecs' order.
 
-        Raises :class:`RefusedValueError` for a value that its type cannot hold, unless such values are to be NULL.
+        Raises WireError for malformed rows, and :class:`~pg_cdc_source.protocol.refused.RefusedValueError` for a value
+        that its type cannot hold, unless such values become NULL.
         """
         if not len(rows):
             return [pa.nulls(0, codec.arrow_type) for codec in self._codecs]
@@ -149,7 +150,7 @@ class CopyDecoder:
         shortest = int((ends - starts).min())
         if shortest < _COUNT_BYTES:
             raise WireError(f"COPY: expected a row of {_COUNT_BYTES} bytes or more, got {shortest}")
-        # Gathered as opaque bytes: NumPy copies structured items field by field, 20 times as slowly.
+        # Gathered as opaque bytes: NumPy copies structured items field by field, which takes 20 times as long.
         prefix = buffer.at_any_byte(f"V{self._prefix.itemsize}")[starts].view(self._prefix)
         wrong = prefix["count"] != len(self._codecs)
         if wrong.any():
@@ -168,7 +169,7 @@ class CopyDecoder:
         size = _COUNT_BYTES
         for k, (_, decoder) in enumerate(self._fixed):
             next_at = size + _LENGTH_BYTES + decoder.wire.itemsize
-            # Beyond the shortest row, the gather may have read bytes of another row.
+            # Behind the end of the shortest row, the gather may have read bytes of another row.
             if next_at > shortest_row or (prefix[f"length{k}"] != self._prefix_lengths[k]).any():
                 return k, size
             size = next_at
@@ -177,7 +178,7 @@ class CopyDecoder:
     def _walk(
         self, buffer: WireBuffer, at: Ints, ends: Ints, columns: Sequence[int], arrays: dict[int, pa.Array]
     ) -> None:
-        """Decode ``columns``, the first of which begins at ``at`` in each row."""
+        """Decode ``columns`` into ``arrays``; the first of them begins at ``at`` in each row."""
         length_at = buffer.at_any_byte(">i4")
         for i in columns:
             length = length_at[at].astype(np.int64)

@@ -1,7 +1,7 @@
-"""Rows as JSON objects, written and read by columns: the envelope of a stream of several tables.
+"""Write and read rows as JSON objects, a column at a time: the envelope of a stream of several tables.
 
-Values are PostgreSQL's texts. Booleans and integers stand as such, every other value as a string, NULL as null, and a
-value that did not travel is left out of its object. So no value is rounded, and each text comes back as it was.
+Values are PostgreSQL's texts. Booleans and integers become JSON's, every other value a string, and NULL null. A value
+that did not travel is left out of its object. So no value is rounded, and each text comes back as it was.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EnvelopeColumn:
 
     @property
     def kind(self) -> str:
-        """What stands for its values in JSON, as messages name it."""
+        """What its values are in JSON: boolean, integer or string."""
         if self.type_oid == _BOOL_OID:
             return "boolean"
         return "integer" if self.type_oid in _INTEGER_OIDS else "string"
@@ -45,10 +45,11 @@ class EnvelopeColumn:
 def json_objects(
     columns: Sequence[EnvelopeColumn], texts: Sequence[pa.Array], absent: Sequence[pa.BooleanArray | None]
 ) -> pa.StringArray:
-    """Give one JSON object for each row of ``texts``, one array of PostgreSQL's texts for each of at least one column.
+    """Return one JSON object for each row.
 
-    A null text is SQL's NULL; a value that is ``absent`` is left out, None leaves out none. Raises WireError for a text
-    that its type cannot have.
+    ``texts`` has PostgreSQL's texts of each of ``columns``, of which there is at least one; a null is SQL's NULL.
+    ``absent`` says for each column where its value is left out; None leaves out none. Raises WireError for a text that
+    its type cannot have.
     """
     members = []
     for column, text, left_out in zip(columns, texts, absent, strict=True):
@@ -56,7 +57,7 @@ def json_objects(
         name = f"{json.dumps(column.name, ensure_ascii=False)}:"
         member = _joined(name, pc.fill_null(_values(column, text), "null"))
         members.append(member if left_out is None else pc.if_else(left_out, pa.scalar(None, pa.string()), member))
-    # The brace is among what is joined, because Arrow drops a row in which all there is to join is null.
+    # The brace is joined as well, because Arrow joins a row of nothing but nulls to null.
     joined = pc.binary_join_element_wise("{", *members, ",", null_handling="skip")
     return _joined(pc.binary_replace_slice(joined, 0, len("{,"), "{"), "}")
 
@@ -66,13 +67,13 @@ def _joined(*parts: str | pa.Array) -> pa.StringArray:
 
 
 def _values(column: EnvelopeColumn, texts: pa.StringArray) -> pa.StringArray:
-    """JSON values, null where the text is."""
+    """Return JSON values, null where the text is."""
     if column.kind == "boolean":
         values = pc.if_else(pc.equal(texts, "t"), "true", "false")
         return _expect(column, values, pc.is_in(texts, pa.array(["t", "f", None])))
     if column.kind == "integer":
         try:
-            # There and back, because a cast also takes what is no integer in JSON (0x1F, 007).
+            # Cast and back, because a cast also accepts what is no integer in JSON (0x1F, 007).
             same = pc.equal(pc.cast(pc.cast(texts, pa.int64()), pa.string()), texts)
         except pa.ArrowInvalid:
             same = pa.array([False])
@@ -82,18 +83,18 @@ def _values(column: EnvelopeColumn, texts: pa.StringArray) -> pa.StringArray:
 
 def _expect(column: EnvelopeColumn, values: pa.StringArray, fits: pa.BooleanArray) -> pa.StringArray:
     if pc.all(fits).as_py() is False:
-        raise WireError(f"envelope: column {quoted(column.name)}: expected a {column.kind}, got other text")
+        raise WireError(f"envelope: column {quoted(column.name)}: expected a JSON {column.kind}, got other text")
     return values
 
 
-# RFC 8259, section 7: what a string must not hold as it is. Everything else, U+2028 as well, may stand. The backslash
-# comes first, since the others bring new ones.
+# RFC 8259, section 7: what a string must not hold unescaped. Everything else may stand, U+2028 too. The backslash comes
+# first, since the other escapes add backslashes.
 _ESCAPES = {character: json.dumps(character)[1:-1] for character in ("\\", '"', *map(chr, range(0x20)))}
 _PLAIN_BYTES = bytes(byte for byte in range(256) if chr(byte) not in _ESCAPES)
 
 
 def _escaped(texts: pa.StringArray) -> pa.StringArray:
-    # One look at all bytes costs less than one at each value, and mostly it finds nothing.
+    # Looking once at all bytes costs less than looking at each value, and mostly finds nothing.
     found = set(_bytes(texts).translate(None, _PLAIN_BYTES))
     for character, escape in _ESCAPES.items():
         if ord(character) in found:
@@ -102,7 +103,7 @@ def _escaped(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _bytes(texts: pa.StringArray) -> bytes:
-    """All bytes of the values that a string array holds, and of no others."""
+    """Return all bytes of the values of a string array, and no others."""
     _, offsets, data = texts.buffers()
     if data is None or not len(texts):
         return b""
@@ -114,11 +115,11 @@ def _bytes(texts: pa.StringArray) -> bytes:
 
 
 class _NoValue:
-    """What a value of JSON is that no column can have."""
+    """Stands for a JSON value that no column can have."""
 
 
 class _Absent:
-    """What an object lacks."""
+    """Stands for a value that an object lacks."""
 
 
 _ABSENT = _Absent()
@@ -128,7 +129,7 @@ def _no_value(_: str) -> _NoValue:
     return _NoValue()
 
 
-# Python's integers have no bounds, so that every digit arrives.
+# Integers are left to Python, whose integers have no bounds: every digit arrives.
 _DECODER = json.JSONDecoder(parse_float=_no_value, parse_constant=_no_value)
 _PYTHON_TYPE = {"boolean": bool, "integer": int, "string": str}
 
@@ -136,7 +137,7 @@ _PYTHON_TYPE = {"boolean": bool, "integer": int, "string": str}
 def columns_from_json(
     objects: pa.StringArray, columns: Sequence[EnvelopeColumn]
 ) -> list[tuple[pa.StringArray, pa.BooleanArray]]:
-    """Give back the texts of each column, and where it was present; a null object lacks every column.
+    """Return the texts of each column, and where it was present. A null object lacks every column.
 
     Raises WireError for what :func:`json_objects` does not write, SchemaChangedError for an object with other columns.
     """
@@ -162,7 +163,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
 
 def _column(column: EnvelopeColumn, rows: Sequence[Mapping[str, Any]]) -> tuple[pa.StringArray, pa.BooleanArray]:
     values = list(map(dict.get, rows, repeat(column.name), repeat(_ABSENT)))  # type: ignore[arg-type]
-    # By columns, because all values of a column are of the same few types; and by exact ones, since True is an int.
+    # A look at the few types of a column replaces one at each value. They are compared exactly, since True is an int.
     kinds = set(map(type, values))
     if not kinds <= {_PYTHON_TYPE[column.kind], type(None), _Absent}:
         raise _other_value(column)

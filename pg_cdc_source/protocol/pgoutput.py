@@ -1,6 +1,6 @@
-"""Read the messages of the plugin ``pgoutput`` that describe something, one by one, into dataclasses.
+"""Read messages of the plugin ``pgoutput`` one by one into dataclasses: Begin, Commit, Relation, Truncate and so on.
 
-Messages of rows (Insert, Update, Delete) are many and read together: see :mod:`~pg_cdc_source.protocol.tuples`.
+Inserts, Updates and Deletes are many. :mod:`~pg_cdc_source.protocol.tuples` reads thousands of them together.
 
 The formats are in the manual under "Logical Replication Message Formats" (protocol-logicalrep-message-formats) and in
 src/backend/replication/logical/proto.c. Inside a block of a streamed transaction (between Stream Start and Stream
@@ -39,9 +39,8 @@ NAMES = {
     STREAM_ABORT: "Stream Abort",
 }
 
-# Timestamps count microseconds from 2000-01-01; Unix time is so much ahead.
+# Timestamps count microseconds from 2000-01-01. Unix time is ahead by so many.
 _EPOCH_MICROSECONDS = 946_684_800_000_000
-XID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class RelationMessage:
-    """What the columns of a relation are from here on. ``identity`` is pg_class.relreplident: d, n, f or i."""
+    """What the columns of a relation are from this message on. ``identity`` is pg_class.relreplident: d, n, f or i."""
 
     oid: int
     schema: str
@@ -100,7 +99,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What ``pg_logical_emit_message()`` wrote."""
+    """What ``pg_logical_emit_message()`` wrote; ``lsn`` is the position of the message itself."""
 
     transactional: bool
     lsn: Lsn
@@ -135,7 +134,7 @@ class StreamAbort:
 
 
 class _Octets:
-    """A message's bytes after its tag, taken from the front; short ones raise."""
+    """A message's bytes behind its tag, taken from the front. Raises WireError where there are too few or too many."""
 
     def __init__(self, tag: int, data: bytes, at: int) -> None:
         self._tag = tag
@@ -261,21 +260,19 @@ _READERS: dict[int, Callable[[_Octets], Any]] = {
     STREAM_COMMIT: _stream_commit,
     STREAM_ABORT: _stream_abort,
 }
-# Of these, messages in a streamed transaction name the subtransaction behind their tag.
+# In a block of a streamed transaction, these have the xid of their subtransaction behind their tag, in 4 bytes.
 IN_STREAM = frozenset((*ROWS, TRUNCATE, RELATION, TYPE, MESSAGE))
 
 
-def read(data: bytes, at: int = 0, *, in_stream: bool = False) -> Any:
-    """Read the one message that ``data`` holds from ``at`` on, other than those of rows.
+def read(data: bytes, at: int = 0) -> Any:
+    """Read the one message that ``data`` holds from ``at`` on, other than an Insert, Update or Delete.
 
-    ``in_stream``: it stands in a block of a streamed transaction. Raises WireError for short, long or unknown bytes.
+    A message of a streamed transaction is read without its xid. Raises WireError for short, long or unknown bytes.
     """
     tag = data[at] if at < len(data) else None
     if tag not in _READERS:
         raise WireError(f"pgoutput: expected a message's tag, got {'nothing' if tag is None else repr(bytes([tag]))}")
     octets = _Octets(tag, data, at + 1)
-    if in_stream and tag in IN_STREAM:
-        octets.take(">I")
     message = _READERS[tag](octets)
     octets.finish()
     return message

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pg_cdc_source.errors import WireError
-from pg_cdc_source.protocol.pgoutput import DELETE, INSERT, NAMES, UPDATE, XID_BYTES
+from pg_cdc_source.protocol.pgoutput import DELETE, INSERT, NAMES, UPDATE
 from pg_cdc_source.values import native
 from pg_cdc_source.values.decoder import Field
 from pg_cdc_source.values.ndarrays import Flags, Ints
@@ -25,7 +25,7 @@ _NULL, _UNCHANGED, _TEXT = b"nut"
 
 @dataclass(frozen=True, slots=True)
 class Tuples:
-    """Row images of one relation by columns: where each value lies. ``unchanged``: it did not travel (TOAST)."""
+    """Images of rows of one relation: for each column where its values lie, and which did not travel (TOAST)."""
 
     fields: list[Field]
     unchanged: list[Flags | None]
@@ -33,7 +33,7 @@ class Tuples:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Messages of rows of one relation.
+    """Inserts, Updates and Deletes of one relation.
 
     ``new`` has an image for each message in ``has_new``, ``old`` for each in ``has_old`` (boolean, one per message);
     ``old_is_full`` tells a whole old row (replica identity FULL) from a key. ``kind`` is each message's tag.
@@ -48,15 +48,16 @@ class Rows:
     new: Tuples | None
 
 
-def walk(buffer: WireBuffer, starts: Ints, ends: Ints, columns: int, *, in_stream: bool = False) -> Rows:
-    """Find the values in Insert, Update and Delete messages, at least one, of a relation with ``columns`` columns.
+def walk(buffer: WireBuffer, starts: Ints, ends: Ints, columns: int) -> Rows:
+    """Find the values in Inserts, Updates and Deletes, at least one, of a relation with ``columns`` columns.
 
-    Each message lies in ``buffer`` from its tag at ``starts`` to ``ends``. Raises WireError when one is short or long.
+    Each message lies in ``buffer`` from its tag at ``starts`` to ``ends``; one of a streamed transaction lies there
+    without its xid. Raises WireError for a malformed message.
     """
     octet = buffer.at_any_byte("u1")
     kind = octet[starts]
-    # Tag, oid of the relation, tag of the image, number of columns; the buffer's padding takes a reader this far.
-    at = starts + (5 + XID_BYTES * in_stream)
+    # Tag, oid of the relation, tag of the image, number of columns.
+    at = starts + 5
     _expect(kind, at + 3 <= ends, "a longer message")
     image = octet[at]
     has_old = image != _NEW
@@ -123,7 +124,7 @@ def _expect(kind: npt.NDArray[np.uint8], holds: Flags, expected: str) -> None:
 
 
 def tags_and_oids(messages: Messages, header_bytes: int) -> tuple[Ints, npt.NDArray[np.uint8], Ints]:
-    """Where the messages begin behind their headers, their tags, and the oids of their relations."""
+    """Return where messages begin behind their headers, their tags, and the oids of their relations."""
     starts = messages.starts + header_bytes
     tags = messages.buffer.at_any_byte("u1")[starts]
     oids = messages.buffer.at_any_byte(">u4")[starts + 1].astype(np.int64)

@@ -26,6 +26,7 @@ from pg_cdc_source.values.decoder import (
     refusals,
     without,
 )
+from pg_cdc_source.values.escapes import find_escapes, remove_escapes
 from pg_cdc_source.values.items import LENGTH_BYTES, walk_into
 from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
 from pg_cdc_source.values.wire import WireBuffer
@@ -38,9 +39,9 @@ _DIMENSION_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Array(Decoder):
-    """``array_send``: arrays of one dimension that start at 1, or empty ones.
+    """``array_send``: arrays of one dimension with the lower bound 1, and empty ones.
 
-    Spark's arrays have neither more dimensions nor another lower bound, so others are refused.
+    Spark's arrays have neither more dimensions nor another lower bound, so all others are refused.
     """
 
     element: Decoder
@@ -94,12 +95,12 @@ class Array(Decoder):
         count = np.where(line & ~shifted, count, 0)
         if count.min() < 0:
             raise MalformedError(f"expected 0 or more elements, got {int(count.min())}")
-        # Also keeps a false count from asking for more memory than the bytes received can need.
+        # This also keeps a false count from asking for more memory than the received bytes can need.
         rest = length - (_HEADER_BYTES + _DIMENSION_BYTES)
         wrong_size = np.where(count > 0, LENGTH_BYTES * count > rest, line & ~shifted & (rest != 0))
         expect_length(values, wrong_size, "the bytes of its elements")
         refused = refusals(
-            (many, "an array of more than one dimension"), (shifted, "an array that does not start at 1")
+            (many, "an array of more than one dimension"), (shifted, "an array whose lower bound is not 1")
         )
         return count, flags == 1, refused
 
@@ -115,7 +116,7 @@ class Array(Decoder):
             start[:] = (first - stride * offsets[:-1])[row_of] + stride * np.arange(len(row_of)) + LENGTH_BYTES
             at = np.where(strided[row_of], start - LENGTH_BYTES, values.buffer.zeros_at)
             length[:] = values.buffer.at_any_byte(">i4")[at]
-            # A NULL would have made the array smaller, so only a longer element can have made up for it.
+            # A NULL has no bytes, so the array has this size with one only if another element is too long.
             wrong = strided[row_of] & (length != self.element.wire.itemsize)
             if wrong.any():
                 got = int(length[wrong.argmax()])
@@ -128,12 +129,13 @@ class Array(Decoder):
         if not null.any():
             return Field(values.buffer, start, length)
         if (null & ~has_nulls[row_of]).any():
-            raise MalformedError("expected an array without NULLs, got one with")
+            raise MalformedError("expected an array without NULLs, got a NULL element")
         length[null] = 0
         return Field(values.buffer, start, length, ~null)
 
 
-# What a byte may do besides being part of an element. White space is what array_isspace takes for it.
+# What a byte can be outside quotes, other than a part of an element. White space is what array_isspace (arrayfuncs.c)
+# accepts.
 _ENDS, _MISPLACED, _QUOTES = 1, 2, 3
 
 
@@ -154,12 +156,12 @@ _OF_MORE_DIMENSIONS = rf"(?s)(?:(?:{_BOUNDS}){{2,6}}=)?\{{\{{.*\}}\}}"
 
 @dataclass(frozen=True, slots=True)
 class PrintedArray(Decoder):
-    r"""``array_out``: ``{1,NULL,"a \"b\" \\ c"}``, with ``[2:3]=`` in front where it does not start at 1.
+    r"""``array_out``: ``{1,NULL,"a \"b\" \\ c"}``, with ``[2:3]=`` in front where the lower bound is not 1.
 
-    An element is quoted where it is empty, reads NULL in any case, or has a brace, comma, quote, backslash or white
-    space in it. Within quotes, a backslash stands before each quote and backslash. A few types have another delimiter
-    than a comma (box: ``;``, PostGIS's: ``:``). All arrays are split at once: each byte behind the first brace belongs
-    to an element or ends one, and the next begins there, be it in the next row::
+    An element is quoted if it is empty, reads NULL in any case, or has a brace, comma, quote, backslash or white space.
+    Within quotes, a backslash precedes each quote and backslash. A few types have another delimiter than the comma
+    (box: ``;``, PostGIS: ``:``). All arrays are split at once. Each byte behind the first brace either belongs to an
+    element or ends one, and the next element begins behind it, even if that is in the next row::
 
         {1,NULL,3}{"a,b"}
          1,NULL,3} "a,b"}
@@ -177,7 +179,7 @@ class PrintedArray(Decoder):
         n = len(values.start)
         special, refused = _special(values)
         valid = without(values.valid, special) if refused else values.valid
-        # Of the rest only {} has two bytes.
+        # Of all others, only {} has two bytes.
         some = values.present((values.length > 2) & ~special)
         count = np.zeros(n, np.int64)
         children = pa.nulls(0, self.element.arrow)
@@ -196,7 +198,7 @@ class PrintedArray(Decoder):
 
 
 def _special(values: Field) -> tuple[Flags, tuple[Refused, ...]]:
-    """Return which rows are arrays that Spark does not have, and why; all others begin with one brace."""
+    """Return which rows are arrays that Spark cannot hold, and why. All others begin with one brace."""
     if values.present(values.length < 2).any():
         raise MalformedError("expected an array in braces, got a shorter text")
     octet, at = values.buffer.at_any_byte("u1"), values.first_byte()
@@ -212,56 +214,53 @@ def _special(values: Field) -> tuple[Flags, tuple[Refused, ...]]:
     printed.expect(text, pc.or_(many, shifted), "an array")
     reasons = (
         (printed.flags(many), "an array of more than one dimension"),
-        (printed.flags(shifted), "an array that does not start at 1"),
+        (printed.flags(shifted), "an array whose lower bound is not 1"),
     )
     return special, tuple(Refused(rows[refusal.rows], refusal.reason) for refusal in refusals(*reasons))
 
 
 def _split(bodies: Field, delimiter: str) -> tuple[Field, Ints]:
-    """Return all elements of ``bodies``, which are arrays without their first brace, and how many each body has."""
+    """Return all elements of ``bodies``, and how many each body has. A body is an array without its first brace."""
     octets, row_end = content(byte_strings(bodies, bodies.start, bodies.length)), np.cumsum(bodies.length)
     if (octets[row_end - 1] != ord("}")).any():
         raise MalformedError("expected a brace at the end of an array, got another character")
-    role, escape = _roles(delimiter).take(octets), printed.escapes(octets)
-    if len(escape):
-        escaped = octets[escape + 1]
-        if ((escaped != ord('"')) & (escaped != ord("\\"))).any():
-            raise MalformedError("expected a backslash only before quotes and backslashes, got another")
-        role[escape + 1] = 0
+    role = _roles(delimiter).take(octets)
+    escapes, escaped = find_escapes(octets)
+    role[escaped] = 0
     at = np.flatnonzero(role)
     role = role[at]
     quote = role == _QUOTES
-    # False from a closing quote on, true from an opening one.
+    # True from an opening quote on, false from a closing one on.
     inside = np.bitwise_xor.accumulate(quote.view(np.uint8)).view(np.bool_)
     if (~inside & (role == _MISPLACED)).any():
-        raise MalformedError("expected braces, backslashes and white space of elements in quotes, got others")
+        raise MalformedError("expected braces, backslashes and white space only within quotes, got one outside")
     ends = np.flatnonzero(~inside & (role == _ENDS))
     end = at[ends]
     last = np.flatnonzero(octets[end] == ord("}"))
-    # A quote without its other one would hide the brace behind it.
+    # An unpaired quote would hide the brace behind it.
     if not np.array_equal(end[last] + 1, row_end):
-        raise MalformedError("expected one closing brace and quotes in pairs, got others")
+        raise MalformedError("expected one closing brace at the end and quotes in pairs, got something else")
     start = np.concatenate((np.zeros(1, np.int64), end[:-1] + 1))
     if (start == end).any():
         raise MalformedError("expected an element between delimiters, got none")
-    # Quotes come in pairs, so that one pair for each element that begins with one leaves none elsewhere.
+    # With one pair for each element that begins with a quote, there is no quote elsewhere.
     quoted = octets[start] == ord('"')
     pairs = np.count_nonzero(quote) == 2 * np.count_nonzero(quoted)
     if not pairs or (at[ends[quoted] - 1] + 1 != end[quoted]).any():
-        raise MalformedError("expected quotes around a whole element, got others")
-    start, end = start + quoted, end - quoted
-    if len(escape):
-        kept = np.ones(len(octets), np.bool_)
-        kept[escape] = False
-        octets = octets[kept]
-        start, end = start - np.searchsorted(escape, start), end - np.searchsorted(escape, end)
-    buffer, length = WireBuffer([octets.tobytes()]), end - start
-    valid = np.ones(len(start), np.bool_)
+        raise MalformedError("expected quotes around whole elements, got one elsewhere")
+    octets, start, end = remove_escapes(octets, escapes, start + quoted, end - quoted)
+    return _with_nulls(WireBuffer([octets.tobytes()]), start, end - start, quoted), np.diff(last, prepend=-1)
+
+
+def _with_nulls(buffer: WireBuffer, start: Ints, length: Ints, quoted: Flags) -> Field:
+    """Return the elements, of which those that read NULL without quotes are NULL."""
     four = np.flatnonzero(~quoted & (length == len("NULL")))
-    word = buffer.at_any_byte("u4")[start[four]]
-    null = four[(word | _LOWER_CASE) == (_NULL | _LOWER_CASE)]
-    if len(null):
-        if (buffer.at_any_byte("u4")[start[null]] != _NULL).any():
-            raise MalformedError("expected NULL in capitals or in quotes, got other letters")
-        valid[null], length[null] = False, 0
-    return Field(buffer, start, length, valid if len(null) else None), np.diff(last, prepend=-1)
+    words = buffer.at_any_byte("u4")[start[four]]
+    null = four[(words | _LOWER_CASE) == (_NULL | _LOWER_CASE)]
+    if not len(null):
+        return Field(buffer, start, length)
+    if (buffer.at_any_byte("u4")[start[null]] != _NULL).any():
+        raise MalformedError("expected NULL in capitals or in quotes, got other letters")
+    valid = np.ones(len(start), np.bool_)
+    valid[null], length[null] = False, 0
+    return Field(buffer, start, length, valid)

@@ -1,7 +1,7 @@
-"""Make Arrow arrays of NumPy arrays and of byte strings in a buffer, and the other way round.
+"""Make Arrow arrays of NumPy arrays and of byte strings in a buffer, and NumPy arrays of Arrow arrays.
 
-pa.array(), pa.scalar() and to_numpy() import pandas where it is installed, which takes half a second of each process
-that Spark starts. The functions here do not.
+``pa.array()``, ``pa.scalar()`` and ``to_numpy()`` import pandas where it is installed, which takes half a second in
+each process that Spark starts. The functions here do not.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
 
 
 def bitmap(valid: Flags | None) -> pa.Buffer | None:
+    """Return flags as Arrow's bits: a validity bitmap, or the values of booleans."""
     return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def fixed_array(arrow: pa.DataType, values: npt.NDArray[Any], valid: Flags | None) -> pa.Array:
+    """Return an array over ``values``, which are laid out as the fixed-width type ``arrow`` has them."""
     return pa.Array.from_buffers(arrow, len(values), [bitmap(valid), pa.py_buffer(values)])
 
 
 def from_numpy(values: npt.NDArray[Any]) -> pa.Array:
-    """Numbers or flags as an array without NULLs."""
+    """Return numbers or flags as an array without NULLs."""
     if values.dtype == np.bool_:
         return pa.Array.from_buffers(pa.bool_(), len(values), [None, bitmap(values)])
     return fixed_array(pa.from_numpy_dtype(values.dtype), np.ascontiguousarray(values), None)
 
 
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
-    """The numbers or flags of an array without NULLs."""
+    """Return the numbers or flags of an array without NULLs."""
     _, data = array.buffers()
     if data is None:
         return np.zeros(0, array.type.to_pandas_dtype())
@@ -46,26 +48,28 @@ def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(data, array.type.to_pandas_dtype())[array.offset : end]
 
 
-def from_texts(texts: Sequence[str]) -> pa.Array:
+def from_texts(texts: Sequence[str]) -> pa.StringArray:
+    """Return texts as an array without NULLs."""
     octets = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, octets)]).astype(np.int32)
     return pa.Array.from_buffers(pa.string(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(octets))])
 
 
 def null(arrow: pa.DataType) -> pa.Scalar:
+    """Return NULL of a type."""
     return pa.nulls(1, arrow)[0]
 
 
 _IN_BOUNDS = pc.TakeOptions(boundscheck=False)
 
 
-def byte_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
-    """Copy byte strings out of the buffer. Where NULLs lie says nothing."""
+def byte_strings(values: Field, first: Ints, length: Ints) -> pa.BinaryArray:
+    """Copy byte strings out of the buffer of ``values``, NULL where these are."""
     return _copied(values, first, length)[0]
 
 
-def utf8_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
-    """Copy byte strings that are text. Raises NotUtf8Error."""
+def utf8_strings(values: Field, first: Ints, length: Ints) -> pa.StringArray:
+    """Copy byte strings that are text, as :func:`byte_strings` does. Raises NotUtf8Error."""
     octets, is_ascii = _copied(values, first, length)
     if is_ascii:
         return pa.Array.from_buffers(pa.string(), len(octets), octets.buffers())
@@ -73,10 +77,10 @@ def utf8_strings(values: Field, first: Ints, length: Ints) -> pa.Array:
 
 
 def _copied(values: Field, first: Ints, length: Ints) -> tuple[pa.Array, bool]:
-    """Byte strings, and whether they are known to be ASCII.
+    """Return byte strings, and whether they are known to be ASCII.
 
-    Seen with the offsets first, end, first, end, …, the buffer is an Arrow array whose even elements are the values
-    and whose odd ones are what lies between them, so that one ``take`` copies them all.
+    With the offsets first, end, first, end, …, the buffer is an Arrow array whose even elements are the values, and
+    whose odd elements are what lies between them. So one ``take`` copies all values.
     """
     n = len(first)
     if (gathered := native.gather(values.buffer.address, first, length)) is not None:
@@ -86,21 +90,22 @@ def _copied(values: Field, first: Ints, length: Ints) -> tuple[pa.Array, bool]:
     offsets = np.empty(2 * n + 1, np.int32)
     offsets[0:-1:2] = first
     np.add(first, length, out=offsets[1::2], casting="unsafe")
-    # Arrow looks at the first and the last one, both of which may be a NULL's.
+    # Arrow checks the first and the last offset, either of which may be a NULL's.
     offsets[-1] = offsets[:-1].max(initial=0)
     both = pa.Array.from_buffers(pa.binary(), 2 * n, [None, pa.py_buffer(offsets), values.buffer.arrow])
     even = fixed_array(pa.int32(), np.arange(0, 2 * n, 2, dtype=np.int32), values.valid)
     return pc.call_function("array_take", [both, even], _IN_BOUNDS), False
 
 
-def as_text(octets: pa.Array) -> pa.Array:
+def as_text(octets: pa.BinaryArray) -> pa.StringArray:
+    """Return byte strings as texts. Raises NotUtf8Error."""
     try:
         return octets.cast(pa.string())
     except pa.ArrowInvalid:
         raise NotUtf8Error("expected UTF-8, got other bytes (a database in SQL_ASCII?)") from None
 
 
-def content(strings: pa.Array) -> Bytes:
+def content(strings: pa.BinaryArray) -> Bytes:
     """Return the bytes of all strings of :func:`byte_strings`, one behind the other."""
     _, offsets, content = strings.buffers()
     return np.frombuffer(content or b"", np.uint8)[: np.frombuffer(offsets, np.int32)[len(strings)]]

@@ -35,7 +35,7 @@ class NotUtf8Error(MalformedError):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Values that the Arrow type cannot hold."""
+    """Values that the Arrow type cannot hold: their places in the array, ascending and at least one, and why."""
 
     rows: Ints
     reason: str
@@ -43,7 +43,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One array, and which of its NULLs stand for values that it cannot hold."""
+    """One array, and which of its NULLs stand for values that its type cannot hold."""
 
     array: pa.Array
     refused: tuple[Refused, ...] = ()
@@ -51,7 +51,10 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where values lie: first byte and length of each, in ascending order; a NULL has length 0."""
+    """Where values lie, in ascending order: the position of the first byte, and the length in bytes.
+
+    A NULL has length 0, and may lie anywhere.
+    """
 
     buffer: WireBuffer
     start: Ints
@@ -64,16 +67,16 @@ class Field:
 
     @property
     def located(self) -> tuple[int, Ints, Ints, Flags | None]:
-        """What functions in C take."""
+        """Return what functions in C take: address of the buffer, start, length, valid."""
         return self.buffer.address, self.start, self.length, self.valid
 
     def first_byte(self) -> Ints:
-        """Return the positions to gather from: a NULL's is that of the zeros."""
+        """Return the positions to gather from; that of a NULL is the zeros'."""
         return self.start if self.valid is None else np.where(self.valid, self.start, self.buffer.zeros_at)
 
 
 class Decoder(ABC):
-    """How values of one type become an Arrow array."""
+    """How values of one type in one format become an Arrow array of the type ``arrow``."""
 
     __slots__ = ()
 
@@ -81,11 +84,11 @@ class Decoder(ABC):
 
     @abstractmethod
     def read(self, values: Field) -> Decoded:
-        """Decode at least one value."""
+        """Decode at least one value. Raises MalformedError."""
 
 
 class Fixed(Decoder):
-    """A type whose values all have the same length."""
+    """A type whose values all have the length of the dtype ``wire``."""
 
     __slots__ = ()
 
@@ -93,7 +96,10 @@ class Fixed(Decoder):
 
     @abstractmethod
     def read_items(self, items: npt.NDArray[Any], valid: Flags | None) -> Decoded:
-        """Decode items of the dtype ``wire``, zero where NULL."""
+        """Decode items of the dtype ``wire``, in its byte order or this machine's; they are zero where NULL.
+
+        ``valid`` is None where nothing is NULL. Raises MalformedError.
+        """
 
     def read(self, values: Field) -> Decoded:
         wrong = values.present(values.length != self.wire.itemsize)
@@ -104,16 +110,19 @@ class Fixed(Decoder):
 
 
 def expect_length(values: Field, wrong: Flags, expected: str) -> None:
+    """Raise MalformedError where a value that is not NULL has a ``wrong`` length."""
     wrong = values.present(wrong)
     if wrong.any():
         raise MalformedError(f"expected {expected}, got {int(values.length[wrong.argmax()])} bytes")
 
 
 def without(valid: Flags | None, refused: Flags) -> Flags:
+    """Return ``valid`` with the refused values NULL as well."""
     return ~refused if valid is None else valid & ~refused
 
 
 def refusals(*cases: tuple[Flags, str]) -> tuple[Refused, ...]:
+    """Return the cases that have rows; a case is a flag for each row and the reason."""
     return tuple(Refused(np.flatnonzero(rows), reason) for rows, reason in cases if rows.any())
 
 
@@ -121,7 +130,7 @@ _OTHER_BYTES = "bytes that are not UTF-8, which asString cannot hold either"
 
 
 def refuse_other_bytes(read: Callable[[Field], Decoded], values: Field) -> Decoded:
-    """Run ``read`` on values; those with text that is not UTF-8 become NULL and are reported."""
+    """Call ``read`` with ``values``; those with text that is not UTF-8 become NULL and are reported as refused."""
     try:
         return read(values)
     except NotUtf8Error:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pg_cdc_source.values import printed
 from pg_cdc_source.values.arrow import as_text, bitmap, byte_strings, content, utf8_strings
 from pg_cdc_source.values.decoder import Decoded, Decoder, Field, MalformedError, expect_length
+from pg_cdc_source.values.escapes import find_escapes, remove_escapes
 from pg_cdc_source.values.items import LENGTH_BYTES, walk
 from pg_cdc_source.values.ndarrays import Flags, Ints
 from pg_cdc_source.values.wire import WireBuffer
@@ -21,7 +21,7 @@ _COUNT_BYTES = 4
 
 
 def _maps(items: Field, pairs: Ints, valid: Flags | None) -> pa.Array:
-    """Make maps of ``items``, which are each pair's key and value; ``pairs`` says how many each map has."""
+    """Make maps of ``items``, in which keys and values alternate; ``pairs`` says how many pairs each map has."""
     keys, values = (
         Field(items.buffer, items.start[k::2], items.length[k::2], None if items.valid is None else items.valid[k::2])
         for k in (0, 1)
@@ -37,7 +37,7 @@ def _maps(items: Field, pairs: Ints, valid: Flags | None) -> pa.Array:
 
 
 def _expect_distinct(keys: pa.Array, first_of_row: Ints) -> None:
-    """Check that no key is there twice. hstore sorts keys (by their bytes in the server's encoding), so these meet."""
+    """Check that no map has a key twice. hstore sorts keys by their bytes, so equal ones are neighbours."""
     same = np.zeros(len(keys), np.bool_)
     same[1:] = pc.equal(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False)
     same[first_of_row[first_of_row < len(keys)]] = False
@@ -62,7 +62,7 @@ class Hstore(Decoder):
         expect_length(values, values.length < _COUNT_BYTES, f"{_COUNT_BYTES} bytes or more")
         pairs = values.buffer.at_any_byte(">i4")[values.first_byte()].astype(np.int64)
         rest = values.length - _COUNT_BYTES
-        # Also keeps a false count from asking for more memory than the bytes received can need.
+        # This also keeps a false count from asking for more memory than the received bytes can need.
         wrong = (pairs < 0) | (2 * LENGTH_BYTES * pairs > rest) | ((pairs == 0) & (rest != 0))
         expect_length(values, wrong, f"the bytes of {int(pairs[wrong.argmax()])} pairs")
         items = 2 * pairs
@@ -72,16 +72,16 @@ class Hstore(Decoder):
         return Decoded(_maps(found, pairs, values.valid))
 
 
-# What may stand behind an item in quotes: a value or NULL behind a key, the next key or nothing behind a value.
+# What can follow an item in quotes: behind a key a value or NULL, behind a value the next key or nothing.
 _ARROW, _COMMA, _NULL = b"=>", b", ", b"=>NULL"
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedHstore(Decoder):
-    r"""``hstore_out``: ``"a"=>"1", "b \"c\""=>NULL``; in quotes, a backslash stands before quotes and backslashes.
+    r"""``hstore_out``: ``"a"=>"1", "b \"c\""=>NULL``; within quotes, a backslash precedes each quote and backslash.
 
-    All maps are split at once, at the quotes that no backslash stands before: these open and close items by turns.
-    What stands between two of them tells keys from values.
+    All maps are split at once, at the quotes that no backslash precedes: every other one opens an item. What lies
+    between two items tells keys from values.
     """
 
     arrow = _MAP
@@ -97,26 +97,22 @@ class PrintedHstore(Decoder):
 
 
 def _split(maps: Field) -> tuple[Field, Ints]:
-    """Return keys and values of all ``maps``, none of which is empty, and how many pairs each has."""
+    """Return the keys and values of all ``maps``, and how many pairs each has. No map is empty."""
     octets, row_end = content(byte_strings(maps, maps.start, maps.length)), np.cumsum(maps.length)
-    escape = printed.escapes(octets)
+    escapes, escaped = find_escapes(octets)
     is_quote = octets == ord('"')
-    if len(escape):
-        escaped = octets[np.minimum(escape + 1, len(octets) - 1)]
-        if ((escaped != ord('"')) & (escaped != ord("\\"))).any():
-            raise MalformedError("expected a backslash only before quotes and backslashes, got another")
-        is_quote[np.minimum(escape + 1, len(octets) - 1)] = False
+    is_quote[escaped] = False
     quote = np.flatnonzero(is_quote)
     in_row = np.searchsorted(quote, row_end)
     if (in_row % 2).any() or (np.diff(in_row, prepend=0) == 0).any():
-        raise MalformedError("expected quotes in pairs, got others")
+        raise MalformedError("expected quotes in pairs, got an unpaired one")
     first, after = quote[0::2], quote[1::2] + 1
     first_of_row = np.concatenate((np.zeros(1, np.int64), in_row[:-1] // 2))
     last = np.zeros(len(first), np.bool_)
     last[in_row // 2 - 1] = True
     row_start = np.concatenate((np.zeros(1, np.int64), row_end[:-1]))
     if (first[first_of_row] != row_start).any():
-        raise MalformedError("expected a key in quotes first, got others")
+        raise MalformedError("expected a key in quotes first, got something else")
     until = np.concatenate((first[1:], row_end[-1:]))
     until[last] = row_end
     buffer, gap = WireBuffer([octets.tobytes()]), until - after
@@ -124,30 +120,27 @@ def _split(maps: Field) -> tuple[Field, Ints]:
     null_behind = last & _stands(buffer, after, gap, _NULL) | ~last & _stands(buffer, after, gap, _NULL + _COMMA)
     value = np.where(last, gap == 0, _stands(buffer, after, gap, _COMMA))
     if not (key | null_behind | value).all():
-        raise MalformedError("expected => and a value behind a key, and a comma before the next one, got others")
-    # A key or a key with NULL comes first and behind values and NULLs, a value only behind a key.
+        raise MalformedError("expected => behind keys and a comma behind values, got something else")
+    # A value comes only behind a key; a key comes first, behind a value, or behind a NULL.
     behind_key = np.concatenate((np.zeros(1, np.bool_), key[:-1]))
     if (value != behind_key).any():
-        raise MalformedError("expected keys and values by turns, got others")
-    start, length = first + 1, after - first - 2
-    if len(escape):
-        kept = np.ones(len(octets), np.bool_)
-        kept[escape] = False
-        buffer = WireBuffer([octets[kept].tobytes()])
-        end = start + length
-        start = start - np.searchsorted(escape, start)
-        length = end - np.searchsorted(escape, end) - start
-    # Behind a key without a value, an item without bytes.
+        raise MalformedError("expected keys and values in turn, got something else")
+    if len(escapes):
+        octets, start, end = remove_escapes(octets, escapes, first + 1, after - 1)
+        buffer = WireBuffer([octets.tobytes()])
+    else:
+        start, end = first + 1, after - 1
+    # A key without a value is followed by an item without bytes.
     copies = 1 + null_behind
     valid = np.ones(int(copies.sum()), np.bool_)
     valid[np.cumsum(copies)[null_behind] - 1] = False
-    start, length = np.repeat(start, copies), np.where(valid, np.repeat(length, copies), 0)
+    start, length = np.repeat(start, copies), np.where(valid, np.repeat(end - start, copies), 0)
     pairs = np.diff(np.cumsum(copies)[in_row // 2 - 1], prepend=0) // 2
     return Field(buffer, start, length, None if valid.all() else valid), pairs
 
 
 def _stands(buffer: WireBuffer, at: Ints, length: Ints, text: bytes) -> Flags:
-    """Return where ``text`` lies, and nothing else."""
+    """Return where the ``length`` bytes at ``at`` are exactly ``text``."""
     found: Flags = length == len(text)
     where = np.flatnonzero(found)
     same: Any = buffer.at_any_byte(f"S{len(text)}")[at[where]] == text

@@ -58,7 +58,7 @@ _TIME_OF_DAY = r" (?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{0,5}[1-9]
 class PrintedMoment(Decoder):
     """``date_out``, ``timestamp_out``, ``timestamptz_out`` under ``DateStyle = ISO`` and ``TimeZone = UTC``.
 
-    Years have four digits or more; those before year 1 are counted backwards and end with `` BC``.
+    Years have four digits or more. Years before year 1 are counted backwards and end with `` BC``.
     """
 
     arrow: pa.DataType
@@ -78,10 +78,8 @@ class PrintedMoment(Decoder):
         ordinary = printed.matches(text, _YEAR + rest)
         if not ordinary.false_count:
             return Decoded(printed.cast(text, self.arrow, what))
-        infinite, outside = (
-            printed.matches(text, "-?infinity"),
-            printed.matches(text, f"{_LONG_YEAR}{rest}|{_YEAR}{rest} BC"),
-        )
+        infinite = printed.matches(text, "-?infinity")
+        outside = printed.matches(text, f"{_LONG_YEAR}{rest}|{_YEAR}{rest} BC")
         printed.expect(text, printed.any_of(ordinary, infinite, outside), what)
         moments = printed.cast(printed.only(ordinary, text), self.arrow, what)
         return Decoded(

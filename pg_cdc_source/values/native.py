@@ -1,10 +1,11 @@
-"""The inner loops in C, where they were compiled; everything works without them.
+"""Call the inner loops in ``_accelerator.c``, where that was compiled.
 
-``_accelerator.c`` is compiled when the package is built with a compiler at hand. NumPy does the same, and does it
-wherever something is out of the ordinary: the functions here give None (or False) then, and their callers go the other
-way. So results do not depend on it. ``PG_CDC_ACCELERATOR=off`` in the environment turns it off.
+It is compiled when the package is built and a compiler is there. NumPy does the same work where it was not, and also
+wherever a value is out of the ordinary: the functions here then return None (or False), and the caller runs its NumPy
+code. So results do not depend on the accelerator. ``PG_CDC_ACCELERATOR=off`` in the environment turns it off.
 
-Positions (``start``, ``length``; NULLs have length 0) are those of a ``Field``; ``data`` is where its buffer lies.
+Arguments named ``start``, ``length`` and ``valid`` are those of a :class:`~pg_cdc_source.values.decoder.Field`, and
+``data`` is the address of its buffer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FIELD = (_POINTER, _POINTER, _POINTER, _POINTER, _NUMBER)  # data, start, lengt
 
 
 class Drained(ctypes.Structure):
-    """How far receiving has come; see ``struct drained``."""
+    """How far receiving has come: ``struct drained`` of ``_accelerator.c``."""
 
     _fields_ = (("messages", _NUMBER), ("bytes", _NUMBER), ("waiting", _POINTER), ("result", _NUMBER))
 
@@ -108,10 +109,11 @@ def _at(array: npt.NDArray[Any] | None) -> int | None:
 def walk_copy(
     data: int, starts: Ints, ends: Ints, dtypes: Sequence[np.dtype[Any] | None]
 ) -> list[tuple[npt.NDArray[Any], Ints, Ints, Flags | None]] | None:
-    """Find the values of rows of a binary COPY: of each column (values, start, length, valid).
+    """Find the values of rows of a binary COPY; return (values, start, length, valid) of each column.
 
-    ``dtypes`` has that of each column, whose values come in this machine's order of bytes, None where their width
-    varies: of those only start and length are filled. ``valid`` is None where nothing is NULL.
+    ``dtypes`` has the dtype of each column of fixed width: its values are copied out, in this machine's byte order, and
+    start and length are empty. Where it has None, start and length are found, and values are empty. ``valid`` is None
+    where nothing is NULL.
     """
     if LIBRARY is None:
         return None
@@ -139,7 +141,11 @@ def walk_copy(
 def walk_tuples(
     data: int, at: Ints, ends: Ints, count: int
 ) -> tuple[list[tuple[Ints, Ints, Flags | None, Flags | None]], Ints] | None:
-    """Find the values of images of rows: of each column (start, length, valid, unchanged), and the images' ends."""
+    """Find the values of images of rows (TupleData of pgoutput) that begin at ``at``.
+
+    Return (start, length, valid, unchanged) of each of ``count`` columns, and where each image ends. ``valid`` is None
+    where every value was sent, ``unchanged`` where none was left out because it is TOASTed.
+    """
     if LIBRARY is None:
         return None
     rows, after = len(at), at.copy()
@@ -159,7 +165,10 @@ def walk_tuples(
 def copy_without(
     data: int, starts: Ints, ends: Ints, at: int, cut: int, out: npt.NDArray[np.uint8], used: int, out_ends: Ints
 ) -> bool:
-    """Copy messages behind the ``used`` bytes of ``out``, each without ``cut`` bytes at ``at``; fill their ends in."""
+    """Copy messages behind the ``used`` bytes of ``out``, each without its ``cut`` bytes at ``at``; fill in their ends.
+
+    Return False where that is left to the caller.
+    """
     if LIBRARY is None:
         return False
     starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
@@ -168,7 +177,10 @@ def copy_without(
 
 
 def gather(data: int, start: Ints, length: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], bool] | None:
-    """Copy byte strings behind each other: offsets, one more than there are; their bytes; whether all is ASCII."""
+    """Copy byte strings one behind the other; return offsets, bytes, and whether all bytes are ASCII.
+
+    There is one offset more than there are strings.
+    """
     if LIBRARY is None:
         return None
     offsets, octets = np.empty(len(start) + 1, np.int32), np.empty(int(length.sum()), np.uint8)
@@ -178,7 +190,7 @@ def gather(data: int, start: Ints, length: Ints) -> tuple[npt.NDArray[np.int32],
 
 
 def print_uuids(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-    """UUIDs of 16 bytes each, behind each other, as texts of 36."""
+    """Print UUIDs of 16 bytes each as texts of 36 bytes each."""
     if LIBRARY is None:
         return None
     count = len(octets) // 16
@@ -203,7 +215,7 @@ def _values(
 def decimal(
     data: int, start: Ints, length: Ints, valid: Flags | None, precision: int, scale: int, *, printed: bool = False
 ) -> Ints | None:
-    """Numerics, binary or ``printed``, as integers of 128 bits: low and high half of each."""
+    """Decode numerics, binary or ``printed``, as integers of 128 bits; return low and high half of each."""
     name = "printed_decimal" if printed else "decimal"
     return _values(name, (len(start), 2), data, start, length, valid, precision, scale)
 
@@ -211,18 +223,19 @@ def decimal(
 def printed_integer(
     data: int, start: Ints, length: Ints, valid: Flags | None, least: int, greatest: int
 ) -> Ints | None:
+    """Decode printed integers from ``least`` to ``greatest``."""
     return _values("printed_integer", (len(start),), data, start, length, valid, least, greatest)
 
 
 def printed_moment(
     data: int, start: Ints, length: Ints, valid: Flags | None, *, has_time: bool, has_zone: bool
 ) -> Ints | None:
-    """Dates as days, or timestamps as microseconds, since 1970."""
+    """Decode printed dates as days since 1970, or timestamps as microseconds."""
     return _values("printed_moment", (len(start),), data, start, length, valid, has_time, has_zone)
 
 
 def are_printed_floats(data: int, start: Ints, length: Ints, valid: Flags | None) -> bool:
-    """Whether all are texts of floats; False says nothing."""
+    """Return whether all are printed floats. False only says that the caller has to check."""
     if LIBRARY is None:
         return False
     start, length = np.ascontiguousarray(start), np.ascontiguousarray(length)

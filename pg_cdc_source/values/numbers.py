@@ -20,7 +20,7 @@ from pg_cdc_source.values.ndarrays import Flags
 class Number(Fixed):
     """Integers and floats (``int2send``, ``int4send``, ``int8send``, ``oidsend``, ``float4send``, ``float8send``).
 
-    Floats are moved as integers of their width, so that every bit of a NaN arrives.
+    Floats are copied as integers of their width, so that every bit of a NaN arrives.
     """
 
     arrow: pa.DataType
@@ -36,7 +36,7 @@ class PrintedInteger(Decoder):
     """``int2out``, ``int4out``, ``int8out``, ``oidout``."""
 
     arrow: pa.DataType
-    range: pa.DataType  # the integer of the type's own range: oid has no sign, and Spark no unsigned integers
+    range: pa.DataType  # the type's own: oid is unsigned, and Spark has no unsigned integers
 
     def read(self, values: Field) -> Decoded:
         memory = self.arrow.to_pandas_dtype()
@@ -55,7 +55,7 @@ _ZEROS_AND_INFINITIES = ("0", "-0", "Infinity", "-Infinity")
 
 @dataclass(frozen=True, slots=True)
 class PrintedFloat(Decoder):
-    """``float4out``, ``float8out``: under ``extra_float_digits = 1`` the shortest digits that give the value back."""
+    """``float4out``, ``float8out``: with ``extra_float_digits = 1``, the shortest digits that give the value back."""
 
     arrow: pa.DataType
 
@@ -64,7 +64,7 @@ class PrintedFloat(Decoder):
         if not native.are_printed_floats(*values.located):
             printed.expect(text, printed.matches(text, _FLOAT), "a float")
         floats = printed.cast(text, self.arrow, "a float")
-        # The cast makes infinity of what is too large, and zero of what is too small.
+        # The cast turns what is too large into infinity, and what is too small into zero.
         zero = from_numpy(np.zeros(1, self.arrow.to_pandas_dtype()))[0]
         extreme = pc.or_(pc.is_inf(floats), pc.equal(floats, zero))
         if extreme.true_count:

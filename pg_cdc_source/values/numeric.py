@@ -23,7 +23,7 @@ _HEADER_BYTES = 8
 _BASE = 10_000
 _DIGITS_PER_POWER = 4
 
-# Every integer of so many decimal digits fits into 64 bits.
+# Every integer of so many decimal digits fits into 64 bits with a sign.
 _INT64_DIGITS = 18
 
 
@@ -44,7 +44,7 @@ class _Sum64:
 
 
 class _Sum128:
-    """Numbers below 10 ** 38, built digit by digit in four limbs of 32 bits, the least first."""
+    """Numbers below 10 ** 38, built digit by digit in four limbs of 32 bits, the least significant first."""
 
     _LIMB = np.int64(2**32 - 1)
 
@@ -86,8 +86,8 @@ class _Sum128:
 class Decimal(Decoder):
     """``numeric_send``: number of digits, weight, sign, display scale, then the digits in base 10,000.
 
-    Digit ``i`` counts 10,000 ** (weight - i). All values are aligned at the decimal point and summed one power of
-    10,000 at a time, from the greatest that the type and the values have down to the least that the type has.
+    Digit ``i`` is worth 10,000 ** (weight - i). All values are aligned at the decimal point and summed one power of
+    10,000 at a time, from the greatest that both the type and the values have down to the least that the type has.
     Nothing is rounded: a value with a digit outside these powers is refused.
     """
 
@@ -102,7 +102,7 @@ class Decimal(Decoder):
         top_power = (integer_digits + 3) // _DIGITS_PER_POWER - 1
         last_power = -self.arrow.scale // _DIGITS_PER_POWER
 
-        # PostgreSQL strips zero digits at both ends, so that weight and number of digits alone tell the extent.
+        # PostgreSQL strips zero digits at both ends, so weight and number of digits tell which powers a value has.
         some = digits > 0
         large, fine = some & (weight > top_power), some & (weight - digits + 1 < last_power)
         digits = np.where(large | fine, 0, digits)
@@ -113,7 +113,7 @@ class Decimal(Decoder):
         digit_at = values.buffer.at_any_byte(">u2")
         for power in range(first_power, last_power - 1, -1):
             index = weight - power
-            # As unsigned numbers, negative ones are greater than any number of digits.
+            # As an unsigned number, a negative index is greater than any number of digits.
             inside = index.view(np.uint64) < digits.view(np.uint64)
             digit = digit_at[np.where(inside, at + _HEADER_BYTES + 2 * index, values.buffer.zeros_at)].astype(np.int64)
             if digit.max() >= _BASE:
@@ -193,7 +193,7 @@ class PrintedDecimal(Decoder):
         printed.expect(text, printed.any_of(number, nan, infinite), "a numeric")
         large = printed.matches(text, rf"-?[1-9][0-9]{{{whole}}}.*")
         fine = pc.and_not(printed.matches(text, rf"[^.]*\.[0-9]{{{scale}}}0*[1-9].*"), large)
-        # Zeros behind the last digit that the type has do not change a value.
+        # Zeros behind the type's last digit do not change a value.
         zeros = rf"(\.[0-9]{{{scale}}})0+$" if scale else r"()\.0+$"
         trimmed = pc.replace_substring_regex(text, pattern=zeros, replacement=r"\1")
         return Decoded(
@@ -226,7 +226,7 @@ class PrintedDouble(Decoder):
         try:
             doubles = text.cast(self.arrow)
         except pa.ArrowInvalid:
-            # Arrow takes only so many digits.
+            # Arrow parses only so many digits.
             doubles = pa.array([None if item is None else float(item) for item in text.to_pylist()], self.arrow)
         infinite = pc.is_inf(doubles)
         if not infinite.true_count:

@@ -1,4 +1,4 @@
-"""Decode the vectors of the extension pgvector as arrays of floats."""
+"""Decode ``vector`` and ``halfvec`` of the extension pgvector as arrays of floats."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Vector(Decoder):
         wrong = values.length != _HEADER_BYTES + self.wire.itemsize * count
         expect_length(values, wrong, f"the bytes of {int(count[wrong.argmax()])} dimensions")
         if values.present((count == 0) | (unused != 0)).any():
-            raise MalformedError("expected one dimension or more and two bytes of zero, got others")
+            raise MalformedError("expected one dimension or more and two bytes of zero, got something else")
         some = np.flatnonzero(count)
         bodies = Field(values.buffer, values.start[some] + _HEADER_BYTES, self.wire.itemsize * count[some])
         octets = content(byte_strings(bodies, bodies.start, bodies.length))
@@ -49,7 +49,7 @@ class Vector(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class PrintedVector(Decoder):
-    """``vector_out``, ``halfvec_out``: ``[1,-2.5,3e+10]``, each with the shortest digits that give the float4 back."""
+    """``vector_out``, ``halfvec_out``: ``[1,-2.5,3e+10]``, with the shortest digits that give each float4 back."""
 
     arrow = _FLOATS
     _element: PrintedFloat = field(default=PrintedFloat(pa.float32()), init=False)
@@ -66,7 +66,7 @@ class PrintedVector(Decoder):
 
 
 def _numbers(vectors: Field) -> tuple[Field, Ints]:
-    """Return where all numbers of ``vectors`` lie, and how many each has."""
+    """Return where the numbers of all ``vectors`` lie, and how many each has."""
     octets: Bytes = content(byte_strings(vectors, vectors.start, vectors.length))
     row_end = np.cumsum(vectors.length)
     row_start = row_end - vectors.length

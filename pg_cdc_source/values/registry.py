@@ -23,17 +23,17 @@ _MICROSECONDS_PER_DAY = 86_400_000_000
 
 @dataclass(frozen=True, slots=True)
 class CatalogType:
-    """A type with its modifier, as the catalog has it; of a domain, what the domain is over in the end."""
+    """A type with its modifier, as the catalog has it. For a domain, this is the type that it is over in the end."""
 
     oid: int
     typmod: int = -1  # -1: none
     name: str = ""  # pg_type.typname
-    extension: str = ""  # that it belongs to, if any
+    extension: str = ""  # the one that the type belongs to
     element: CatalogType | None = None  # of an array
-    element_oid: int = 0  # as arrays name it on the wire: of a domain, its own
+    element_oid: int = 0  # as arrays have it on the wire; a domain has its own
     delimiter: str = ","  # between the elements of an array
-    # Whether ::text calls another function than the type's own output function, which psql and the stream use: that of
-    # bool makes 'true' of 't', that of inet '10.0.0.1/32' of '10.0.0.1'.
+    # Whether ::text calls another function than the type's output function, which psql and the stream use. The cast of
+    # bool gives 'true' instead of 't', that of inet '10.0.0.1/32' instead of '10.0.0.1'.
     has_text_cast: bool = False
 
 
@@ -54,16 +54,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """One type of PostgreSQL and how Spark gets it.
+    """One type of PostgreSQL, and how its values reach Spark.
 
-    ``decoder`` None: the value is sent as text in either format. ``text_decoder`` None: the type modifier decides.
+    ``decoder`` None: the values are selected as text. ``text_decoder`` None: the type modifier decides which it is.
     """
 
     name: str
-    oid: int  # 0: an extension's, which has another one in every database
+    oid: int  # 0: the type is an extension's and has another oid in every database
     decoder: Decoder | None  # of the binary format
     text_decoder: Decoder | None
-    jdbc: str = ""  # where Spark's JDBC source does otherwise, and why this table does not follow it
+    jdbc: str = ""  # what Spark's JDBC source does differently, and what is wrong with that
     extension: str = ""
 
 
@@ -82,8 +82,8 @@ _TIMESTAMPTZ = Moment(pa.timestamp("us", tz="UTC"), np.dtype(">i8"), np.dtype("i
 _VECTOR, _HALFVEC = Vector(np.dtype(">f4")), Vector(np.dtype(">f2"))
 _GEOMETRY = PrintedOctets(prefix="", upper_case=True)
 
-# Object identifiers are those of catalog/pg_type.dat, which never change. A type that is not here comes as its output
-# function prints it; of those that are here only for what is to be said of them, a few do so too.
+# The oids are those of catalog/pg_type.dat, which never change. A type that is not listed comes as STRING, as its
+# output function prints it. So do a few that are listed only because the JDBC source differs.
 TYPES = (
     PgType("bool", 16, Boolean(), PrintedBoolean()),
     PgType("bytea", 17, Octets(), PrintedOctets()),
@@ -127,8 +127,9 @@ _BIT_OID, _NUMERIC_OID = 1560, 1700
 
 _AS_IT_IS = "{0}"
 _AS_TEXT = "{0}::text"
-# concat() calls the output function whatever casts there are, and takes NULL for an empty text; num_nulls() takes a row
-# of NULLs for none. It costs 0.1 µs more than a cast, and evaluates a view's expression twice.
+# concat() calls the output function whatever casts there are, but makes an empty text of NULL; num_nulls(), unlike IS
+# NULL, does not count a row of NULLs as NULL. This costs 0.1 µs more than a cast, and evaluates a view's expression
+# twice.
 _AS_PRINTED = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
 
 
@@ -137,9 +138,9 @@ class Codec:
     """How one column is selected and decoded."""
 
     column: Column
-    decoder: Decoder
-    select_sql: str  # with {0} for the column
-    text_decoder: Decoder  # of what the type's output function prints, wherever it is not selected
+    decoder: Decoder  # of what COPY sends for ``select_sql``
+    select_sql: str  # with {0} for the column's name
+    text_decoder: Decoder  # of what the type's output function prints: for pgoutput and the envelope
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -147,23 +148,23 @@ class Codec:
 
     @property
     def width(self) -> int | None:
-        """Bytes of every value on the wire, where they are the same."""
+        """Return how many bytes every value has on the wire; None where that varies."""
         return self.decoder.wire.itemsize if isinstance(self.decoder, Fixed) else None
 
     def decode(self, values: Field) -> Decoded:
-        """Decode at least one value; raises :class:`~pg_cdc_source.values.decoder.MalformedError`."""
+        """Decode at least one value from COPY. Raises :class:`~pg_cdc_source.values.decoder.MalformedError`."""
         return self.decoder.read(values)
 
     def decode_text(self, values: Field) -> Decoded:
-        """Decode at least one value from text, to what :meth:`decode` gives of the binary format; raises the same."""
+        """Decode at least one value from text, to the same as :meth:`decode` from COPY. Raises the same."""
         return self.text_decoder.read(values)
 
 
 def plan(column: Column, *, as_string: bool, numeric_as: NumericAs) -> Codec:
-    """Choose how ``column`` is read: in binary where the table has a decoder for that, else as it is printed."""
+    """Choose how ``column`` is read: in binary if the table has a decoder for that, else as it is printed."""
     decoder, text_decoder = _decoders(column.type, numeric_as)
     if as_string:
-        # What is text comes as it is in any case, and bpchar's padding would not survive a cast.
+        # Text is selected as it is: a cast would strip the padding of bpchar.
         decoder, text_decoder = decoder if decoder is _TEXT else None, _TEXT
     if decoder is not None:
         return Codec(column, decoder, _AS_IT_IS, text_decoder)
@@ -171,7 +172,7 @@ def plan(column: Column, *, as_string: bool, numeric_as: NumericAs) -> Codec:
 
 
 def _decoders(found: CatalogType, numeric_as: NumericAs) -> tuple[Decoder | None, Decoder]:
-    """Return the decoders of both formats; None where binary is not used."""
+    """Return the decoders of the binary format, None where it is not used, and of the text format."""
     if found.element is not None:
         decoder, text_decoder = _decoders(found.element, numeric_as)
         return decoder and Array(decoder, found.element_oid), PrintedArray(text_decoder, found.delimiter)
@@ -193,7 +194,7 @@ def _numeric(typmod: int, numeric_as: NumericAs) -> tuple[Decoder | None, Decode
 
 
 def _declared_decimal(typmod: int) -> pa.Decimal128Type | None:
-    """Return the DECIMAL that holds all of ``numeric(p, s)``, where there is one."""
+    """Return the DECIMAL that holds every value of ``numeric(p, s)``; None where there is none."""
     if typmod < 0:
         return None
     # numeric.c: make_numeric_typmod. The scale is a signed number of 11 bits (before 15: never negative).

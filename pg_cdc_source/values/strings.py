@@ -60,7 +60,7 @@ _DIGITS = bytes(range(256)).hex().encode("ascii")
 
 
 def _bytes_of_hex(digits: bytes) -> npt.NDArray[np.uint16]:
-    """Return the byte that two digits, read as one integer of 16 bits, stand for; 256 where they are none."""
+    """Return for each integer of 16 bits the byte whose two digits it is in memory; 256 where it is none."""
     octets = np.full(2**16, 256, np.uint16)
     octets[np.frombuffer(digits, np.uint16)] = np.arange(256)
     return octets
@@ -87,9 +87,10 @@ class PrintedOctets(Decoder):
         for k, letter in enumerate(self.prefix):
             wrong |= octet[at + k] != ord(letter)
         if values.present(wrong).any():
-            raise MalformedError(f"expected {self.prefix or 'nothing'} and two digits for every byte, got other text")
-        before = np.int64(skipped) if values.valid is None else skipped * values.valid.astype(np.int64)
-        digits = byte_strings(values, values.start + before, values.length - before)
+            before = f"{self.prefix} and " if self.prefix else ""
+            raise MalformedError(f"expected {before}two digits for every byte, got other text")
+        header = np.int64(skipped) if values.valid is None else skipped * values.valid.astype(np.int64)
+        digits = byte_strings(values, values.start + header, values.length - header)
         table = _BYTE_OF_UPPER_CASE if self.upper_case else _BYTE_OF_LOWER_CASE
         octets = table[content(digits).view(np.uint16)]
         if len(octets) and octets.max() > 255:
@@ -103,8 +104,8 @@ class PrintedOctets(Decoder):
 _HEX_OF_BYTE = np.frombuffer(bytes(range(256)).hex().encode("ascii"), np.uint16)
 _UUID_TEXT_LENGTH = 36
 
-# The groups of digits, where they stand among the digits and in the text; the last one in two parts. As integers,
-# because NumPy moves these at once and other ranges of bytes one by one.
+# The groups of digits: their places among the 32 digits and in the text; the last group is in two parts. They are
+# integers because NumPy copies an integer at once, but other ranges of bytes one by one.
 _UUID_GROUPS = ["1", "2", "3", "4", "5", "6"]
 _UUID_DIGITS, _UUID_TEXT = (
     np.dtype({"names": _UUID_GROUPS, "formats": ["u8", "u4", "u4", "u4", "u8", "u4"], "offsets": at, "itemsize": size})
@@ -114,7 +115,7 @@ _UUID_DIGITS, _UUID_TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Uuid(Fixed):
-    """``uuid_send``: 16 bytes, given as the text that ``uuid_out`` prints."""
+    """``uuid_send``: 16 bytes, which become the text that ``uuid_out`` prints."""
 
     arrow = pa.string()
     wire = np.dtype("V16")

@@ -1,4 +1,4 @@
-"""Hold messages as they came: behind each other in one buffer, to be collected, walked and decoded together."""
+"""Hold messages as they were received: one behind the other in one buffer, so that thousands are decoded together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ MAX_OFFSET = 2**31 - 1
 
 
 class WireBuffer:
-    """Messages joined into one buffer, with zeros behind them that a gather may read in place of a NULL."""
+    """Messages in one buffer, followed by zeros that a gather reads in place of a NULL.
+
+    ``zeros_at`` is the position of the zeros, ``address`` where the first byte lies in memory.
+    """
 
     __slots__ = ("address", "arrow", "data", "zeros_at")
 
-    # What is gathered as one item at the most: an array's header (20 bytes); of the values, uuid's are the longest.
+    # The longest item of a gather: an array's header has 20 bytes, a uuid 16.
     MIN_PADDING = 20
 
     def __init__(self, messages: Sequence[bytes], padding: int = MIN_PADDING) -> None:
@@ -33,7 +36,7 @@ class WireBuffer:
 
     @classmethod
     def over(cls, data: npt.NDArray[np.uint8], used: int) -> WireBuffer:
-        """Take a buffer as it is, with ``used`` bytes of messages and zeros, ``MIN_PADDING`` or more, behind them."""
+        """Take ``data`` as it is: ``used`` bytes of messages, then ``MIN_PADDING`` zeros or more."""
         assert len(data) - used >= cls.MIN_PADDING
         buffer = cls.__new__(cls)
         buffer._take(data, used)
@@ -48,7 +51,7 @@ class WireBuffer:
         self.address = self.arrow.address
 
     def at_any_byte(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """View the buffer as one item of ``dtype`` for every byte it could start at."""
+        """View the buffer as items of ``dtype``, one that starts at each byte."""
         itemsize = np.dtype(dtype).itemsize
         view: npt.NDArray[Any] = np.ndarray((len(self.data) - itemsize + 1,), dtype, self.data, strides=(1,))
         return view
@@ -56,7 +59,7 @@ class WireBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Messages behind each other in one buffer: where each begins and ends."""
+    """Messages in one buffer: the positions where each begins and ends."""
 
     buffer: WireBuffer
     starts: Ints
@@ -64,13 +67,14 @@ class Messages:
 
     @classmethod
     def joined(cls, messages: Sequence[bytes], padding: int = 0) -> Messages:
+        """Join messages, with ``padding`` zeros or more behind them."""
         lengths = np.fromiter(map(len, messages), np.int64, len(messages))
         ends = np.cumsum(lengths)
         return cls(WireBuffer(messages, padding), ends - lengths, ends)
 
     @classmethod
     def of(cls, octets: bytes, ends: Ints) -> Messages:
-        """Messages that lie behind each other already."""
+        """Take messages that lie one behind the other in ``octets``; ``ends`` says where each ends."""
         return cls(WireBuffer([octets]), np.concatenate((np.zeros(1, np.int64), ends))[:-1], ends)
 
     def __len__(self) -> int:
@@ -80,11 +84,15 @@ class Messages:
         return Messages(self.buffer, self.starts[which], self.ends[which])
 
     def octets(self, i: int) -> bytes:
+        """Copy one message out."""
         return bytes(self.buffer.data[self.starts[i] : self.ends[i]])
 
 
 class Collected:
-    """Messages that come one by one, or many at once from C, until there are enough of them to be taken together."""
+    """Collects messages, one by one or many at once from C, until there are enough to be taken together.
+
+    Enough is ``most`` messages, or ``most_bytes`` bytes of them.
+    """
 
     __slots__ = ("_data", "_drained", "_ends", "_into", "_octets", "_positions", "most", "most_bytes")
 
@@ -113,7 +121,7 @@ class Collected:
         return len(self) >= self.most or self.size_bytes >= self.most_bytes
 
     def append(self, message: bytes) -> None:
-        """Add a message; not to what is full."""
+        """Add a message. It may be longer than the room that is left, but there must be some: see :attr:`is_full`."""
         start = self.size_bytes
         end = start + len(message)
         self._make_room(end)
@@ -129,7 +137,7 @@ class Collected:
             self._data[:used], self._ends[:] = data[:used], ends
 
     def extend(self, messages: Messages, at: int, cut: int) -> int:
-        """Add as many of ``messages`` as there is room for, each without ``cut`` bytes at ``at``; how many."""
+        """Add messages, each without its ``cut`` bytes at ``at``, while there is room; return how many were added."""
         lengths = messages.ends - messages.starts - cut
         room = np.searchsorted(np.cumsum(lengths), self.most_bytes - self.size_bytes) + 1
         count = min(len(messages), self.most - len(self), int(room))
@@ -148,12 +156,15 @@ class Collected:
         return count
 
     def drain(self, receive: Callable[[int, int, int, int, int], None]) -> native.Drained:
-        """Let C add messages: ``receive`` gets data and its capacity, ends and their number, and how far they are."""
+        """Let C add messages, and return how far it has come.
+
+        ``receive`` gets what ``pgcdc_drain`` takes last: data, capacity, ends, most, drained.
+        """
         receive(*self._into, ctypes.addressof(self._drained))
         return self._drained
 
     def take(self) -> Messages:
-        """Give what was collected, and begin anew."""
+        """Return what was collected, and start again empty."""
         used, ends = self.size_bytes, self._ends[: len(self)]
         self._data[used : used + WireBuffer.MIN_PADDING] = 0
         buffer = WireBuffer.over(self._data[: used + WireBuffer.MIN_PADDING], used)

@@ -42,7 +42,7 @@ SENT_COLUMNS = (
     b"\x00gr\xc3\xb6\xc3\x9fe\0\0\0\x06\xa4\x00\x0a\x00\x06"
 )  # fmt: skip
 
-# What a message says, its tag and its bytes behind that. Within a streamed transaction those with an xid have it first.
+# What a message says, its tag and its bytes behind that.
 MESSAGES: dict[str, tuple[Any, bytes, bytes]] = {
     "Begin": (Begin(Lsn(LSN), TS, 0xFFFFFFFE), b"B", b"\0\0\0\x16\xb3\x74\xd8\x48" + SENT_TS + XID),
     "Commit": (
@@ -85,33 +85,30 @@ MESSAGES: dict[str, tuple[Any, bytes, bytes]] = {
     ),
     "Stream Abort": (StreamAbort(0xFFFFFFFE, 7), b"A", XID + b"\0\0\0\x07"),
 }
-XID_IN_STREAM = ("Relation", "Type", "Truncate", "Message")
 
 
-def sent(name: str, in_stream: bool) -> bytes:
+def sent(name: str) -> bytes:
     _, tag, body = MESSAGES[name]
-    return tag + XID * (in_stream and name.startswith(XID_IN_STREAM)) + body
+    return tag + body
 
 
-@pytest.mark.parametrize("in_stream", [False, True], ids=["plain", "in a stream"])
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_message_says_what_its_bytes_mean(name: str, in_stream: bool) -> None:
+def test_a_message_says_what_its_bytes_mean(name: str) -> None:
     message = MESSAGES[name][0]
-    assert read(sent(name, in_stream), in_stream=in_stream) == message
-    assert read(b"any header" + sent(name, in_stream), 10, in_stream=in_stream) == message
+    assert read(sent(name)) == message
+    assert read(b"any header" + sent(name), 10) == message
 
 
-@pytest.mark.parametrize("in_stream", [False, True], ids=["plain", "in a stream"])
 @pytest.mark.parametrize("name", MESSAGES)
-def test_short_and_long_messages_are_refused_by_name(name: str, in_stream: bool) -> None:
-    data, named = sent(name, in_stream), name.split(" of ")[0].split(",")[0]
+def test_short_and_long_messages_are_refused_by_name(name: str) -> None:
+    data, named = sent(name), name.split(" of ")[0].split(",")[0]
     wrong = [data[:length] for length in range(1, len(data))] + [data + b"\0", data + data]
     for one in wrong:
         with pytest.raises(WireError, match=rf"^\[WIRE\] pgoutput: {named}: expected"):
-            read(one, in_stream=in_stream)
+            read(one)
         # Bytes of the header are none of the message's.
         with pytest.raises(WireError, match=rf"^\[WIRE\] pgoutput: {named}: expected"):
-            read(b"\0" * 25 + one, 25, in_stream=in_stream)
+            read(b"\0" * 25 + one, 25)
 
 
 @pytest.mark.parametrize("tag", sorted(set(range(256)) - set(b"BCORYTMSEcA")))
@@ -152,7 +149,7 @@ def test_no_bytes_are_no_message() -> None:
     ],
 )
 def test_wrong_bytes_within_a_message_are_refused_by_name(name: str, at: int, wrong: bytes, expected: str) -> None:
-    data = sent(name, in_stream=False)
+    data = sent(name)
     with pytest.raises(WireError, match=rf"^\[WIRE\] pgoutput: {name}: .*{expected}"):
         read(data[:at] + wrong + data[at + len(wrong) :])
 
@@ -164,11 +161,11 @@ def test_a_relation_of_the_most_columns_is_read() -> None:
     assert [column.type_oid for column in relation.columns] == list(range(count))
 
 
-KNOWN = [sent(name, in_stream) for name in MESSAGES for in_stream in (False, True)]
+KNOWN = [sent(name) for name in MESSAGES]
 
 
 @settings(deadline=None, max_examples=500)
-@given(st.binary(max_size=60) | mutated(KNOWN, keep=0), st.booleans())
-def test_reading_any_bytes_raises_nothing_but_wire_errors(data: bytes, in_stream: bool) -> None:
+@given(st.binary(max_size=60) | mutated(KNOWN, keep=0))
+def test_reading_any_bytes_raises_nothing_but_wire_errors(data: bytes) -> None:
     with contextlib.suppress(WireError):
-        assert type(read(data, in_stream=in_stream)).__name__ in pgoutput.__dict__
+        assert type(read(data)).__name__ in pgoutput.__dict__

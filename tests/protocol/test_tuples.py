@@ -17,8 +17,6 @@ from pg_cdc_source.values.wire import Messages, WireBuffer
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 
-XID = b"\xff\xff\xff\xfe"
-
 # A value: text, None for NULL, UNCHANGED for one that did not travel.
 UNCHANGED = 0
 Value = bytes | int | None
@@ -34,22 +32,22 @@ def image(tag: bytes, values: Image) -> bytes:
     )
 
 
-def insert(new: Image, *, xid: bytes = b"", oid: int = 9) -> bytes:
-    return b"I" + xid + struct.pack(">I", oid) + image(b"N", new)
+def insert(new: Image, *, oid: int = 9) -> bytes:
+    return b"I" + struct.pack(">I", oid) + image(b"N", new)
 
 
-def update(new: Image, old: tuple[bytes, Image] | None = None, *, xid: bytes = b"", oid: int = 9) -> bytes:
-    return b"U" + xid + struct.pack(">I", oid) + (image(*old) if old else b"") + image(b"N", new)
+def update(new: Image, old: tuple[bytes, Image] | None = None, *, oid: int = 9) -> bytes:
+    return b"U" + struct.pack(">I", oid) + (image(*old) if old else b"") + image(b"N", new)
 
 
-def delete(tag: bytes, old: Image, *, xid: bytes = b"", oid: int = 9) -> bytes:
-    return b"D" + xid + struct.pack(">I", oid) + image(tag, old)
+def delete(tag: bytes, old: Image, *, oid: int = 9) -> bytes:
+    return b"D" + struct.pack(">I", oid) + image(tag, old)
 
 
-def walked(messages: Sequence[bytes], columns: int, *, header: int = 0, in_stream: bool = False) -> Rows:
+def walked(messages: Sequence[bytes], columns: int, *, header: int = 0) -> Rows:
     joined = Messages.joined([b"w" * header + message for message in messages])
     starts, _, _ = tags_and_oids(joined, header)
-    return walk(joined.buffer, starts, joined.ends, columns, in_stream=in_stream)
+    return walk(joined.buffer, starts, joined.ends, columns)
 
 
 def values(tuples: Tuples | None) -> list[list[Value]]:
@@ -105,13 +103,11 @@ def test_every_kind_of_row_is_found() -> None:
     assert values(rows.old) == [[b"2", None, None], [b"3", b"x", None], [b"4", None, None], [None, b"", b"z"]]
 
 
-def test_rows_in_a_stream_carry_an_xid() -> None:
-    messages = [b"I" + XID + BY_HAND[0][1:], b"U" + XID + BY_HAND[3][1:], b"D" + XID + BY_HAND[4][1:]]
-    rows = walked(messages, 3, header=25, in_stream=True)
-    plain = walked([BY_HAND[0], BY_HAND[3], BY_HAND[4]], 3)
-    assert (values(rows.new), values(rows.old)) == (values(plain.new), values(plain.old))
-    with pytest.raises(WireError, match="pgoutput: Insert: expected"):
-        walked(messages, 3, header=25)
+def test_rows_that_still_have_the_xid_of_a_stream_are_refused() -> None:
+    messages = [message[:1] + b"\xff\xff\xff\xfe" + message[1:] for message in BY_HAND]
+    for message in messages:
+        with pytest.raises(WireError, match=r"pgoutput: (Insert|Update|Delete): expected"):
+            walked([message], 3)
 
 
 def test_tags_and_oids_are_behind_the_headers() -> None:
@@ -135,19 +131,16 @@ def test_tables_without_columns_and_of_the_most_are_walked(columns: int) -> None
 NAME = {ord("I"): "Insert", ord("U"): "Update", ord("D"): "Delete"}
 
 
-@pytest.mark.parametrize("in_stream", [False, True], ids=["plain", "in a stream"])
 @pytest.mark.parametrize("which", range(len(BY_HAND)))
-def test_short_and_long_rows_are_refused_by_name(which: int, in_stream: bool) -> None:
+def test_short_and_long_rows_are_refused_by_name(which: int) -> None:
     message, width = BY_HAND[which], 5
-    if in_stream:
-        message, width = message[:1] + XID + message[1:], 9
     wrong = [message[:length] for length in range(width, len(message))]
     wrong += [message + b"\0", message + b"n", message + message[width:], message + message]
     for one in wrong:
         # Another message before or behind it, whose bytes a reader without bounds would take.
         for messages in ([one], [one, message], [message, one], [message, one, message]):
             with pytest.raises(WireError, match=rf"^\[WIRE\] pgoutput: {NAME[message[0]]}: expected"):
-                walked(messages, 3, in_stream=in_stream)
+                walked(messages, 3)
 
 
 @pytest.mark.parametrize(
@@ -195,20 +188,18 @@ def test_wrong_bytes_within_a_row_are_refused_by_name(message: bytes, expected: 
 @given(
     st.lists(st.binary(min_size=5, max_size=40) | mutated(BY_HAND, keep=5), min_size=1, max_size=5),
     st.integers(0, 4),
-    st.booleans(),
 )
-def test_walking_any_bytes_raises_nothing_but_wire_errors(messages: list[bytes], columns: int, in_stream: bool) -> None:
+def test_walking_any_bytes_raises_nothing_but_wire_errors(messages: list[bytes], columns: int) -> None:
     try:
-        rows = walked(messages, columns, in_stream=in_stream)
+        rows = walked(messages, columns)
     except WireError:
         return
     # What is taken for rows is: each message holds its images and nothing else.
     news, olds = iter(values(rows.new)), iter(values(rows.old))
     for i, message in enumerate(messages):
-        head = 9 if in_stream else 5
         old = image(b"O" if rows.old_is_full[i] else b"K", next(olds, [])) if rows.has_old[i] else b""
         new = image(b"N", next(news, [])) if rows.has_new[i] else b""
-        assert message[head:] == old + new
+        assert message[5:] == old + new
 
 
 VALUES = st.none() | st.just(UNCHANGED) | st.binary(max_size=5)
@@ -228,20 +219,16 @@ def row_messages(draw: st.DrawFn) -> tuple[int, list[tuple[bytes, tuple[bytes, I
 
 
 @settings(deadline=None)
-@given(row_messages(), st.booleans(), st.integers(0, 30))
+@given(row_messages(), st.integers(0, 30))
 def test_what_is_written_is_found(
-    table: tuple[int, list[tuple[bytes, tuple[bytes, Image] | None, Image | None]]], in_stream: bool, header: int
+    table: tuple[int, list[tuple[bytes, tuple[bytes, Image] | None, Image | None]]], header: int
 ) -> None:
     columns, given_rows = table
     messages = [
-        tag
-        + XID * in_stream
-        + b"\0\0\0\x09"
-        + (image(*old) if old else b"")
-        + (b"" if new is None else image(b"N", new))
+        tag + b"\0\0\0\x09" + (image(*old) if old else b"") + (b"" if new is None else image(b"N", new))
         for tag, old, new in given_rows
     ]
-    rows = walked(messages, columns, header=header, in_stream=in_stream)
+    rows = walked(messages, columns, header=header)
     assert bytes(rows.kind) == b"".join(tag for tag, _, _ in given_rows)
     if columns:
         assert values(rows.old) == [list(old[1]) for _, old, _ in given_rows if old]
