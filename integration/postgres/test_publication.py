@@ -22,11 +22,11 @@ from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.publication import (
     Publication,
     ReplicaIdentity,
-    StreamTable,
+    SentTable,
     ensure_publication,
     read_identities,
     read_publication,
-    read_stream_tables,
+    read_sent_tables,
     stream_tables,
 )
 
@@ -65,9 +65,9 @@ def streamed(session: Session, **given: str) -> list[str]:
     return [str(relation) for relation in stream_tables(session, options(**given), publication)]
 
 
-def facts(session: Session, **given: str) -> tuple[StreamTable, ...]:
+def facts(session: Session, **given: str) -> tuple[SentTable, ...]:
     publication = ensure_publication(session, options(**given))
-    return read_stream_tables(session, publication, stream_tables(session, options(**given), publication))
+    return read_sent_tables(session, publication, stream_tables(session, options(**given), publication))
 
 
 def refused(kind: type[DefiniteError], session: Session, *says: str, **given: str) -> list[str]:
@@ -339,10 +339,10 @@ def test_the_facts_of_a_table_are_given(pg: Session, session: Session) -> None:
     run(pg, "ALTER TABLE t REPLICA IDENTITY USING INDEX t_v_key")
     run(pg, "CREATE PUBLICATION p FOR TABLE t")
     (table,) = facts(session, dbtable="t")
-    assert table == StreamTable(table.relation, "i", ("v",), ("id",), ("g",), None)
+    assert table == SentTable(table.relation, "i", ("v",), ("id",), ("g",), None)
     run(pg, "ALTER TABLE t REPLICA IDENTITY FULL")
     (table,) = facts(session, dbtable="t")
-    assert table == StreamTable(table.relation, "f", ("id", "v"), ("id",), ("g",), None)
+    assert table == SentTable(table.relation, "f", ("id", "v"), ("id",), ("g",), None)
 
 
 def test_generated_columns_are_published_where_postgresql_can(pg: Session, session: Session) -> None:
@@ -508,10 +508,10 @@ def test_the_facts_of_a_part_of_a_table_are_those_of_the_part(pg: Session, sessi
     run(pg, KEYED, "CREATE TABLE c (x int, y int, z int, PRIMARY KEY (x, y))")
     run(pg, "CREATE PUBLICATION p FOR TABLE a (id) WHERE (id > 5), b, c (y, z)")
     a, b, c = facts(session, tables="*")
-    assert a == StreamTable(a.relation, "d", ("id",), ("id",), ("v",), "(id > 5)")
+    assert a == SentTable(a.relation, "d", ("id",), ("id",), ("v",), "(id > 5)")
     assert (b.unpublished, b.row_filter) == ((), None)
     # A part of a key is none.
-    assert c == StreamTable(c.relation, "d", (), (), ("x",), None)
+    assert c == SentTable(c.relation, "d", (), (), ("x",), None)
 
 
 # --- partitions ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.stream_options import parse_stream_options
-from pg_cdc_source.postgres.catalog import describe, find_relation, raw_types
+from pg_cdc_source.postgres.catalog import find_relation
+from pg_cdc_source.postgres.columns import describe_columns, read_raw_types
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
 from pg_cdc_source.protocol.layout import BEFORE
@@ -193,7 +194,7 @@ def comparable(value: Any) -> Any:
 def test_text_and_binary_give_what_postgresql_has(db: str, pg: Session, extensions: list[str]) -> None:
     oracles = fill(pg, extensions)
     with closing(connect(ConnectionOptions(db), "test")) as session:
-        columns = describe(session, sql.SQL("SELECT * FROM t"), "test")
+        columns = describe_columns(session, sql.SQL("SELECT * FROM t"), "test")
         for column in columns[2:]:
             texts = printed(session, column)
             for as_string in (False, True):
@@ -279,7 +280,7 @@ def test_a_changed_type_reads_alike_where_it_is_read_in_the_same_way(
             " positive positive, texts text[], words words, moods mood[], ints int4[], bit1 bit(1), bit2 bit(2))"
         )
         relation = find_relation(pg, QualifiedName(("public", "t")))
-        raw = raw_types(pg, relation)
+        raw = read_raw_types(pg, relation)
         cursor.execute("CREATE TYPE gone AS ENUM ('a'); SELECT 'gone'::regtype::oid::bigint")
         raw["gone"] = (cursor.fetchone()[0], -1)
         cursor.execute("DROP TYPE gone")
@@ -287,7 +288,7 @@ def test_a_changed_type_reads_alike_where_it_is_read_in_the_same_way(
     alike = {"text": {"text", "varchar", "mood", "bit2", "gone"}, "hstore": {"hstore", "pairs"}, "bit1": {"bit1"}}
     alike |= {"int4": {"int4", "positive"}, "texts": {"texts", "words", "moods"}}
     with closing(connect(ConnectionOptions(db), "test")) as session:
-        columns = describe(session, sql.SQL(f"SELECT {', '.join(alike)} FROM t"), "test")
+        columns = describe_columns(session, sql.SQL(f"SELECT {', '.join(alike)} FROM t"), "test")
     for column in columns:
         codec = plan(column, as_string=False, numeric_as=NumericAs("string"))
         found = {

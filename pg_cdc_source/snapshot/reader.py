@@ -37,7 +37,8 @@ from pg_cdc_source.errors import (
     TransientError,
 )
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.postgres import catalog, locks
+from pg_cdc_source.postgres import locks, trees
+from pg_cdc_source.postgres.columns import describe_columns
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.copy_out import copy_out
 from pg_cdc_source.postgres.server_errors import translate, translated
@@ -146,7 +147,7 @@ class _Reader:
             return ranges.steps(blocks, 0, BLOCKS_PER_STEP)
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                blocks_now = catalog.read_blocks(self._open(), self._plan.server.block_size, heap)
+                blocks_now = trees.read_blocks(self._open(), self._plan.server.block_size, heap)
                 break
             except TransientError:
                 self.close()
@@ -176,7 +177,7 @@ class _Reader:
     def _check(self, session: Session) -> None:
         columns, relation = self._plan.columns, self._plan.relation
         # PostgreSQL expands a whole relation itself. Ranges were cut by planning, which may have been an hour ago.
-        if relation and self._range.heap and catalog.identify_heaps(session, relation) != self._range.heaps:
+        if relation and self._range.heap and trees.identify_heaps(session, relation) != self._range.heaps:
             raise SchemaChangedError(
                 f"{self._doing}: {relation} has other partitions or children than when the DataFrame was planned",
                 remedy="load the DataFrame again; where open_snapshot() or a stream's query holds the snapshot, open "
@@ -185,7 +186,7 @@ class _Reader:
         names = [column.name for column in columns]
         self._expect_planned_names(session)
         try:
-            now = catalog.describe(session, self._select_plain(names), self._doing, known=columns)
+            now = describe_columns(session, self._select_plain(names), self._doing, known=columns)
         except QueryError as error:
             if relation is None:
                 raise

@@ -15,8 +15,9 @@ from pg_cdc_source.options.declared import Unrepresentable
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
-from pg_cdc_source.postgres import catalog, slot_creation
+from pg_cdc_source.postgres import catalog, slot_creation, trees
 from pg_cdc_source.postgres.catalog import Relation, Server
+from pg_cdc_source.postgres.columns import describe_columns, read_attnums, read_not_null_attnums
 from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.snapshot import ranges
 from pg_cdc_source.snapshot.ranges import BlockRange
@@ -128,10 +129,10 @@ def plan_in(session: Session, server: Server, spec: ScanSpec) -> Plan:
     relation = spec.relation
     names = None
     if relation is not None:
-        names = _chosen_columns(spec, relation, list(catalog.attnums(session, relation)))
-    columns = catalog.describe(session, _select(spec, names), f"reading {spec.what}")
+        names = _chosen_columns(spec, relation, list(read_attnums(session, relation)))
+    columns = describe_columns(session, _select(spec, names), f"reading {spec.what}")
     if relation is not None:
-        not_null = catalog.not_null_attnums(session, relation)
+        not_null = read_not_null_attnums(session, relation)
         columns = [replace(column, not_null=column.attnum in not_null) for column in columns]
     _check_names(spec, [column.name for column in columns])
     if not columns and not spec.lsn_column:
@@ -196,10 +197,10 @@ def ranges_in(session: Session, plan: Plan) -> list[ScanRange]:
     if plan.relation is None:
         return [whole(plan)]
     _expect_same_columns(session, plan, plan.relation)
-    heaps = catalog.read_heaps(session, plan.server, plan.relation, [column.name for column in plan.columns])
+    heaps = trees.read_heaps(session, plan.server, plan.relation, [column.name for column in plan.columns])
     if not heaps:
         return [whole(plan)]
-    identity = catalog.identify_heaps(session, plan.relation)
+    identity = trees.identify_heaps(session, plan.relation)
     size = ranges.blocks_per_range(
         [heap.blocks for heap in heaps], plan.server.block_size, plan.spec.range_bytes, plan.spec.ranges
     )
@@ -227,7 +228,7 @@ def expect_same(session: Session, relation: Relation, doing: str) -> None:
 def _expect_same_columns(session: Session, plan: Plan, relation: Relation) -> None:
     # Ranges find their columns by name, and a name may be that of another column now.
     expect_same(session, relation, f"planning {relation}")
-    attnums = catalog.attnums(session, relation)
+    attnums = read_attnums(session, relation)
     for column in plan.columns:
         if attnums.get(column.name) != column.attnum:
             raise SchemaChangedError(

@@ -19,6 +19,7 @@ from pg_cdc_source.options.names import dotted, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.postgres.columns import read_attnums, read_raw_types, read_types
 from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.protocol.changes import Described
@@ -84,7 +85,7 @@ def session_name(options: StreamOptions, what: str) -> str:
 def _plan_scan(
     session: Session, options: StreamOptions, relation: Relation, unpublished: tuple[str, ...], row_filter: str | None
 ) -> Plan:
-    columns = tuple(name for name in catalog.attnums(session, relation) if name not in unpublished)
+    columns = tuple(name for name in read_attnums(session, relation) if name not in unpublished)
     spec = ScanSpec(
         connection=options.connection,
         relation=relation,
@@ -105,9 +106,9 @@ def _plan_scan(
 
 def plan_stream(session: Session, options: StreamOptions, published: Publication, lsn: Lsn) -> StreamPlan:
     """Look up the tables of a stream; ``lsn`` is a position that the server had reached before."""
-    facts = publication.read_stream_tables(session, published, publication.stream_tables(session, options, published))
+    facts = publication.read_sent_tables(session, published, publication.stream_tables(session, options, published))
     scans = [_plan_scan(session, options, fact.relation, fact.unpublished, fact.row_filter) for fact in facts]
-    raw = [catalog.raw_types(session, fact.relation) for fact in facts]
+    raw = [read_raw_types(session, fact.relation) for fact in facts]
     tables = tuple(
         StreamedTable(
             fact.relation.oid,
@@ -212,7 +213,7 @@ def _catalog_type(options: StreamOptions, found: RelationColumn) -> registry.Cat
     """What a type is that a column did not have when it was planned; one that is gone has only its text."""
     # A session of its own, as above.
     with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
-        (known,) = catalog.catalog_types(
+        (known,) = read_types(
             session, [(found.type_oid, found.typmod)], f"looking for the type of column {quoted(found.name)}"
         )
     return known

@@ -1,0 +1,143 @@
+"""Columns and their types: of a SELECT, and of a table as the catalog has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.postgres.libpq import column_modifiers
+from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.values.registry import CatalogType, Column
+
+# FirstNormalObjectId (src/include/access/transam.h): oids below it mean the same as long as the server lives.
+_FIRST_OID_OF_USERS = 16384
+
+_READ_TYPE_NAMES = """
+SELECT format_type(t.oid, NULLIF(t.typmod, -1))
+FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS t (oid, typmod, i)
+ORDER BY t.i
+"""
+
+
+def describe_columns(
+    session: Session, select: sql.Composable, doing: str, *, known: Sequence[Column] = ()
+) -> list[Column]:
+    """The columns that a SELECT gives now, without reading a row.
+
+    PostgreSQL parses the SELECT against its current catalog, locks what it names (ACCESS SHARE, until the end of the
+    transaction), and checks privileges and row-level security: so this is also the test that it may be read.
+
+    Where the columns have the types of those ``known``, and these are PostgreSQL's own, the catalog is not asked again.
+    """
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(sql.SQL("SELECT * FROM ({}\n) AS q LIMIT 0").format(select))
+        description = cursor.description or ()
+        types = [(d.type_code, modifier) for d, modifier in zip(description, column_modifiers(cursor), strict=True)]
+        if types == [(column.type.oid, column.type.typmod) for column in known] and all(
+            oid < _FIRST_OID_OF_USERS for oid, _ in types
+        ):
+            return [
+                replace(column, name=d.name, attnum=d.table_column or 0, not_null=False)
+                for d, column in zip(description, known, strict=True)
+            ]
+        cursor.execute(_READ_TYPE_NAMES, ([oid for oid, _ in types], [modifier for _, modifier in types]))
+        names = [name for (name,) in cursor]
+    return [
+        Column(name=d.name, attnum=d.table_column or 0, type=found, type_name=type_name, not_null=False)
+        for d, found, type_name in zip(description, read_types(session, types, doing), names, strict=True)
+    ]
+
+
+# The types and all that they are made of: what domains are over, and the elements of arrays.
+_READ_TYPES = """
+WITH RECURSIVE type AS (
+    SELECT oid, typname, typbasetype, typtypmod, typelem, typarray, typdelim
+    FROM pg_catalog.pg_type
+    WHERE oid = ANY (%s::oid[])
+    UNION
+    SELECT t.oid, t.typname, t.typbasetype, t.typtypmod, t.typelem, t.typarray, t.typdelim
+    FROM type
+    JOIN pg_catalog.pg_type AS t ON t.oid = type.typbasetype OR t.oid = type.typelem
+)
+SELECT type.*,
+    (
+        SELECT e.extname
+        FROM pg_catalog.pg_depend AS d
+        JOIN pg_catalog.pg_extension AS e ON e.oid = d.refobjid
+        WHERE d.classid = 'pg_catalog.pg_type'::regclass
+            AND d.objid = type.oid
+            AND d.deptype = 'e'
+            AND d.refclassid = 'pg_catalog.pg_extension'::regclass
+    ),
+    EXISTS (
+        SELECT
+        FROM pg_catalog.pg_cast AS c
+        WHERE c.castsource = type.oid AND c.casttarget = 'pg_catalog.text'::regtype AND c.castmethod <> 'i'
+    )
+FROM type
+"""
+
+
+def read_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -> list[CatalogType]:
+    """What the catalog says of types given by oid and modifier; of a type that is gone, only these two."""
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(_READ_TYPES, (sorted({oid for oid, _ in types}),))
+        facts = {oid: found for oid, *found in cursor}
+
+    def one(oid: int, modifier: int) -> CatalogType:
+        if oid not in facts:
+            return CatalogType(oid, modifier)
+        name, base_oid, base_modifier, element_oid, _, _, extension, has_text_cast = facts[oid]
+        if base_oid:
+            return one(base_oid, base_modifier)
+        plain = CatalogType(oid, modifier, name, extension or "", has_text_cast=has_text_cast)
+        # Types other than arrays have elements too: they can be subscripted.
+        if element_oid not in facts or facts[element_oid][4] != oid:
+            return plain
+        delimiter = facts[element_oid][5]
+        return replace(plain, element=one(element_oid, modifier), element_oid=element_oid, delimiter=delimiter)
+
+    return [one(oid, modifier) for oid, modifier in types]
+
+
+def read_not_null_attnums(session: Session, relation: Relation) -> frozenset[int]:
+    """The numbers of the columns that are declared NOT NULL."""
+    with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
+        cursor.execute(
+            "SELECT attnum FROM pg_catalog.pg_attribute WHERE attrelid = %s AND attnotnull AND attnum > 0",
+            (relation.oid,),
+        )
+        return frozenset(attnum for (attnum,) in cursor)
+
+
+_READ_ATTNUMS = """
+SELECT attname, attnum
+FROM pg_catalog.pg_attribute
+WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+ORDER BY attnum
+"""
+
+
+def read_attnums(session: Session, relation: Relation) -> dict[str, int]:
+    """The columns' numbers by name, in the table's order."""
+    with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
+        cursor.execute(_READ_ATTNUMS, (relation.oid,))
+        return dict(cursor.fetchall())
+
+
+_READ_RAW_TYPES = """
+SELECT attname, atttypid, atttypmod
+FROM pg_catalog.pg_attribute
+WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+"""
+
+
+def read_raw_types(session: Session, relation: Relation) -> dict[str, tuple[int, int]]:
+    """The columns' types and modifiers by name as pg_attribute has them: a domain's is the domain's own."""
+    with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
+        cursor.execute(_READ_RAW_TYPES, (relation.oid,))
+        return {name: (type_oid, typmod) for name, type_oid, typmod in cursor}

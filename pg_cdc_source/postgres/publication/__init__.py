@@ -1,0 +1,54 @@
+"""The publication of a stream: read it, plan and make it, choose the tables read through it, and see what became of it.
+
+A publication decides which changes exist for a stream. So whatever it would leave out of a table without a sign is
+found here, before anything is read:
+
+- **Partitions.** ``publish_via_partition_root`` decides whether changes come under the root's name or the leaves'. A
+  stream reads tables under the names that they are published by. Partitions that write no WAL for logical decoding
+  (foreign, unlogged) are published by PostgreSQL without a word and never send a change: refused.
+- **Inheritance.** Changes of children come under the children's names, while a SELECT of the parent has their rows: a
+  stream of the parent would disagree with its snapshot, so parents are refused.
+- **Replica identity.** From the moment a publication has a table without one, PostgreSQL refuses UPDATE and DELETE
+  there. This package never does that to a production database: it does not create such a publication.
+- **Identity of partitions.** WAL has the old values of the leaf's identity, pgoutput labels them by the root's. Where
+  the leaf's has less, columns would look NULL that are not: refused.
+- **Row filters, column lists.** A stream has the rows and columns that its publication sends, from its snapshot on.
+  The server sends an update that brings a row under a filter as an insert, and one that takes it away as a delete: so
+  the rows under the filter are a table of their own. Another filter or list leaves a gap, and so does a table that was
+  taken out for a while. Each of them gives the table a new entry in the catalog, by which ``find_change`` notices it.
+- **Partitions before 15.** See ``before_15``.
+"""
+
+from pg_cdc_source.postgres.publication.choose import stream_tables
+from pg_cdc_source.postgres.publication.compare import find_change, find_lost, mark_of
+from pg_cdc_source.postgres.publication.identity import ReplicaIdentity, read_identities, without_identity
+from pg_cdc_source.postgres.publication.plan import (
+    Planned,
+    ensure_publication,
+    plan_publication,
+    require_publication,
+    require_rights,
+)
+from pg_cdc_source.postgres.publication.read import Publication, PublishedTable, read_publication
+from pg_cdc_source.postgres.publication.sent import SentTable, read_sent_tables, read_unpublished
+
+__all__ = [
+    "Planned",
+    "Publication",
+    "PublishedTable",
+    "ReplicaIdentity",
+    "SentTable",
+    "ensure_publication",
+    "find_change",
+    "find_lost",
+    "mark_of",
+    "plan_publication",
+    "read_identities",
+    "read_publication",
+    "read_sent_tables",
+    "read_unpublished",
+    "require_publication",
+    "require_rights",
+    "stream_tables",
+    "without_identity",
+]

@@ -1,0 +1,172 @@
+"""Choose the tables that a stream reads through a publication, and refuse what cannot be streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg2 import sql
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import OptionError, PgCdcError, ServerSetupError
+from pg_cdc_source.options.names import QualifiedName, TablePattern, quoted
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres.catalog import Relation, find_relation
+from pg_cdc_source.postgres.publication.before_15 import is_before_15, refuse_other_layouts
+from pg_cdc_source.postgres.publication.listing import by_name, listed
+from pg_cdc_source.postgres.publication.read import Publication
+from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.trees import Node, read_ancestors, read_trees
+
+
+def stream_tables(session: Session, options: StreamOptions, publication: Publication) -> tuple[Relation, ...]:
+    """The tables that the stream reads, under the names that they are published by, sorted by (schema, name).
+
+    Raises OptionError for what cannot be streamed and patterns that match nothing, ServerSetupError with the SQL to run
+    where the publication lacks what was named.
+    """
+    published = {table.relation.oid: table for table in publication.tables}
+    found: dict[int, Relation] = {}
+    if options.dbtable is not None:
+        relation = find_table(session, options.dbtable)
+        if relation.oid not in published:
+            raise _not_published(session, publication, relation, whole=True)
+        found[relation.oid] = relation
+    for pattern in options.tables:
+        if pattern.qualified is None:
+            matches = _matches(session, publication, pattern)
+        else:
+            matches = _published_as(session, publication, find_table(session, pattern.qualified))
+        found.update((relation.oid, relation) for relation in matches)
+    for tree in read_trees(session, list(found.values())).values():
+        refuse_unstreamable(tree)
+    if publication.via_root and is_before_15(session):
+        refuse_other_layouts(session, list(found))
+    return tuple(by_name(found.values()))
+
+
+def find_table(session: Session, name: QualifiedName) -> Relation:
+    relation = find_relation(session, name)
+    for tree in read_trees(session, [relation]).values():
+        refuse_unstreamable(tree)
+    return relation
+
+
+def _matches(session: Session, publication: Publication, pattern: TablePattern) -> list[Relation]:
+    """The published tables of a schema, and partitions that are published by themselves of the tables there."""
+    relations = [table.relation for table in publication.tables]
+    above = read_ancestors(session, [relation.oid for relation in relations]) if pattern.schema is not None else {}
+    matches = [
+        relation
+        for relation in relations
+        if pattern.schema in (None, relation.schema, *(ancestor.schema for ancestor in above.get(relation.oid, ())))
+    ]
+    if not matches:
+        what = f"its tables are {listed(relations)}" if relations else "it has no tables"
+        raise OptionError(
+            f"tables: publication {quoted(publication.name)} has no table that matches {pattern}; {what}",
+            remedy="name what it has, or add to it with ALTER PUBLICATION ... ADD TABLE",
+        )
+    return matches
+
+
+def _published_as(session: Session, publication: Publication, relation: Relation) -> list[Relation]:
+    """The relation itself, or the partitions that it is published by."""
+    published = {table.relation.oid for table in publication.tables}
+    if relation.oid in published:
+        return [relation]
+    parts = [node.relation for node in read_trees(session, [relation])[relation.oid] if node.relation.oid in published]
+    if not parts or _lacking(session, published, relation):
+        raise _not_published(session, publication, relation, whole=False)
+    return parts
+
+
+def _lacking(session: Session, published: set[int], relation: Relation) -> list[Relation]:
+    """The tables with rows of a relation, itself or leaf partitions, that are published under no name."""
+    stored = [node.relation for node in read_trees(session, [relation])[relation.oid] if node.relation.kind == "r"]
+    above = read_ancestors(session, [leaf.oid for leaf in stored])
+    return [
+        leaf
+        for leaf in stored
+        if published.isdisjoint((leaf.oid, *(ancestor.oid for ancestor in above.get(leaf.oid, ()))))
+    ]
+
+
+def _not_published(session: Session, publication: Publication, relation: Relation, *, whole: bool) -> PgCdcError:
+    """The error for a table that is not published under its own name, or with ``whole`` False by all its partitions."""
+    published = {table.relation.oid for table in publication.tables}
+    what = f"publication {quoted(publication.name)}"
+    alter = f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string(session)}"
+    add = f"{alter} ADD TABLE {relation.identifier.as_string(session)}"
+    for ancestor in read_ancestors(session, [relation.oid]).get(relation.oid, ()):
+        if ancestor.oid in published:
+            return OptionError(
+                f"{what} sends the changes of {relation} under the name of its root, {ancestor}",
+                remedy=f"stream {ancestor}, or use another publication that has {relation} and not {ancestor}",
+            )
+    if not any(node.relation.oid in published for node in read_trees(session, [relation])[relation.oid]):
+        return ServerSetupError(
+            f"{what} does not have {relation}",
+            remedy=f"{add}; or name another publication. Changes made before that are not in the stream",
+        )
+    if whole:
+        is_listed = publication.all_tables or _is_listed(session, publication, relation)
+        steps = [*([] if is_listed else [add]), f"{alter} SET (publish_via_partition_root = true)"]
+        return ServerSetupError(
+            f"{what} sends the changes of {relation} under the names of its partitions",
+            remedy=f"{'; '.join(steps)}; or stream the partitions with the option tables",
+        )
+    return ServerSetupError(
+        f"{what} has some partitions of {relation}, but not {listed(_lacking(session, published, relation))}",
+        remedy=f"{add}; or name the partitions wanted in tables",
+    )
+
+
+_IS_LISTED = """
+SELECT EXISTS (
+    SELECT
+    FROM pg_catalog.pg_publication_rel AS r
+    JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
+    WHERE p.pubname = %s AND r.prrelid = %s
+)
+"""
+
+
+def _is_listed(session: Session, publication: Publication, relation: Relation) -> bool:
+    """Whether the publication has the table by its own name, and not only partitions of it."""
+    with translated(f"reading publication {quoted(publication.name)}"), session.cursor() as cursor:
+        cursor.execute(_IS_LISTED, (publication.name, relation.oid))
+        return bool(cursor.fetchone()[0])
+
+
+def refuse_unstreamable(tree: Sequence[Node]) -> None:
+    """Raise OptionError for a relation whose changes, or some of them, never reach a stream."""
+    root, *below = tree
+    relation = root.relation
+    kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+    persistences = {"t": "a temporary table", "u": "an unlogged table"}
+    if relation.kind in kinds:
+        where = "stream it from its own server" if relation.kind == "f" else "stream the tables that it reads"
+        raise OptionError(f"{relation} is {kinds[relation.kind]}: it has no changes of its own", remedy=where)
+    if root.persistence in persistences:
+        raise OptionError(
+            f"{relation} is {persistences[root.persistence]}: its changes are not in the write-ahead log",
+            remedy="ALTER TABLE ... SET LOGGED" if root.persistence == "u" else "stream an ordinary table",
+        )
+    if not root.publishable:
+        raise OptionError(
+            f"{relation} is a table of PostgreSQL's own, which is never published", remedy="stream a table of yours"
+        )
+    if relation.kind == "r" and below:
+        raise OptionError(
+            f"{relation} has tables that inherit from it ({listed([node.relation for node in below])}), whose changes "
+            "come under their own names, while their rows are among its own",
+            remedy="stream the inheriting tables, by name, in tables",
+        )
+    for node in below:
+        if node.relation.kind == "f" or node.persistence == "u":
+            what = "a foreign table" if node.relation.kind == "f" else "unlogged"
+            raise OptionError(
+                f"{node.relation}, a partition of {relation}, is {what}: its changes would be missing without a sign",
+                remedy="stream the other partitions, published one by one"
+                + ("" if node.relation.kind == "f" else "; or ALTER TABLE ... SET LOGGED"),
+            )

@@ -1,0 +1,142 @@
+"""A publication and its tables, as the catalog has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.postgres.publication.before_15 import is_before_15, read_attached
+from pg_cdc_source.postgres.server_errors import translated
+
+# From these versions on, a publication can have schemas, row filters and column lists; and send stored generated
+# columns.
+_SCHEMAS_VERSION = 150000
+GENERATED_VERSION = 180000
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table under the name that its changes have; ``columns`` None means all, ``row_filter`` is SQL.
+
+    ``entries`` are the oids by which the catalog lists it, its schema or its root; none where all tables are published.
+    ``attached`` is the transaction by which it last got a partition that the server may not notice, 0 if there is none;
+    None where the server notices every one.
+    """
+
+    relation: Relation
+    columns: tuple[str, ...] | None
+    row_filter: str | None
+    entries: tuple[int, ...]
+    attached: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What a publication sends. ``generated``: also stored generated columns (PostgreSQL 18)."""
+
+    oid: int
+    name: str
+    all_tables: bool
+    via_root: bool
+    inserts: bool
+    updates: bool
+    deletes: bool
+    truncates: bool
+    generated: bool
+    tables: tuple[PublishedTable, ...]
+
+
+# Columns that not every version has are read from the row as JSON: attnames, rowfilter and prattrs came with 15,
+# pubgencols with 18.
+_READ_PUBLICATION = """
+SELECT p.oid, p.puballtables, p.pubviaroot, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate,
+    coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false)
+FROM pg_catalog.pg_publication AS p
+WHERE p.pubname = %s
+"""
+
+_SCHEMA_ENTRIES = "UNION ALL SELECT oid, pnnspid FROM pg_catalog.pg_publication_namespace WHERE pnpubid = %(oid)s"
+
+# Before 15, pg_publication_tables also has partitions whose root is there, though their changes have the root's name.
+# A table is listed by its own name, by a root's, or by the name of a schema of either.
+_READ_TABLES = """
+WITH entry (oid, object) AS (
+    SELECT oid, prrelid FROM pg_catalog.pg_publication_rel WHERE prpubid = %(oid)s
+    {schema_entries}
+),
+found AS (
+    SELECT c.oid, n.nspname, c.relname, c.relkind, n.oid AS namespace,
+        CASE WHEN to_jsonb(r) ->> 'prattrs' IS NOT NULL THEN to_jsonb(t) -> 'attnames' END AS columns,
+        to_jsonb(t) ->> 'rowfilter' AS row_filter
+    FROM pg_catalog.pg_publication_tables AS t
+    JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+    LEFT JOIN pg_catalog.pg_publication_rel AS r ON r.prrelid = c.oid AND r.prpubid = %(oid)s
+    WHERE t.pubname = %(name)s
+        AND NOT (
+            %(via_root)s
+            AND c.relispartition
+            AND EXISTS (
+                SELECT
+                FROM pg_catalog.pg_publication_tables AS o
+                JOIN pg_catalog.pg_namespace AS m ON m.nspname = o.schemaname
+                JOIN pg_catalog.pg_class AS a ON a.relnamespace = m.oid AND a.relname = o.tablename
+                JOIN pg_partition_ancestors(c.oid) AS up (oid) ON up.oid = a.oid
+                WHERE o.pubname = %(name)s AND a.oid <> c.oid
+            )
+        )
+),
+place (table_oid, object) AS (
+    SELECT oid, unnest(ARRAY[oid, namespace]) FROM found
+    UNION
+    SELECT f.oid, unnest(ARRAY[a.oid, a.relnamespace])
+    FROM found AS f
+    CROSS JOIN pg_partition_ancestors(f.oid) AS up (oid)
+    JOIN pg_catalog.pg_class AS a ON a.oid = up.oid
+),
+listed (table_oid, entries) AS (
+    SELECT p.table_oid, array_agg(e.oid::bigint ORDER BY e.oid)
+    FROM place AS p
+    JOIN entry AS e ON e.object = p.object
+    GROUP BY p.table_oid
+)
+SELECT f.oid, f.nspname, f.relname, f.relkind, f.columns, f.row_filter, l.entries
+FROM found AS f
+LEFT JOIN listed AS l ON l.table_oid = f.oid
+ORDER BY f.nspname COLLATE "C", f.relname COLLATE "C"
+"""
+
+
+def read_publication(session: Session, name: str) -> Publication | None:
+    """The publication of this name and its tables, sorted by name; None where there is none."""
+    with translated(f"reading publication {quoted(name)}"), session.cursor() as cursor:
+        cursor.execute(_READ_PUBLICATION, (name,))
+        row = cursor.fetchone()
+        if row is None:
+            return None
+        oid, all_tables, via_root, inserts, updates, deletes, truncates, generated = row
+        schema_entries = _SCHEMA_ENTRIES if session.server_version >= _SCHEMAS_VERSION else ""
+        cursor.execute(
+            _READ_TABLES.format(schema_entries=schema_entries), {"oid": oid, "name": name, "via_root": via_root}
+        )
+        rows = cursor.fetchall()
+        attached: dict[int, int] = {}
+        if is_before_15(session) and via_root:
+            attached = read_attached(cursor, oid, [row[0] for row in rows if row[3] == "p"])
+    # By oid, because before 14 the view repeats a partition that is listed beside its root.
+    tables = {
+        relation[0]: PublishedTable(
+            Relation(*relation),
+            None if columns is None else tuple(columns),
+            row_filter,
+            tuple(entries or ()),
+            attached.get(relation[0]),
+        )
+        for *relation, columns, row_filter, entries in rows
+    }
+    return Publication(
+        oid, name, all_tables, via_root, inserts, updates, deletes, truncates, generated, tuple(tables.values())
+    )

@@ -1,0 +1,116 @@
+"""What the server sends of each table that a stream reads: columns, keys and old values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import ServerSetupError
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.postgres.publication.identity import ReplicaIdentity, identity_sql, read_identities
+from pg_cdc_source.postgres.publication.listing import few, listed
+from pg_cdc_source.postgres.publication.read import GENERATED_VERSION, Publication, read_publication
+from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.trees import read_trees
+
+
+@dataclass(frozen=True, slots=True)
+class SentTable:
+    """What changes of a table have. ``unpublished`` are columns that they do not have: generated ones, or not listed.
+
+    ``kind`` is that of ReplicaIdentity. ``identity_columns`` and ``primary_key`` are empty where not all of their
+    columns are sent: a part of a key does not tell rows apart.
+    """
+
+    relation: Relation
+    kind: str
+    identity_columns: tuple[str, ...]
+    primary_key: tuple[str, ...]
+    unpublished: tuple[str, ...]
+    row_filter: str | None
+
+
+def read_sent_tables(
+    session: Session, publication: Publication, relations: Sequence[Relation]
+) -> tuple[SentTable, ...]:
+    """What the server sends of each table.
+
+    Raises ServerSetupError where old values of a partition would be taken for those of its root's identity.
+    """
+    trees = read_trees(session, relations)
+    identities = read_identities(session, [node.relation.oid for tree in trees.values() for node in tree])
+    unpublished = _unpublished_columns(session, publication, relations)
+    filters = {table.relation.oid: table.row_filter for table in publication.tables}
+    tables = []
+    for relation in relations:
+        if publication.updates or publication.deletes:
+            _refuse_lesser_identities(session, [node.relation for node in trees[relation.oid]], identities)
+        identity, missing = identities[relation.oid], unpublished[relation.oid]
+        columns = tuple(column for column in identity.columns if column not in missing)
+        if identity.kind != "f" and columns != identity.columns:
+            columns = ()
+        key = () if set(identity.primary_key) & set(missing) else identity.primary_key
+        tables.append(SentTable(relation, identity.kind, columns, key, missing, filters[relation.oid]))
+    return tuple(tables)
+
+
+def _refuse_lesser_identities(
+    session: Session, tree: Sequence[Relation], identities: dict[int, ReplicaIdentity]
+) -> None:
+    root, *below = tree
+    of_root = identities[root.oid]
+    lesser = [leaf for leaf in below if leaf.kind == "r" and _is_less(identities[leaf.oid], of_root)]
+    if lesser:
+        of_leaf = identities[lesser[0].oid]
+        raise ServerSetupError(
+            f"partitions have another replica identity than their root {root}, by which PostgreSQL labels old values: "
+            f"{listed(lesser)}; of {lesser[0]} WAL has {_named(of_leaf)}, and it would be taken for {_named(of_root)}",
+            remedy="; ".join(identity_sql(session, leaf, "FULL") for leaf in few(lesser))
+            + "; such a statement on the root does not reach its partitions",
+        )
+
+
+def _is_less(of_leaf: ReplicaIdentity, of_root: ReplicaIdentity) -> bool:
+    # Without a usable identity PostgreSQL refuses UPDATE and DELETE there, so no old values are sent.
+    if of_leaf.kind == "f" or not of_leaf.columns:
+        return False
+    return of_root.kind == "f" or not set(of_root.columns) <= set(of_leaf.columns)
+
+
+def _named(identity: ReplicaIdentity) -> str:
+    return "the whole row" if identity.kind == "f" else ", ".join(map(quoted, identity.columns))
+
+
+def read_unpublished(session: Session, name: str, relation: Relation) -> tuple[str, ...]:
+    """Names of a table's columns that a publication does not send, or would not if there were one."""
+    return _unpublished_columns(session, read_publication(session, name), [relation])[relation.oid]
+
+
+_READ_COLUMNS = """
+SELECT attrelid, attname, attgenerated
+FROM pg_catalog.pg_attribute
+WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped
+ORDER BY attrelid, attnum
+"""
+
+
+def _unpublished_columns(
+    session: Session, publication: Publication | None, relations: Sequence[Relation]
+) -> dict[int, tuple[str, ...]]:
+    """Names of columns that are not sent, or would not be, by the table's oid."""
+    lists = {} if publication is None else {table.relation.oid: table.columns for table in publication.tables}
+    # A missing publication will be created to send them.
+    stored_are_sent = session.server_version >= GENERATED_VERSION if publication is None else publication.generated
+    unpublished: dict[int, tuple[str, ...]] = {relation.oid: () for relation in relations}
+    with translated("reading the columns that are published"), session.cursor() as cursor:
+        cursor.execute(_READ_COLUMNS, (list(unpublished),))
+        for oid, name, generated in cursor:
+            listed = lists.get(oid)
+            # A list may name stored generated columns, whatever the publication says of them otherwise.
+            sent = name in listed if listed is not None else not generated or (generated == "s" and stored_are_sent)
+            if not sent:
+                unpublished[oid] += (name,)
+    return unpublished

@@ -1,0 +1,146 @@
+"""What lies under a table: its partitions and inheritance children, and the heaps that hold the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.postgres.catalog import Relation, Server
+from pg_cdc_source.postgres.server_errors import translated
+
+# TID range scans, without which every ctid range would read the whole table, came with PostgreSQL 14.
+TID_RANGE_SCAN_VERSION = 140000
+
+# A common table expression for the queries below: each relation under each of the parameter ``roots``, these included.
+# A child may be reached over several parents, and is in a tree once.
+TREE = """tree (root, oid) AS (
+    SELECT oid, oid FROM unnest(%(roots)s::oid[]) AS given (oid)
+    UNION
+    SELECT tree.root, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
+)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A relation of a tree, the root included. ``persistence`` is pg_class.relpersistence: p, u or t."""
+
+    relation: Relation
+    persistence: str
+    publishable: bool
+
+
+_READ_TREES = f"""
+WITH RECURSIVE {TREE}
+SELECT tree.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, pg_relation_is_publishable(c.oid)
+FROM tree
+JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ORDER BY tree.root, tree.oid <> tree.root, n.nspname COLLATE "C", c.relname COLLATE "C"
+"""
+
+
+def read_trees(session: Session, relations: Sequence[Relation]) -> dict[int, list[Node]]:
+    """Each relation with all partitions and children below it, itself first, by its oid."""
+    with translated("reading partitions"), session.cursor() as cursor:
+        cursor.execute(_READ_TREES, {"roots": [relation.oid for relation in relations]})
+        trees: dict[int, list[Node]] = {}
+        for root, oid, schema, name, kind, persistence, publishable in cursor:
+            trees.setdefault(root, []).append(Node(Relation(oid, schema, name, kind), persistence, publishable))
+        return trees
+
+
+_READ_ANCESTORS = """
+SELECT t.oid, c.oid, n.nspname, c.relname, c.relkind
+FROM unnest(%s::oid[]) AS t (oid)
+CROSS JOIN pg_partition_ancestors(t.oid) WITH ORDINALITY AS a (oid, i)
+JOIN pg_catalog.pg_class AS c ON c.oid = a.oid
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE a.oid <> t.oid
+ORDER BY t.oid, a.i
+"""
+
+
+def read_ancestors(session: Session, oids: Sequence[int]) -> dict[int, list[Relation]]:
+    """The partitioned tables above each partition, the nearest first; a table that is none has no entry."""
+    with translated("reading partitions"), session.cursor() as cursor:
+        cursor.execute(_READ_ANCESTORS, (list(oids),))
+        above: dict[int, list[Relation]] = {}
+        for oid, *ancestor in cursor:
+            above.setdefault(oid, []).append(Relation(*ancestor))
+        return above
+
+
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """A part of a table that is stored by itself: the table, a leaf partition, or an inheritance child.
+
+    ``attnums`` are the numbers of the columns read, in their order.
+    """
+
+    relation: Relation
+    blocks: int
+    attnums: tuple[int, ...]
+
+
+_READ_HEAPS = f"""
+WITH RECURSIVE {TREE}
+SELECT c.oid, n.nspname, c.relname, c.relkind, am.amname,
+    has_table_privilege(c.oid, 'SELECT')
+        AND has_schema_privilege(n.oid, 'USAGE')
+        AND (c.oid = tree.root OR NOT row_security_active(c.oid)),
+    CASE WHEN c.relkind IN ('r', 'm') THEN pg_relation_size(c.oid) END,
+    (
+        SELECT array_agg(a.attnum ORDER BY w.i)
+        FROM unnest(%(columns)s::text[]) WITH ORDINALITY AS w (name, i)
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = w.name AND NOT a.attisdropped
+    )
+FROM tree
+JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+LEFT JOIN pg_catalog.pg_am AS am ON am.oid = c.relam
+ORDER BY c.oid <> tree.root, c.oid
+"""
+
+
+def read_heaps(session: Session, server: Server, relation: Relation, columns: Sequence[str]) -> list[Heap] | None:
+    """The heaps under a relation that ctid ranges can be cut from; None where it has to be read as a whole.
+
+    As a whole: views, foreign tables, tables of other access methods, servers without TID range scans; and trees in
+    which this role may read the root but not each leaf, or in which a leaf has policies that do not apply through the
+    root.
+    """
+    if relation.kind not in "rpm" or server.version_num < TID_RANGE_SCAN_VERSION:
+        return None
+    with translated(f"planning ranges of {relation}"), session.cursor() as cursor:
+        cursor.execute(_READ_HEAPS, {"roots": [relation.oid], "columns": list(columns)})
+        rows = [row for row in cursor if row[3] != "p"]
+    heaps = []
+    for oid, schema, name, kind, access_method, readable, size_bytes, attnums in rows:
+        if access_method != "heap" or not readable or size_bytes is None:
+            return None
+        heaps.append(Heap(Relation(oid, schema, name, kind), -(-size_bytes // server.block_size), tuple(attnums or ())))
+    return heaps
+
+
+_IDENTIFY_HEAPS = f"""
+WITH RECURSIVE {TREE}
+SELECT hashtextextended(string_agg(oid::text, ',' ORDER BY oid), 0)
+FROM tree
+"""
+
+
+def identify_heaps(session: Session, relation: Relation) -> int:
+    """A number for the set of tables under a relation, as the transaction's snapshot sees it."""
+    with translated(f"reading the partitions of {relation}"), session.cursor() as cursor:
+        cursor.execute(_IDENTIFY_HEAPS, {"roots": [relation.oid]})
+        return int(cursor.fetchone()[0])
+
+
+def read_blocks(session: Session, server_block_size: int, heap: Relation) -> int:
+    """Blocks the heap has now."""
+    with translated(f"reading the size of {heap}"), session.cursor() as cursor:
+        cursor.execute("SELECT pg_relation_size(%s)", (heap.oid,))
+        size_bytes: int = cursor.fetchone()[0]
+        return -(-size_bytes // server_block_size)
