@@ -87,6 +87,10 @@ class Driver:
         assert found is not None
         return found
 
+    def continue_from(self, offset: str) -> None:
+        """Take over a checkpoint whose last batch ended at this offset."""
+        self._committed = json.loads(offset)
+
     def batch(self) -> list[Row]:
         """Run one batch, if there is one; its rows."""
         reader = self._reader
