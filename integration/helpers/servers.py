@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pg_cdc_source.demo.embedded import embedded_postgres
+from pg_cdc_source.demo.embedded_postgres import embedded_postgres
 
 SETTINGS = {
     "wal_level": "logical",

@@ -22,7 +22,7 @@ from streamed_values import META, Rows, assert_same_values, old_values, streamin
 from type_values import assert_identical, field, printed, sent
 
 from pg_cdc_source import collapse, project
-from pg_cdc_source.demo.embedded import embedded_postgres
+from pg_cdc_source.demo.embedded_postgres import embedded_postgres
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.names import QualifiedName

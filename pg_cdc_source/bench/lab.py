@@ -26,7 +26,7 @@ from pg_cdc_source.bench import datasets, peers
 from pg_cdc_source.bench.datasets import Dataset
 from pg_cdc_source.bench.meter import Meter, timings
 from pg_cdc_source.bench.question import Sample
-from pg_cdc_source.demo.embedded import embedded_postgres
+from pg_cdc_source.demo.embedded_postgres import embedded_postgres
 from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 
 # As a small production server would have them; what would come at its own time (checkpoints, autovacuum) stays away.

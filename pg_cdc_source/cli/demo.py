@@ -22,7 +22,8 @@ def demo(
     if a copy differs from PostgreSQL.
     """
     try:
-        from pg_cdc_source.demo.run import print_json, print_table, run
+        from pg_cdc_source.demo.report import print_json, print_table
+        from pg_cdc_source.demo.run import run
     except ModuleNotFoundError as error:
         raise lacking_extra(error, "demo") from None
     leave_nothing_when_stopped()

