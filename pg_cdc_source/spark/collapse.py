@@ -1,4 +1,4 @@
-"""``collapse``: the last word of a batch's rows on each key.
+"""``collapse``: one row for each key, with its final state in a batch.
 
 It is one window over the rows of each key and a second one over pairs of rows. Both are plain expressions, so that it
 runs wherever DataFrames do, Spark Connect included.
@@ -29,16 +29,16 @@ from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns
 
 
 def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
-    """Give one row for each key with its final state in the batch ``df`` of one table's rows; same schema, any order.
+    """Return one row for each key of the batch ``df``, with the key's final state; same schema, any order.
 
-    ``keys`` are the columns that identify a row: the primary key, or what the replica identity has. ``df`` is what
-    ``foreachBatch`` hands over of a typed stream or of :func:`project`, or rows of several batches together; it is
-    read twice. ``_change_type`` says what a sink has to do with a row, in this order:
+    ``df`` holds one table's rows: a typed stream's, or those of :func:`project`, as ``foreachBatch`` hands them over;
+    several batches together will do. It is read twice. ``keys`` are the columns that identify a row: the primary key,
+    or the columns of the replica identity. ``_change_type`` says what a sink has to do with a row, in this order:
 
     ``truncate``
-        At most one row, with no key: remove every row there is, then apply the others.
+        At most one row, without a key: remove all rows, then apply the others.
     ``delete``
-        Remove the key, where it is there.
+        Remove the key's row, if there is one.
     ``update``
         Replace the key's row, but keep the sink's values of the columns in ``_unchanged``: they did not travel.
     ``insert``, ``snapshot``
@@ -60,17 +60,17 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
                 .execute()
             )
 
-    A value that did not travel is carried forward from an earlier row of the same key in the batch, and then no longer
-    listed; over a change of the key as well, once. An ``insert`` that still lists columns in ``_unchanged`` had
-    another key before the batch, and that one's row in the sink had the values. They cannot be told from here: where
-    keys change in tables with TOASTed values, set REPLICA IDENTITY FULL.
+    A value that did not travel is taken from an earlier row of the same key in the batch, and its column is then no
+    longer listed. Values also follow one change of the key. An ``insert`` that still lists columns in ``_unchanged``
+    had another key before the batch; the sink's row of that key has the values, and this function does not see it. If
+    keys change in a table with TOASTed values, set REPLICA IDENTITY FULL.
 
     Under REPLICA IDENTITY FULL without a primary key, only ``_before`` (option ``beforeImage``) shows that an update
-    changed the key; with it, the old key becomes a delete. Keys that a DEFERRABLE constraint guards may be
-    exchanged by rows within a transaction, which no row by row change by key can follow.
+    changed the key; with it, the old key becomes a delete. If a DEFERRABLE constraint guards the key, two rows may
+    exchange their keys within a transaction; changes that are applied by key, row by row, cannot follow that.
 
-    Raises OptionError; the action fails where a key is NULL, and where two different rows of a key are at one position,
-    so that ``keys`` are none.
+    Raises OptionError. The action fails if a key is NULL, and if two different rows of one key have the same position,
+    because ``keys`` then do not identify a row.
     """
     if df.isStreaming:
         raise OptionError(
@@ -91,7 +91,7 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch whose columns are named by position, so that any name will do, and what each of them is for."""
+    """A batch whose columns are named by position, so that any name will do, and the purpose of each column."""
 
     rows: DataFrame
     fields: tuple[StructField, ...]
@@ -131,12 +131,12 @@ class _Batch:
 
     @property
     def hashable(self) -> list[Column]:
-        """The columns of the table, without those that Spark has no hash of."""
+        """The table's columns that Spark can hash."""
         texts = {i: self.fields[i].dataType.simpleString() for i in sorted(self.keys + self.values)}
         return [_column(i) for i, text in texts.items() if "map<" not in text and "variant" not in text]
 
     def columns(self, changed: Mapping[int, Column]) -> list[Column]:
-        """All columns by position, some of them changed but for their types."""
+        """All columns by position; those in ``changed`` have new values and keep their types."""
         return [self._one(i, changed.get(i)) for i in range(len(self.fields))]
 
     def _one(self, index: int, changed: Column | None) -> Column:
@@ -161,7 +161,7 @@ def _find_keys(keys: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
     known = frozenset(names) - {*CHANGE_NAMES, BEFORE}
     found = []
     for key in keys:
-        # As Spark looks names up, but exactly where two differ by case only.
+        # Spark ignores case; if two names differ by case only, the key has to match exactly.
         near = [name for name in names if name in known and name.lower() == key.lower()]
         chosen = [key] if key in near else near
         if len(chosen) != 1:
@@ -182,12 +182,12 @@ def _find_keys(keys: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-# The number of the delete that an insert belongs to where the two are a change of a key, and of a delete its own.
+# Brings the two halves of a changed key together: a delete has its own number here, an insert the one before its own.
 _PAIR = "pair"
 
 
 def _with_moved_keys(batch: _Batch) -> DataFrame:
-    """Make an update whose key ``_before`` shows to have been another one a delete of that and an insert."""
+    """Split each update that changed the key, as ``_before`` shows, into a delete of the old key and an insert."""
     kind, seq = batch["_change_type"], batch["_seq"]
     rows = batch.rows.withColumn(_PAIR, F.when(kind == "insert", seq - 1).otherwise(seq))
     if batch.before is None:
@@ -202,16 +202,16 @@ def _with_moved_keys(batch: _Batch) -> DataFrame:
         **{i: F.when(gone, old[i]).otherwise(_column(i)) for i in (*batch.keys, *batch.values)},
         batch.index("_change_type"): F.col("half"),
         batch.index("_unchanged"): F.when(gone, F.slice(batch["_unchanged"], 1, 0)).otherwise(batch["_unchanged"]),
-        # Where the old image belongs to another row than the new one, only the delete has it.
+        # The old image is the old key's, so only the delete keeps it.
         batch.before: F.when(~F.col("moved") | gone, before),
     }
-    # Both halves have the update's number, so that it is what brings them together.
+    # Both halves have the update's number.
     pair = F.when(F.col("moved"), seq).otherwise(F.col(_PAIR))
     return rows.select(*batch.columns(changed), pair.alias(_PAIR))
 
 
 def _old_values(batch: _Batch) -> dict[int, Column]:
-    """What ``_before`` has of each key and value; null for a value that it lacks."""
+    """Each key and value as ``_before`` has it; null if it lacks the value."""
     assert batch.before is not None
     struct_type = batch.fields[batch.before].dataType
     there = {field.name: field.dataType for field in struct_type.fields} if isinstance(struct_type, StructType) else {}
@@ -231,7 +231,7 @@ def _old_values(batch: _Batch) -> dict[int, Column]:
 
 
 def _with_keys(batch: _Batch, rows: DataFrame) -> DataFrame:
-    """Let a row without a key fail the action."""
+    """Make the action fail at a row without a key."""
     no_key = reduce(Column.__or__, (column.isNull() for column in batch.key_columns))
     return _failing(
         rows,
@@ -252,7 +252,7 @@ def _failing(rows: DataFrame, condition: Column, what: str, batch: _Batch, remed
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What has to be known of a batch before it is known what is to be done with it; mostly nothing is."""
+    """What a first pass over the batch finds. Mostly there is nothing to leave out and nothing to carry forward."""
 
     truncated_at: tuple[int, int] | None  # _commit_lsn and _seq of the last TRUNCATE
     listed: tuple[int, ...]  # the columns that any row lists in _unchanged
@@ -274,7 +274,7 @@ class _Found:
 
 
 def _after_truncate(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
-    """Leave out what the last TRUNCATE made void, and those before it."""
+    """Leave out the rows before the last TRUNCATE."""
     if found.truncated_at is None:
         return rows
     lsn, seq = found.truncated_at
@@ -282,18 +282,18 @@ def _after_truncate(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
     return rows.where((at > lsn) | ((at == lsn) & (number >= seq)))
 
 
-# Of each row that is left: whether it is the last of its key; which row began the row it is of, where that is in the
-# batch; and of a delete, the state that it ended.
+# Columns of the rows that are left: whether the row is the last of its key; the row that began its life, if that is in
+# the batch; and for a delete, the state that it ended.
 _LAST, _BEGUN, _ENDED = "last", "begun", "ended"
 
 
 def _earlier(index: int) -> Column:
-    """The last row before, in its key, that says something of a value: ``value``, ``known``, ``streamed``."""
+    """What the last earlier row of the same key says of a column: ``value``, ``known``, ``streamed``."""
     return F.col(f"e{index}")
 
 
 def _last_rows(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
-    """Bring the last row of each key up to date from its own key's rows; deletes stay too, for keys that changed."""
+    """Complete the last row of each key from its own key's rows; keep deletes as well, for keys that changed."""
     kind, lsn, seq, names = (batch[name] for name in ("_change_type", "_commit_lsn", "_seq", "_unchanged"))
     by_key = Window.partitionBy(*batch.key_columns).orderBy(lsn, seq)
     before = by_key.rowsBetween(Window.unboundedPreceding, -1)
@@ -301,7 +301,7 @@ def _last_rows(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
     begins = kind.isin("snapshot", "insert", "delete")
 
     def said(i: int) -> Column:
-        # A row that begins or ends something says of every value whether it is known, so that nothing leaks over it.
+        # A row that begins or ends a life says of every value whether it is known, so that none is taken from before.
         travelled = ~_lists(names, batch, i)
         known = travelled & (kind != "delete")
         state = F.struct(_column(i).alias("value"), known.alias("known"), (kind != "snapshot").alias("streamed"))
@@ -341,12 +341,12 @@ def _last_rows(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
 
 
 def _with_values_of_former_key(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
-    """Give inserts that lack values those of the row that the delete before them ended."""
+    """Complete inserts from the rows that the deletes right before them ended."""
     kind, lsn, names = (batch[name] for name in ("_change_type", "_commit_lsn", "_unchanged"))
     begun = F.col(_BEGUN)
     takes = F.col(_LAST) & (kind == "insert") & (F.size(names) > 0)
     gives = F.col(_ENDED).isNotNull()
-    # All others are spread as they were, since the rows of a snapshot are all at one position.
+    # All others are spread by key: the rows of a snapshot have one position, and would meet in one task.
     spread = F.xxhash64(*batch.key_columns)
     met = Window.partitionBy(
         F.when(takes, begun["lsn"]).when(gives, lsn).otherwise(spread),
@@ -357,8 +357,8 @@ def _with_values_of_former_key(batch: _Batch, rows: DataFrame, found: _Found) ->
     def given(i: int) -> Column:
         return F.col("given")[f"e{i}"]
 
-    # A column may be listed because the stream has never had it, and then the delete before is of any row; but what
-    # came by the stream is none of these.
+    # A column may also be listed because the stream has never had it; the delete before may then be of any row. Values
+    # that came by the stream are not of such columns.
     carried = {i: takes & _lists(names, batch, i) & given(i)["known"] & given(i)["streamed"] for i in found.listed}
     changed = {
         **{i: F.when(there, given(i)["value"]).otherwise(_column(i)) for i, there in carried.items()},

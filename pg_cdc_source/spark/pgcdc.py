@@ -35,19 +35,19 @@ try:
 except ImportError:
     HAS_LIMITS = False
 
-# What one task gets of a batch's changes, uncompressed: enough to be worth a task, little enough to share the work.
+# A task's share of a batch's changes, uncompressed: large enough to be worth a task, small enough to share the work.
 BYTES_PER_TASK = 16 << 20
 
 
 class SnapshotPartition(Sealed, InputPartition):
-    """One range of a table of the initial snapshot, to be read by the task."""
+    """One range of a table of the initial snapshot; the task reads it from PostgreSQL."""
 
     def __init__(self, part: SnapshotPart) -> None:
         self.part = part
 
 
 class ChangesPartition(Sealed, InputPartition):
-    """Changes that were read already, as Arrow IPC; they are taken from the reader's file when Spark pickles this."""
+    """Changes that the driver has received, as Arrow IPC; read from the reader's file when Spark pickles this."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = chunks
@@ -109,11 +109,11 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
         self._capture: Capture | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks only read what their partitions bring.
+        # Tasks read what their partitions bring, and need no capture.
         return {**self.__dict__, "_capture": None}
 
     def _running(self) -> Capture:
-        # Not in __init__: Spark makes readers that it asks nothing.
+        # Not in __init__: Spark also makes readers that it never uses.
         if self._capture is None:
             self._capture = Capture(self._options, self._schema)
         return self._capture
@@ -155,7 +155,7 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
 
 
 class ReaderWithoutLimits(PgCdcReader):
-    """For Spark 4.0 and 4.1, which ask for the newest offset and say nothing."""
+    """For Spark 4.0 and 4.1, which ask for the newest offset and name neither start nor limit."""
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         with short_errors():
@@ -203,7 +203,7 @@ def _partitions(batch: Batch) -> Iterator[InputPartition]:
 
 
 def _joined(payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
-    """Give many small batches as few: Spark pays for each."""
+    """Join small batches, because Spark has a cost for each."""
     waiting: list[pa.RecordBatch] = []
     for payload in payloads:
         waiting.append(from_ipc(payload))

@@ -21,7 +21,7 @@ from pg_cdc_source.spark.worker_tuning import freeze_modules, small_task
 
 @dataclass
 class RangePartition(Sealed, InputPartition):
-    """One range of a scan. Only partitions carry what planning finds: the reader is pickled before it."""
+    """One range of a scan. It carries what planning found: Spark pickles the reader before planning."""
 
     source: Source
     range: ScanRange

@@ -41,14 +41,15 @@ def project(
     beforeImage: bool = False,  # noqa: N803 (options are named as Spark's are)
     **options: str | int | bool,
 ) -> DataFrame:
-    """Give the rows of one table out of an envelope their types: what the option ``dbtable`` gives of that table.
+    """Return the rows of one table out of an envelope, typed as the option ``dbtable`` types that table.
 
-    ``df`` is what the option ``tables`` gives, streaming or not. ``table`` is looked up in PostgreSQL now, by the
-    connection's options (``url`` and the others); ``asString``, ``numericAs``, ``unrepresentable`` and ``beforeImage``
-    mean what they mean for ``pgcdc``. A column that a row of the envelope lacks, because it was added later or the
-    publication does not send it, is NULL and listed in ``_unchanged``. Raises OptionError, and what looking up a table
-    raises; the query raises UnrepresentableError, and SchemaChangedError for rows that have other columns than the
-    table has now.
+    ``df`` has the envelope's columns, as the option ``tables`` gives them, streaming or not. ``table`` is looked up in
+    PostgreSQL now, with the connection's options (``url`` and the others). ``asString``, ``numericAs``,
+    ``unrepresentable`` and ``beforeImage`` mean what they mean for ``pgcdc``. A column that a row of the envelope
+    lacks, because it was added later or the publication does not send it, is NULL and listed in ``_unchanged``.
+
+    Raises OptionError and the errors of looking up a table. The query raises UnrepresentableError, and
+    SchemaChangedError if rows have other columns than the table has now.
     """
     expect_columns(df, _ENVELOPE_NAMES, "project() takes what the option tables gives of pgcdc")
     plan = make_plan(_projection_options(table, url, options))
@@ -57,7 +58,7 @@ def project(
     codecs = tuple(plan.codecs)
     projection = _Projection(name, codecs, plan.spec.unrepresentable, beforeImage)
 
-    # A delete has what is known of the row it ended, which is its key at least.
+    # A delete has the values of the row it ended: all that travelled, at least the key.
     old = F.coalesce(F.col("before"), F.col("key"))
     image = F.when(F.col("_change_type") == "delete", old).otherwise(F.col("after"))
     rows = df.where(F.col("_table") == name).select(*CHANGE_NAMES, image.alias(_IMAGE), "before")
@@ -114,7 +115,7 @@ class _Projection(Sealed):
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _decode(self, batch: pa.RecordBatch, objects: str) -> tuple[list[pa.Array], list[pa.BooleanArray]]:
-        """The columns' values, and where each was present."""
+        """Return the columns' values, and for each column which rows have it."""
         columns = [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in self.codecs]
         texts, present = zip(*columns_from_json(batch.column(objects).cast(pa.string()), columns), strict=True)
         return [self._values(batch, codec, text) for codec, text in zip(self.codecs, texts, strict=True)], list(present)
@@ -122,7 +123,7 @@ class _Projection(Sealed):
     def _with_absent(
         self, unchanged: pa.ListArray, change_type: pa.StringArray, present: Sequence[pa.BooleanArray]
     ) -> pa.ListArray:
-        """List the columns that whole rows lack without saying so: no NULL without a sign."""
+        """List in ``_unchanged`` the columns that whole rows lack: their NULL is not the value."""
         whole = pc.is_in(change_type, pa.array(["snapshot", "insert", "update"]))
         lists: list[list[str]] | None = None
         for codec, there in zip(self.codecs, present, strict=True):
@@ -145,7 +146,7 @@ class _Projection(Sealed):
 
 
 def _field(texts: pa.StringArray) -> Field:
-    """Where the values of an array of at least one text lie."""
+    """Return where the values of an array of at least one text lie."""
     texts = pa.concat_arrays([texts]) if texts.offset else texts
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[: len(texts) + 1].astype(np.int64)

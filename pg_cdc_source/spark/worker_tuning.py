@@ -1,6 +1,6 @@
-"""What a small task pays and waits for in Spark's Python worker, made less.
+"""Settings of Spark's Python worker that make small tasks shorter.
 
-The three parts change no result. They touch the worker that runs the task, in which the user's code may run too:
+There are three, and none changes a result. The user's own code may run in the same worker, so this is all they touch:
 
 - Modules are kept out of garbage collections (``gc.freeze``).
 - The connection between the worker and Spark's JVM sends without delay (TCP_NODELAY). No other socket is touched.
@@ -31,7 +31,7 @@ _ANSWERED_AFTER_SECONDS = (0.002, 0.003, 0.005)
 
 @contextmanager
 def small_task() -> Iterator[None]:
-    """Run a task's part that gives all its rows."""
+    """Wrap the part of a task that yields its rows."""
     freeze_modules()
     rows_given = _tune_connection()
     yield
