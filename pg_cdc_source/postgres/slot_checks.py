@@ -38,7 +38,31 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
     Raises TransientError while it is being created. With ``failover`` it has to be one that standbys copy.
     """
     drop = f"SELECT pg_drop_replication_slot('{slot.name}')"
-    other = f"choose another name in the option slot; or, if nobody needs it, drop it: {drop}"
+    _refuse_unreadable(
+        slot, database, f"choose another name in the option slot; or, if nobody needs it, drop it: {drop}"
+    )
+    if failover and not slot.failover:
+        raise OptionError(
+            f"slot {slot.name} was made without failover: standbys keep no copy of it",
+            remedy="run, in a replication connection (psql 'replication=database …'): ALTER_REPLICATION_SLOT "
+            f"{slot.name} (FAILOVER true); or leave out the option failover",
+        )
+    if slot.invalidation is not None:
+        why = slot.invalidation
+        if why == "wal_removed":
+            why += " (max_slot_wal_keep_size was too little for the time that nobody read it)"
+        raise SlotLostError(
+            f"slot {slot.name} was given up by the server: {why}; the changes since the checkpoint are gone",
+            remedy=f"drop it: {drop}; then {_START_OVER}",
+        )
+    if slot.confirmed_flush is None:
+        raise TransientError(
+            f"slot {slot.name} is still being created" + (f" by pid {slot.active_pid}" if slot.active_pid else "")
+        )
+
+
+def _refuse_unreadable(slot: Slot, database: str, other: str) -> None:
+    """Raise OptionError for a slot of a kind that a stream cannot read; ``other`` is the remedy for most of them."""
     if slot.slot_type != "logical":
         raise OptionError(f"slot {slot.name} is a {slot.slot_type} slot, a stream needs a logical one", remedy=other)
     if slot.plugin != _PLUGIN:
@@ -63,24 +87,6 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
             f"slot {slot.name} sends transactions when they are prepared (two_phase), a stream reads them when they "
             "are committed",
             remedy=other,
-        )
-    if failover and not slot.failover:
-        raise OptionError(
-            f"slot {slot.name} was made without failover: standbys keep no copy of it",
-            remedy="run, in a replication connection (psql 'replication=database …'): ALTER_REPLICATION_SLOT "
-            f"{slot.name} (FAILOVER true); or leave out the option failover",
-        )
-    if slot.invalidation is not None:
-        why = slot.invalidation
-        if why == "wal_removed":
-            why += " (max_slot_wal_keep_size was too little for the time that nobody read it)"
-        raise SlotLostError(
-            f"slot {slot.name} was given up by the server: {why}; the changes since the checkpoint are gone",
-            remedy=f"drop it: {drop}; then {_START_OVER}",
-        )
-    if slot.confirmed_flush is None:
-        raise TransientError(
-            f"slot {slot.name} is still being created" + (f" by pid {slot.active_pid}" if slot.active_pid else "")
         )
 
 

@@ -1,0 +1,103 @@
+"""What errors of libpq and of the server become: the class says what to do, the remedy how."""
+
+from __future__ import annotations
+
+import psycopg2
+import pytest
+
+from pg_cdc_source.errors import (
+    AccessError,
+    ConnectError,
+    DefiniteError,
+    PgCdcError,
+    QueryError,
+    ServerSetupError,
+    SlotLostError,
+    TransientError,
+)
+from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.postgres.server_errors import classified, connect_error, translated
+
+OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland dbname=shop"})
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "remedy"),
+    [
+        ('FATAL:  password authentication failed for user "me"', ConnectError, "check user, password"),
+        ("fe_sendauth: no password supplied", ConnectError, "check user, password"),
+        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", SSL off', ConnectError, "check user, password"),
+        ('FATAL:  database "shop" does not exist', ConnectError, "database and role names"),
+        ('FATAL:  role "me" is not permitted to log in', ConnectError, "database and role names"),
+        ('could not translate host name "db" to address', ConnectError, "check the host name"),
+        ("server does not support SSL, but SSL was required", ConnectError, "check certificates"),
+        ('definition of service "x" not found', ConnectError, "check the connection options"),
+        ('invalid sslmode value: "x"', ConnectError, "check the connection options"),
+        ("unsupported startup parameter: replication", ServerSetupError, "connect to PostgreSQL itself"),
+        (
+            "FATAL:  number of requested standby connections exceeds max_wal_senders",
+            ServerSetupError,
+            "max_wal_senders",
+        ),
+        ("FATAL:  permission denied to start WAL sender", ServerSetupError, "REPLICATION"),
+        ("FATAL:  must be superuser or replication role to start walsender", ServerSetupError, "REPLICATION"),
+        ("FATAL:  sorry, too many clients already", TransientError, "max_connections"),
+        ("connection refused", TransientError, "check that the server runs"),
+    ],
+)
+def test_a_failed_connection_is_told_by_its_text(text: str, error: type[PgCdcError], remedy: str) -> None:
+    found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text))
+    assert type(found) is error
+    assert remedy in (found.remedy or "")
+
+
+def test_what_psycopg2_refuses_itself_is_in_the_settings() -> None:
+    found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.ProgrammingError("something new"))
+    assert type(found) is ConnectError
+    assert found.remedy == "check the connection options"
+
+
+def test_no_password_is_in_the_error() -> None:
+    text = 'could not connect as "me" with "wonderland"'
+    assert "wonderland" not in str(connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text)))
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "function", "error"),
+    [
+        ("08006", "gone", None, TransientError),
+        ("57P01", "terminating connection due to administrator command", None, TransientError),
+        ("55P03", "canceling statement due to lock timeout", None, TransientError),
+        ("55006", "replication slot is active", None, TransientError),
+        ("42501", "permission denied for table t", None, AccessError),
+        ("42501", "query would be affected by row-level security policy", "check_enable_rls", AccessError),
+        ("42P01", "relation does not exist", None, AccessError),
+        ("42703", "column does not exist", None, QueryError),
+        ("22012", "division by zero", None, QueryError),
+        ("25006", "cannot execute UPDATE in a read-only transaction", None, QueryError),
+        ("42704", 'publication "p" does not exist', None, ServerSetupError),
+        ("42704", 'type "p" does not exist', None, DefiniteError),
+        ("55000", "can no longer get changes", "CreateDecodingContext", SlotLostError),
+        ("55000", "something else", "ReadBuffer", DefiniteError),
+        ("0A000", "logical decoding cannot be used while in recovery", None, TransientError),
+        ("0A000", "not supported", None, ServerSetupError),
+        ("53400", "all replication slots are in use", None, ServerSetupError),
+        ("XX000", "internal error", None, DefiniteError),
+    ],
+)
+def test_an_error_of_the_server_is_told_by_its_sqlstate(
+    code: str, text: str, function: str | None, error: type[PgCdcError]
+) -> None:
+    found = classified(code, text, "reading t", function)
+    assert type(found) is error
+    assert found.what.startswith(f"reading t: {text} (SQLSTATE {code})")
+
+
+def test_a_lost_session_has_no_sqlstate_and_is_transient() -> None:
+    with pytest.raises(TransientError, match="reading t: server closed the connection"), translated("reading t"):
+        raise psycopg2.OperationalError("server closed\n\tthe connection")
+
+
+def test_names_that_are_not_utf_8_are_a_definite_error() -> None:
+    with pytest.raises(DefiniteError, match="is not UTF-8"), translated("reading t"):
+        b"\xff".decode()
