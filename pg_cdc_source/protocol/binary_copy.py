@@ -18,7 +18,8 @@ The format is in the manual under COPY, "Binary Format".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +29,7 @@ import pyarrow as pa
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.protocol.refused import accept, in_words
 from pg_cdc_source.values import native
-from pg_cdc_source.values.decoder import Decoded, Field, Fixed, refuse_other_bytes
+from pg_cdc_source.values.decoder import Field, Fixed, refuse_other_bytes
 from pg_cdc_source.values.ndarrays import Ints
 from pg_cdc_source.values.registry import Codec
 from pg_cdc_source.values.wire import Messages, WireBuffer
@@ -39,8 +40,6 @@ _EXTENSION_LENGTH_AT = _FLAGS_AT + 4
 _HEADER_BYTES = _EXTENSION_LENGTH_AT + 4
 _CRITICAL_FLAGS = 0xFFFF0000
 _TRAILER = b"\xff\xff"
-
-_BEFORE_COLUMN = "COPY: "
 
 _COUNT_BYTES = 2
 _LENGTH_BYTES = 4
@@ -100,7 +99,7 @@ class CopyDecoder:
     def __init__(self, codecs: Sequence[Codec], unrepresentable: Literal["error", "null"]) -> None:
         self._codecs = list(codecs)
         self._order = select_order(codecs)
-        self._unrepresentable = unrepresentable
+        self._accept = partial(accept, "COPY: ", unrepresentable)
         self._fixed: list[tuple[int, Fixed]] = []
         for i in self._order:
             decoder = codecs[i].decoder
@@ -137,12 +136,12 @@ class CopyDecoder:
             return self._decode_with_numpy(rows)
         arrays: dict[int, pa.Array] = {}
         for i, (items, start, length, valid) in zip(self._order, found, strict=True):
-            decoder = self._codecs[i].decoder
-            if isinstance(decoder, Fixed):
-                arrays[i] = self._accept(i, decoder.read_items, items, valid)
+            codec = self._codecs[i]
+            if isinstance(codec.decoder, Fixed):
+                arrays[i] = self._accept(codec.column, codec.decoder.read_items, items, valid)
             else:
                 values = Field(rows.buffer, start, length, valid)
-                arrays[i] = self._accept(i, refuse_other_bytes, self._codecs[i].decode, values)
+                arrays[i] = self._accept(codec.column, refuse_other_bytes, codec.decode, values)
         return [arrays[i] for i in range(len(self._codecs))]
 
     def _decode_with_numpy(self, rows: Messages) -> list[pa.Array]:
@@ -160,7 +159,7 @@ class CopyDecoder:
         arrays: dict[int, pa.Array] = {}
         at_constant_offset, prefix_bytes = self._matching(prefix, shortest)
         for k, (i, decoder) in enumerate(self._fixed[:at_constant_offset]):
-            arrays[i] = self._accept(i, decoder.read_items, prefix[f"value{k}"], None)
+            arrays[i] = self._accept(self._codecs[i].column, decoder.read_items, prefix[f"value{k}"], None)
         self._walk(buffer, starts + prefix_bytes, ends, self._order[at_constant_offset:], arrays)
         return [arrays[i] for i in range(len(self._codecs))]
 
@@ -194,18 +193,17 @@ class CopyDecoder:
             beyond = at - ends
             if beyond.max() > 0:
                 raise self._wire_error(i, f"expected a value inside its row, got one {int(beyond.max())} bytes beyond")
-            field = Field(buffer, start, length, valid)
-            arrays[i] = self._accept(i, refuse_other_bytes, self._codecs[i].decode, field)
+            codec = self._codecs[i]
+            arrays[i] = self._accept(
+                codec.column, refuse_other_bytes, codec.decode, Field(buffer, start, length, valid)
+            )
         if (at != ends).any():
             raise WireError(
                 f"COPY: expected rows to end after their last field, got {int((ends - at).max())} more bytes"
             )
 
-    def _accept(self, i: int, decode: Callable[..., Decoded], *arguments: object) -> pa.Array:
-        return accept(self._codecs[i].column, _BEFORE_COLUMN, self._unrepresentable, decode, *arguments)
-
     def _wire_error(self, i: int, what: str) -> WireError:
-        return WireError(f"{_BEFORE_COLUMN}{in_words(self._codecs[i].column)}: {what}")
+        return WireError(f"COPY: {in_words(self._codecs[i].column)}: {what}")
 
 
 def record_batch(chunks: Sequence[Sequence[pa.Array]], schema: pa.Schema) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -200,12 +201,12 @@ class ChangeDecoder:
     def _typed(
         self, described: Described, changed: ChangedRows, images: Sequence[Image | None], changes: Sequence[pa.Array]
     ) -> pa.RecordBatch:
-        before_column, unrepresentable = _before_column(described.table), self._layout.unrepresentable
+        taken = partial(accept, _before_column(described.table), self._layout.unrepresentable)
 
         def decode(codec: Codec, values: Field | None) -> pa.Array:
             if values is None:
                 return pa.nulls(len(changed), codec.arrow_type)
-            return accept(codec.column, before_column, unrepresentable, refuse_other_bytes, codec.decode_text, values)
+            return taken(codec.column, refuse_other_bytes, codec.decode_text, values)
 
         codecs = described.table.codecs
         columns = [
@@ -223,12 +224,12 @@ class ChangeDecoder:
         self, described: Described, changed: ChangedRows, images: Sequence[Image | None], changes: Sequence[pa.Array]
     ) -> pa.RecordBatch:
         n, table = len(changed), described.table
-        before_column = _before_column(table)
+        taken = partial(accept, _before_column(table), "error")
 
         def texts_of(codec: Codec, values: Field | None) -> pa.Array:
             if values is None:
                 return pa.nulls(n, pa.string())
-            return accept(codec.column, before_column, "error", _TEXT.read, values)
+            return taken(codec.column, _TEXT.read, values)
 
         texts = [
             texts_of(codec, None if image is None else image.values)
@@ -267,6 +268,7 @@ class ChangeDecoder:
 
 
 def _before_column(table: StreamedTable) -> str:
+    """What errors have in front of a column."""
     return f"pgoutput: {table.name}, "
 
 

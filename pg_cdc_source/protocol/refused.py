@@ -36,9 +36,9 @@ class RefusedValueError(Exception):
 
 
 def accept(
-    column: Column,
     before_column: str,
     unrepresentable: Literal["error", "null"],
+    column: Column,
     decode: Callable[..., Decoded],
     *arguments: object,
 ) -> pa.Array:

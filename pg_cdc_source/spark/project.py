@@ -138,7 +138,7 @@ class _Projection(Sealed):
     def _values(self, batch: pa.RecordBatch, codec: Codec, texts: pa.StringArray) -> pa.Array:
         before_column = f"envelope: {self.table}, "
         try:
-            return accept(codec.column, before_column, self.unrepresentable, codec.decode_text, _field(texts))
+            return accept(before_column, self.unrepresentable, codec.column, codec.decode_text, _field(texts))
         except RefusedValueError as refused:
             lsn, seq = (batch.column(name)[refused.row].as_py() for name in ("_commit_lsn", "_seq"))
             place = f"change {seq} of the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq})"
