@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -40,7 +39,7 @@ from pg_cdc_source.protocol.stream_rows import (
 from pg_cdc_source.protocol.tuples import tags_and_oids, walk
 from pg_cdc_source.values.arrow import from_numpy, null
 from pg_cdc_source.values.decoder import Field, refuse_other_bytes
-from pg_cdc_source.values.ndarrays import Flags, Ints
+from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
 from pg_cdc_source.values.registry import Codec
 from pg_cdc_source.values.strings import Text
 from pg_cdc_source.values.wire import Messages, WireBuffer
@@ -60,7 +59,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Messages of one commit that follow each other: how many, and the number that the first one takes."""
+    """Messages of one commit that follow each other: how many they are, and the number of the first one."""
 
     commit_lsn: Lsn
     commit_ts: int  # microseconds since 1970
@@ -71,12 +70,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Messages joined; of each its tag, its relation, its commit and the last number that it takes within it."""
+    """Messages: where each lies, its tag, relation and commit, and the last number that it takes in the commit."""
 
     buffer: WireBuffer
     starts: Ints
     ends: Ints
-    tags: npt.NDArray[np.uint8]
+    tags: Bytes
     oids: Ints
     truncates: dict[int, pgoutput.Truncate]
     seq: Ints
@@ -132,7 +131,7 @@ _Part = tuple[pa.RecordBatch, Ints]
 class ChangeDecoder:
     """Decodes chunks of a stream's messages into batches of its schema.
 
-    Every message has ``header_bytes`` bytes in front of its tag.
+    Every message has ``header_bytes`` bytes in front of its tag. Nothing is kept from one chunk to the next.
     """
 
     def __init__(self, layout: Layout, schema: pa.Schema, header_bytes: int) -> None:
@@ -147,10 +146,12 @@ class ChangeDecoder:
         describe: Callable[[int], Described | None],
         skip: Position,
     ) -> tuple[pa.RecordBatch, int]:
-        """Decode a chunk, not an empty one: its rows after ``skip``, in order, and the last number that it has used.
+        """Decode a chunk of at least one message; return its rows after ``skip``, in order, and its last number.
 
-        ``describe`` is asked by oid for the relations that have rows after ``skip``; messages of those that it gives
-        None for only count. Raises WireError, and UnrepresentableError unless such values are to become NULL.
+        ``runs`` say which commits the messages are of. ``describe`` is called with the oid of each relation that has
+        rows after ``skip``; where it returns None, messages count but give no rows. Raises WireError,
+        SchemaChangedError for a TRUNCATE if ``on_truncate`` is ``fail``, and UnrepresentableError unless such values
+        become NULL.
         """
         chunk = _Chunk.of(messages, runs, self._header_bytes)
         wanted = chunk.after(skip)

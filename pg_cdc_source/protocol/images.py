@@ -39,14 +39,14 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """The rows that messages of one relation make, in order, and what each of them is."""
+    """The rows that messages of one relation make, in order: one value in each array for each row."""
 
     rows: Rows
-    source: Ints  # which message each row is of
+    source: Ints  # the place of its message in ``rows``
     kind: Ints  # its place in CHANGE_TYPES
-    is_first_half: Flags  # a delete whose insert is the next row
+    is_first_half: Flags  # it is a delete, and its insert is the next row
     is_delete: Flags
-    has_old: Flags  # there is an old image, and it belongs to this row
+    has_old: Flags  # its message has an old image, which belongs to this row
 
     @classmethod
     def of(cls, rows: Rows, relation: RelationMessage, key: Sequence[str]) -> ChangedRows:

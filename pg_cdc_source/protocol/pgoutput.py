@@ -3,8 +3,8 @@
 Inserts, Updates and Deletes are many. :mod:`~pg_cdc_source.protocol.tuples` reads thousands of them together.
 
 The formats are in the manual under "Logical Replication Message Formats" (protocol-logicalrep-message-formats) and in
-src/backend/replication/logical/proto.c. Inside a block of a streamed transaction (between Stream Start and Stream
-Stop, protocol 2 and later), messages carry the transaction's xid behind their tag.
+src/backend/replication/logical/proto.c. Between Stream Start and Stream Stop (protocol 2 and later), messages have the
+xid of their subtransaction behind their tag. Whoever keeps the messages of a streamed transaction takes it out.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _EPOCH_MICROSECONDS = 946_684_800_000_000
 
 @dataclass(frozen=True, slots=True)
 class Begin:
+    """The first message of a transaction that has committed."""
+
     final_lsn: Lsn  # of the commit record
     commit_ts: int  # microseconds since 1970
     xid: int
@@ -52,21 +54,27 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    flags: int
-    commit_lsn: Lsn
-    end_lsn: Lsn
-    commit_ts: int
+    """The last message of a transaction."""
+
+    flags: int  # none are defined: 0
+    commit_lsn: Lsn  # of the commit record
+    end_lsn: Lsn  # behind the commit record
+    commit_ts: int  # microseconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    commit_lsn: Lsn
+    """Where a transaction was replicated from."""
+
+    commit_lsn: Lsn  # on the server of the origin
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    is_key: bool  # part of the replica identity; all are under FULL
+    """One column of a relation, as rows that follow have it."""
+
+    is_key: bool  # part of the replica identity; under FULL, every column is
     name: str
     type_oid: int
     typmod: int
@@ -85,6 +93,8 @@ class RelationMessage:
 
 @dataclass(frozen=True, slots=True)
 class Type:
+    """The name of a type that is not built in."""
+
     oid: int
     schema: str
     name: str
@@ -92,6 +102,8 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
+    """Relations that were truncated together."""
+
     cascade: bool
     restart_identity: bool
     oids: tuple[int, ...]
@@ -109,17 +121,21 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
+    """The first message of a block of a transaction that is still running."""
+
     xid: int
-    is_first: bool
+    is_first: bool  # of the transaction's blocks
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStop:
-    pass
+    """The last message of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
+    """A streamed transaction has committed. The other fields are those of Commit."""
+
     xid: int
     flags: int
     commit_lsn: Lsn
@@ -129,8 +145,10 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
+    """A streamed transaction, or a subtransaction of it, was rolled back."""
+
     xid: int
-    subxid: int  # equals xid where all of the transaction was rolled back
+    subxid: int  # equals xid if the whole transaction was rolled back
 
 
 class _Octets:
@@ -145,6 +163,7 @@ class _Octets:
         return WireError(f"pgoutput: {NAMES[self._tag]}: {what}")
 
     def take(self, format: str) -> tuple[Any, ...]:
+        """Take the fields of a struct."""
         size = struct.calcsize(format)
         if self.at + size > len(self._data):
             raise self.fail(f"expected {self.at + size} bytes or more, got {len(self._data)}")
@@ -153,6 +172,7 @@ class _Octets:
         return values
 
     def text(self) -> str:
+        """Take a text that ends with a zero byte."""
         end = self._data.find(b"\0", self.at)
         if end < 0:
             raise self.fail("expected text that ends with a zero byte, got none")
@@ -163,6 +183,7 @@ class _Octets:
             raise self.fail("expected UTF-8, got other bytes (a database in SQL_ASCII?)") from None
 
     def rest(self, length: int) -> bytes:
+        """Take ``length`` bytes."""
         (octets,) = self.take(f">{length}s")
         return bytes(octets)
 
@@ -171,6 +192,7 @@ class _Octets:
             raise self.fail(f"expected flags of at most {most}, got {flags}")
 
     def finish(self) -> None:
+        """Check that every byte was taken."""
         if self.at != len(self._data):
             raise self.fail(f"expected {self.at} bytes, got {len(self._data)}")
 

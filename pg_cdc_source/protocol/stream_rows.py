@@ -97,7 +97,7 @@ def snapshot_rows(
 ) -> pa.RecordBatch:
     """Return ``n`` rows of the initial snapshot in the stream's schema; in the envelope ``columns`` are texts.
 
-    They have the snapshot's LSN, no commit, and the number 0.
+    Their LSN is that of the snapshot, they have no commit, and their number is 0.
     """
     lsns, seqs = np.full(n, lsn, np.int64), np.zeros(n, np.int64)
     changes = change_columns(np.full(n, OF_SNAPSHOT), lsns, seqs, None, None, nothing_unchanged(n))

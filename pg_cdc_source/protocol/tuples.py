@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.protocol.pgoutput import DELETE, INSERT, NAMES, UPDATE
 from pg_cdc_source.values import native
 from pg_cdc_source.values.decoder import Field
-from pg_cdc_source.values.ndarrays import Flags, Ints
+from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
 from pg_cdc_source.values.wire import Messages, WireBuffer
 
 _NEW, _KEY, _OLD = b"NKO"
@@ -40,7 +39,7 @@ class Rows:
     """
 
     buffer: WireBuffer
-    kind: npt.NDArray[np.uint8]
+    kind: Bytes
     has_old: Flags
     has_new: Flags
     old_is_full: Flags
@@ -82,9 +81,7 @@ def walk(buffer: WireBuffer, starts: Ints, ends: Ints, columns: int) -> Rows:
     return Rows(buffer, kind, has_old, has_new, old_is_full, old, new)
 
 
-def _walk_tuples(
-    buffer: WireBuffer, kind: npt.NDArray[np.uint8], at: Ints, ends: Ints, columns: int
-) -> tuple[Tuples, Ints]:
+def _walk_tuples(buffer: WireBuffer, kind: Bytes, at: Ints, ends: Ints, columns: int) -> tuple[Tuples, Ints]:
     walked = native.walk_tuples(buffer.address, at, ends, columns)
     if walked is not None:
         found, after = walked
@@ -117,13 +114,13 @@ def _walk_tuples(
     return Tuples(fields, unchanged), at
 
 
-def _expect(kind: npt.NDArray[np.uint8], holds: Flags, expected: str) -> None:
+def _expect(kind: Bytes, holds: Flags, expected: str) -> None:
     if not holds.all():
         tag = int(kind[holds.argmin()])
         raise WireError(f"pgoutput: {NAMES.get(tag, repr(bytes([tag])))}: expected {expected}, got other bytes")
 
 
-def tags_and_oids(messages: Messages, header_bytes: int) -> tuple[Ints, npt.NDArray[np.uint8], Ints]:
+def tags_and_oids(messages: Messages, header_bytes: int) -> tuple[Ints, Bytes, Ints]:
     """Return where messages begin behind their headers, their tags, and the oids of their relations."""
     starts = messages.starts + header_bytes
     tags = messages.buffer.at_any_byte("u1")[starts]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pg_cdc_source.values.ndarrays import Flags, Ints
+from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
 
 ENVIRONMENT = "PG_CDC_ACCELERATOR"
 _POINTER, _NUMBER, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -162,9 +162,7 @@ def walk_tuples(
     ], after
 
 
-def copy_without(
-    data: int, starts: Ints, ends: Ints, at: int, cut: int, out: npt.NDArray[np.uint8], used: int, out_ends: Ints
-) -> bool:
+def copy_without(data: int, starts: Ints, ends: Ints, at: int, cut: int, out: Bytes, used: int, out_ends: Ints) -> bool:
     """Copy messages behind the ``used`` bytes of ``out``, each without its ``cut`` bytes at ``at``; fill in their ends.
 
     Return False where that is left to the caller.
@@ -176,7 +174,7 @@ def copy_without(
     return True
 
 
-def gather(data: int, start: Ints, length: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], bool] | None:
+def gather(data: int, start: Ints, length: Ints) -> tuple[npt.NDArray[np.int32], Bytes, bool] | None:
     """Copy byte strings one behind the other; return offsets, bytes, and whether all bytes are ASCII.
 
     There is one offset more than there are strings.
@@ -189,7 +187,7 @@ def gather(data: int, start: Ints, length: Ints) -> tuple[npt.NDArray[np.int32],
     return offsets, octets, bool(is_ascii)
 
 
-def print_uuids(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
+def print_uuids(octets: Bytes) -> Bytes | None:
     """Print UUIDs of 16 bytes each as texts of 36 bytes each."""
     if LIBRARY is None:
         return None

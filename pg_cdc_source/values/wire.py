@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pg_cdc_source.values import native
-from pg_cdc_source.values.ndarrays import Ints
+from pg_cdc_source.values.ndarrays import Bytes, Ints
 
 # Arrow's string, binary and list arrays count with 32 bits.
 MAX_OFFSET = 2**31 - 1
@@ -35,7 +35,7 @@ class WireBuffer:
         self._take(data, len(data) - padding)
 
     @classmethod
-    def over(cls, data: npt.NDArray[np.uint8], used: int) -> WireBuffer:
+    def over(cls, data: Bytes, used: int) -> WireBuffer:
         """Take ``data`` as it is: ``used`` bytes of messages, then ``MIN_PADDING`` zeros or more."""
         assert len(data) - used >= cls.MIN_PADDING
         buffer = cls.__new__(cls)
