@@ -23,7 +23,7 @@ from pg_cdc_source.errors import PgCdcError, SchemaChangedError
 from pg_cdc_source.offsets import StreamOffset
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS, PgCdcDataSource
-from pg_cdc_source.stream import capture
+from pg_cdc_source.stream import capture, publication_watch
 
 Row = dict[str, Any]
 
@@ -160,7 +160,7 @@ def driving(pg: Session, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(pgcdc, "execution", lambda: "test")
     # What is found in passing is found sooner.
     monkeypatch.setattr(capture, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(capture, "WATCH_SECONDS", 0.5)
+    monkeypatch.setattr(publication_watch, "WATCH_SECONDS", 0.5)
     drivers: list[Driver] = []
     run(pg, "SET lock_timeout = '30s'")
 
@@ -174,12 +174,6 @@ def driving(pg: Session, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         for driver in drivers:
             driver.stop()
         drop_slots(pg)
-
-
-@pytest.fixture
-def drive(db: str, pg: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
-    with driving(pg, db, monkeypatch) as drive:
-        yield drive
 
 
 def values(rows: Iterable[Row], *names: str) -> list[tuple[Any, ...]]:

@@ -6,19 +6,12 @@ The offsets are that release's texts, with the identity and the positions of the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
-from driving import SLOT, Drive, Row, driving, run, values
+from driving import SLOT, Drive, Row, run, values
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn
-
-
-@pytest.fixture
-def drive(db: str, pg: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
-    with driving(pg, db, monkeypatch) as drive:
-        yield drive
 
 
 @pytest.fixture

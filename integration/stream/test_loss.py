@@ -36,12 +36,6 @@ THERE = "FROM pg_replication_slots WHERE slot_name = 's'"
 
 
 @pytest.fixture
-def drive(db: str, pg: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
-    with driving(pg, db, monkeypatch) as drive:
-        yield drive
-
-
-@pytest.fixture
 def table(pg: Session) -> None:
     run(pg, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
 

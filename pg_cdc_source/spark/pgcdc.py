@@ -18,9 +18,10 @@ from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.spark.copies import Sealed, SealedClass
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker_tuning import small_task
-from pg_cdc_source.stream.capture import Batch, Capture, SnapshotPart
+from pg_cdc_source.stream.capture import Batch, Capture
 from pg_cdc_source.stream.chunks import Chunk, from_ipc
-from pg_cdc_source.stream.schema_history import layout_of, read_typed_schema
+from pg_cdc_source.stream.initial_snapshot import SnapshotPart
+from pg_cdc_source.stream.stream_plan import layout_of, read_typed_schema
 
 try:
     # Spark 4.2 and later say where a batch starts and how much it may hold.

@@ -1,33 +1,37 @@
-"""Which tables a stream reads, and how their rows are understood: now in a snapshot, and at any commit in the stream.
+"""How rows of a relation are to be understood at a commit: its columns then, matched with those that were planned.
 
 The stream describes the columns of a relation as they were when its rows were written. The plan has them as they are
-now. ``describe`` brings both together, by name, and finds out what changed in between.
+now. ``match_relation`` brings both together, by name, and finds out what changed in between.
+
+::
+
+    commit before the plan        history: a column that is gone now is left out, one that came later has no value
+    ─────────────── the plan (its LSN) ───────────────
+    commit after it               a change: onSchemaChange says which are taken, the rest is an error
+
+- The relation comes from the stream, never from a live query: the catalog may be ahead of the commit by any time.
+- Only what a new type is, and whether a new table is wanted, has to be looked up: by the thread that decodes, which may
+  be the one that reads the slot, in a session of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass, replace
-
-import pyarrow as pa
-from psycopg2.extensions import connection as Session
+from dataclasses import replace
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import dotted, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres import catalog, publication
-from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.columns import read_attnums, read_raw_types, read_types
-from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
-from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.columns import read_types
+from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.envelope import EnvelopeColumn
-from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
+from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
-from pg_cdc_source.snapshot import scan
-from pg_cdc_source.snapshot.scan import Plan, ScanSpec
+from pg_cdc_source.stream.stream_plan import StreamPlan, session_name
 from pg_cdc_source.values import registry
 
 log = logging.getLogger(__name__)
@@ -42,147 +46,84 @@ _OLD_TYPE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """What a stream reads: for each of its tables a scan for the snapshot and what its changes become.
-
-    ``lsn``: the catalog was read after it, so every change of a table before it is known to the plan.
-    """
-
-    options: StreamOptions
-    layout: Layout
-    scans: tuple[Plan, ...]
-    tables: tuple[StreamedTable, ...]
-    schema: pa.Schema
-    lsn: Lsn
-
-    @property
-    def names(self) -> dict[int, str]:
-        """The tables' names by oid."""
-        return {table.oid: table.name for table in self.tables}
-
-
-def read_typed_schema(options: StreamOptions) -> pa.Schema:
-    """Look up the one table of a typed stream, before there is a publication or a slot, and return its rows' schema."""
-    assert options.dbtable is not None
-    with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
-        refuse_transaction_pooler(options.connection, session, session_name(options, "planning"))
-        relation = catalog.find_relation(session, options.dbtable)
-        unpublished = publication.read_unpublished(session, options.publication, relation)
-        scanned = _plan_scan(session, options, relation, unpublished, None)
-    return typed_schema(str(relation), scanned.codecs, before_image=options.before_image)
-
-
-def layout_of(options: StreamOptions) -> Layout:
-    return Layout(options.dbtable is None, options.before_image, options.unrepresentable, options.on_truncate)
-
-
-def session_name(options: StreamOptions, what: str) -> str:
-    """The application_name of a session of the stream."""
-    return f"pgcdc:{options.slot}:{what}"
-
-
-def _plan_scan(
-    session: Session, options: StreamOptions, relation: Relation, unpublished: tuple[str, ...], row_filter: str | None
-) -> Plan:
-    columns = tuple(name for name in read_attnums(session, relation) if name not in unpublished)
-    spec = ScanSpec(
-        connection=options.connection,
-        relation=relation,
-        query=None,
-        columns=columns,
-        where=row_filter,
-        range_bytes=options.partition_bytes,
-        ranges=None,
-        # Rows of a table without columns are counted by this one.
-        lsn_column=None if columns else "lsn",
-        as_string=columns if options.dbtable is None else options.as_string,
-        numeric_as=options.numeric_as,
-        unrepresentable=options.unrepresentable,
-        batch_bytes=4 << 20,
-    )
-    return scan.plan_in(session, catalog.read_server(session), spec)
-
-
-def plan_stream(session: Session, options: StreamOptions, published: Publication, lsn: Lsn) -> StreamPlan:
-    """Look up the tables of a stream; ``lsn`` is a position that the server had reached before."""
-    facts = publication.read_sent_tables(session, published, publication.stream_tables(session, options, published))
-    scans = [_plan_scan(session, options, fact.relation, fact.unpublished, fact.row_filter) for fact in facts]
-    raw = [read_raw_types(session, fact.relation) for fact in facts]
-    tables = tuple(
-        StreamedTable(
-            fact.relation.oid,
-            str(fact.relation),
-            tuple(scanned.codecs),
-            tuple(types_of[column.name] for column in scanned.columns),
-            fact.identity_columns if fact.kind in "di" else fact.primary_key,
-            fact.kind,
-        )
-        for fact, scanned, types_of in zip(facts, scans, raw, strict=True)
-    )
-    layout = layout_of(options)
-    return StreamPlan(options, layout, tuple(scans), tables, layout.schema(tables), lsn)
-
-
-def describe(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Described | None:
+def match_relation(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Described | None:
     """Find the planned columns among those that a relation had at the commit at ``lsn``; None for one not read.
 
-    What differs at a commit before the plan is history: a column that is gone now is left out, one that came later has
-    no value yet. What differs after it is a change, and ``onSchemaChange`` says which are taken.
+    Raises SchemaChangedError where its rows cannot be understood, or ``onSchemaChange`` says that they are not wanted.
     """
-    options = plan.options
-    name = dotted(relation.schema, relation.name)
     table = next((table for table in plan.tables if table.oid == relation.oid), None)
-    history = lsn < plan.lsn
-    where = f"before the commit at {lsn}"
     if table is None:
-        if name in (table.name for table in plan.tables):
-            raise SchemaChangedError(
-                f"{name} was dropped and created again {where}",
-                remedy="start over with a new checkpoint location and a new slot",
-            )
-        if not history and options.tables and _is_wanted_now(options, relation):
-            if options.on_schema_change == "fail":
-                raise SchemaChangedError(
-                    f"{name} was added to the stream's tables {where}",
-                    remedy="start the query again with the same checkpoint: it goes on exactly here, with every "
-                    f"change of {name} from here on; rows that were there before have to be read by themselves. Or "
-                    "onSchemaChange=ignore goes on without it until the next start",
-                )
-            log.warning("%s was added to the stream's tables %s and is ignored until the next start", name, where)
+        _refuse_wanted(plan, relation, lsn)
         return None
-    if name != table.name and not history:
-        raise SchemaChangedError(f"{table.name} was renamed to {name} {where}", remedy=_LOAD_AGAIN)
+    name = dotted(relation.schema, relation.name)
+    if name != table.name and lsn >= plan.lsn:
+        raise SchemaChangedError(f"{table.name} was renamed to {name} before the commit at {lsn}", remedy=_LOAD_AGAIN)
     place = {column.name: i for i, column in enumerate(relation.columns)}
-    planned = [codec.column.name for codec in table.codecs]
-    added = [quoted(column) for column in place if column not in planned]
-    missing = [quoted(column) for column in planned if column not in place]
+    _refuse_other_types(plan, table, relation, place, lsn)
+    _refuse_other_columns(plan, table, place, lsn)
+    return Described(table, relation, tuple(place.get(codec.column.name) for codec in table.codecs))
+
+
+def _refuse_wanted(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> None:
+    """Raise where a relation that was not planned should be read: it replaces one that was, or is new."""
+    options, name, where = plan.options, dotted(relation.schema, relation.name), f"before the commit at {lsn}"
+    if name in (table.name for table in plan.tables):
+        raise SchemaChangedError(
+            f"{name} was dropped and created again {where}",
+            remedy="start over with a new checkpoint location and a new slot",
+        )
+    if lsn >= plan.lsn and options.tables and _is_wanted_now(options, relation):
+        if options.on_schema_change == "fail":
+            raise SchemaChangedError(
+                f"{name} was added to the stream's tables {where}",
+                remedy="start the query again with the same checkpoint: it goes on exactly here, with every "
+                f"change of {name} from here on; rows that were there before have to be read by themselves. Or "
+                "onSchemaChange=ignore goes on without it until the next start",
+            )
+        log.warning("%s was added to the stream's tables %s and is ignored until the next start", name, where)
+
+
+def _refuse_other_types(
+    plan: StreamPlan, table: StreamedTable, relation: RelationMessage, place: dict[str, int], lsn: Lsn
+) -> None:
+    """Raise where a column's text would be read another way than it was planned."""
+    history = lsn < plan.lsn
     for codec, type_and_modifier in zip(table.codecs, table.type_oids, strict=True):
-        if codec.column.name in place:
-            found = relation.columns[place[codec.column.name]]
-            if (found.type_oid, found.typmod) != type_and_modifier and not _reads_alike(options, codec, found):
-                raise SchemaChangedError(
-                    f"{table.name}: the type of column {quoted(codec.column.name)} was changed "
-                    + (f"after the commit at {lsn}" if history else where),
-                    remedy=_OLD_TYPE if history else _LOAD_AGAIN,
-                )
-    if history and added and missing and options.on_schema_change == "fail":
+        if codec.column.name not in place:
+            continue
+        found = relation.columns[place[codec.column.name]]
+        if (found.type_oid, found.typmod) != type_and_modifier and not _reads_alike(plan.options, codec, found):
+            raise SchemaChangedError(
+                f"{table.name}: the type of column {quoted(codec.column.name)} was changed "
+                f"{'after' if history else 'before'} the commit at {lsn}",
+                remedy=_OLD_TYPE if history else _LOAD_AGAIN,
+            )
+
+
+def _refuse_other_columns(plan: StreamPlan, table: StreamedTable, place: dict[str, int], lsn: Lsn) -> None:
+    """Raise where columns are missing or new, and that is not history or not wanted."""
+    fails = plan.options.on_schema_change == "fail"
+    planned = [codec.column.name for codec in table.codecs]
+    added = ", ".join(quoted(column) for column in place if column not in planned)
+    missing = ", ".join(quoted(column) for column in planned if column not in place)
+    if lsn < plan.lsn:
+        if added and missing and fails:
+            raise SchemaChangedError(
+                f"{table.name}: after the commit at {lsn} column {added} was replaced or renamed to {missing}, whose "
+                "earlier values the stream would not have",
+                remedy="start over with a new checkpoint location and a new slot; or, with onSchemaChange=ignore, take "
+                "these changes without the new column, which _unchanged then lists",
+            )
+        return
+    if missing:
         raise SchemaChangedError(
-            f"{table.name}: after the commit at {lsn} column {', '.join(added)} was replaced or renamed to "
-            f"{', '.join(missing)}, whose earlier values the stream would not have",
-            remedy="start over with a new checkpoint location and a new slot; or, with onSchemaChange=ignore, take "
-            "these changes without the new column, which _unchanged then lists",
+            f"{table.name}: column {missing} was dropped or renamed before the commit at {lsn}", remedy=_LOAD_AGAIN
         )
-    if missing and not history:
+    if added and fails:
         raise SchemaChangedError(
-            f"{table.name}: column {', '.join(missing)} was dropped or renamed {where}", remedy=_LOAD_AGAIN
-        )
-    if added and not history and options.on_schema_change == "fail":
-        raise SchemaChangedError(
-            f"{table.name}: column {', '.join(added)} was added {where}",
+            f"{table.name}: column {added} was added before the commit at {lsn}",
             remedy=f"{_LOAD_AGAIN}; or onSchemaChange=ignore goes on without it",
         )
-    return Described(table, relation, tuple(place.get(column) for column in planned))
 
 
 def _is_wanted_now(options: StreamOptions, relation: RelationMessage) -> bool:

@@ -15,7 +15,7 @@ from pg_cdc_source.postgres.publication import Planned, Publication
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slots import Usage, read_slot, read_usages
-from pg_cdc_source.stream.schema_history import StreamPlan, plan_stream
+from pg_cdc_source.stream.stream_plan import StreamPlan, plan_stream
 
 _MOST_NAMED = 10
 

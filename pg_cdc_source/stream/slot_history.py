@@ -1,0 +1,146 @@
+"""The slot's identity and history: whether what an offset has read is the past of the server that is connected now.
+
+A checkpoint names a cluster, a timeline, a database and a slot. A server that was promoted or restored goes on in
+another timeline, which has left the old one at some LSN. What lies before that LSN is common to both::
+
+    timeline 1  ──────────┬───────✗ read up to here: not in this server's history
+    timeline 2            └──────────►
+                  ✓ read up to here: the stream goes on
+
+- Each session of the slot's stream is checked again: the same address may lead to another server by now.
+- A slot that was moved past the checkpoint has lost changes; PostgreSQL would go on behind them without an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import SlotLostError
+from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, end_of_timeline
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.replication import ReplicationStream
+from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
+from pg_cdc_source.postgres.slots import Slot, read_slot
+from pg_cdc_source.stream.source_session import SourceSession
+from pg_cdc_source.stream.stream_plan import session_name
+
+log = logging.getLogger(__name__)
+
+IN_USE = Backoff(0.2, attempts=7)  # about 12 s in all
+
+
+class SlotHistory:
+    """Knows the slot on the server that is connected now, and compares it with what offsets say."""
+
+    def __init__(self, options: StreamOptions, source: SourceSession) -> None:
+        self._options = options
+        self._source = source
+        self._identity: SlotIdentity | None = None
+
+    def identify(self) -> SlotIdentity:
+        """The slot's identity, as this process has seen it last."""
+        if self._identity is None:
+            system, timeline, _, database = self._source.run_replication_command("IDENTIFY_SYSTEM")
+            self._identity = SlotIdentity(str(system), int(timeline), str(database), self._options.slot)
+        return self._identity
+
+    def forget_identity(self) -> None:
+        """Let :meth:`identify` ask again: a standby may come to another timeline under a session that lasts."""
+        self._identity = None
+
+    def require_common(self, theirs: SlotIdentity, position: Position) -> None:
+        """Raise SlotLostError unless what a stream has read through ``position`` there is the server's past, too."""
+        ours = self.identify()
+        if theirs == ours:
+            return
+        if replace(theirs, timeline=ours.timeline) != ours or theirs.timeline > ours.timeline:
+            raise _other(theirs, ours)
+        _, history = self._source.run_replication_command(f"TIMELINE_HISTORY {ours.timeline}")
+        # Bytes from older servers.
+        text = history if isinstance(history, str) else bytes(history).decode()
+        end = end_of_timeline(text, theirs.timeline)
+        if end is None:
+            raise _other(theirs, ours)
+        if position.lsn >= end:
+            raise SlotLostError(
+                f"the server was promoted or restored and left timeline {theirs.timeline} at {end}; the stream has "
+                f"read that one up to {position.lsn}, and may have changes that are not in this server's history",
+                remedy="start over with a new checkpoint location and a new slot. So that standbys never lag behind a "
+                "stream: synchronized_standby_slots (PostgreSQL 17)",
+            )
+        log.warning("the server went from timeline %d to %d; the stream goes on", theirs.timeline, ours.timeline)
+
+    def find_slot(self) -> Slot | None:
+        """The slot, None where there is none. Raises where it is not one for this stream."""
+        found = self._source.ask(lambda session: read_slot(session, self._options.slot))
+        if found is not None:
+            check_slot(found, self.identify().database, failover=self._options.failover)
+        return found
+
+    def require_free(self, position: Position) -> None:
+        """Raise where the slot lacks what comes after ``position``, or somebody else reads it for longer."""
+
+        def check() -> None:
+            session = self._source.open()
+            slot = self._slot_with(session, position.next_lsn)
+            if slot.active_pid is not None:
+                raise in_use_error(session, slot)
+
+        IN_USE.retrying(check)
+
+    def connect_stream(self, received: Position, *, streaming: bool) -> ReplicationStream:
+        """Start the slot's stream after ``received``, on a server whose past that is."""
+        options, start = self._options, received.next_lsn
+        # Each time: while a session is lost, the slot may be lost too, or be made anew.
+        with contextlib.closing(connect(options.connection, session_name(options, "source"))) as session:
+            self._slot_with(session, start)
+        stream = ReplicationStream(
+            options.connection,
+            session_name(options, "changes"),
+            options.slot,
+            options.publication,
+            start,
+            streaming=streaming,
+        )
+        # The same address may lead to another server by now, to one that was promoted or restored.
+        before = self.identify()
+        self._identity = replace(before, system=stream.system, timeline=stream.timeline)
+        try:
+            self.require_common(before, received)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _slot_with(self, session: Session, start: Lsn) -> Slot:
+        """The slot, which has all from ``start`` on."""
+        slot = read_slot(session, self._options.slot)
+        if slot is None:
+            raise missing_error(self._options.slot, begun=True)
+        check_slot(slot, self.identify().database, failover=self._options.failover)
+        check_confirmed(slot, start)
+        return slot
+
+
+def _other(of_checkpoint: SlotIdentity, found: SlotIdentity) -> SlotLostError:
+    differences = [
+        f"{what} {theirs!r} instead of {ours!r}"
+        for what, theirs, ours in (
+            ("system identifier", found.system, of_checkpoint.system),
+            ("timeline", found.timeline, of_checkpoint.timeline),
+            ("database", found.database, of_checkpoint.database),
+            ("slot", found.slot, of_checkpoint.slot),
+        )
+        if theirs != ours
+    ]
+    return SlotLostError(
+        f"the checkpoint belongs to another place in another history: the connection leads to {', '.join(differences)}",
+        remedy="connect to the server that the checkpoint was made with, or start over with a new checkpoint location "
+        "and a new slot",
+    )

@@ -1,0 +1,77 @@
+"""The source's own session with the server: what it asks there besides the slot's stream and the snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import TransientError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres import catalog, slot_creation
+from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
+from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.slots import read_end_of_wal
+from pg_cdc_source.stream.stream_plan import session_name
+
+T = TypeVar("T")
+
+ASKING = Backoff(0.5, attempts=3)
+
+
+class SourceSession:
+    """Opened when it is first needed, and again where it was lost. ``in_recovery``: the server is a standby."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self.in_recovery = False
+        self._options = options
+        self._name = session_name(options, "source")
+        self._session: Session | None = None
+
+    def open(self) -> Session:
+        """The session. Raises what keeps a stream of this server from working."""
+        options = self._options
+        if self._session is None or self._session.closed:
+            self._session = connect(options.connection, self._name, retry_seconds=30)
+            refuse_transaction_pooler(options.connection, self._session, self._name)
+            server = catalog.read_server(self._session)
+            self.in_recovery = server.in_recovery
+            slot_creation.require_consistent_point(server, stream=True, failover=options.failover)
+        return self._session
+
+    def ask(self, question: Callable[[Session], T]) -> T:
+        """Run ``question`` in the session, and again in a new one where that is lost."""
+
+        def attempt() -> T:
+            try:
+                return question(self.open())
+            except TransientError:
+                self.close()
+                raise
+
+        return ASKING.retrying(attempt)
+
+    def read_end_of_wal(self) -> Lsn:
+        """How far the WAL is safe on disk: what may be decoded."""
+        return self.ask(read_end_of_wal)
+
+    def run_replication_command(self, command: str) -> tuple[Any, ...]:
+        """The one row that a command of the replication protocol gives, in a session of its own."""
+        with (
+            contextlib.closing(connect(self._options.connection, self._name, replication=True)) as session,
+            translated("identifying the server"),
+            session.cursor() as cursor,
+        ):
+            cursor.execute(command)
+            row: tuple[Any, ...] = cursor.fetchone()
+            return row
+
+    def close(self) -> None:
+        """Give the session up; the next question opens another."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
