@@ -1,1 +1,1 @@
-"""``pg-cdc bench``: what the connector costs beside its peers and beside what is possible, measured in one run."""
+"""What `pg-cdc bench` runs: the connector measured against its peers and against the limit, in one run."""

@@ -1,4 +1,4 @@
-"""The tables that are read, made by PostgreSQL itself, the same rows every time."""
+"""The tables that are read. PostgreSQL fills them itself, with the same rows every time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDE_COLUMNS = (
     " weight double precision, score real, status text, name text, born date, created timestamp, updated timestamptz,"
     " paid boolean"
 )
-# After the id.
+# All columns after the id.
 _WIDE_VALUES = """
   (i * 2654435761::bigint) % 1000000007, (i % 1000)::smallint, (i % 1000000) / 100.0,
   CASE WHEN i % 5 = 0 THEN NULL ELSE (i % 10000) / 10000.0 END, i * 1.1, CASE WHEN i % 7 = 0 THEN NULL ELSE i / 3.0 END,
@@ -24,7 +24,7 @@ _WIDE_VALUES = """
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """One table. ``share`` is how many rows it has for each row that the run asks for; ``key`` is what JDBC can cut."""
+    """One table. ``share`` is its rows per row that the run asks for; ``key`` the column that JDBC partitions by."""
 
     name: str
     columns: str
@@ -55,7 +55,7 @@ UUID_KEY = _wide("uuid_key", "key uuid PRIMARY KEY, ", "md5(i::text)::uuid, ", k
 NARROW = Dataset(
     "narrow", "id int NOT NULL, v int NOT NULL", "SELECT i, i * 7 % 1000003 FROM generate_series(1, {rows}) AS i"
 )
-# 1 to 20 kB of JSON, of words that compress as prose does.
+# 1 to 20 kB of JSON a row, of words that compress as prose does.
 TEXT = Dataset(
     "text_heavy",
     "id int NOT NULL, document jsonb NOT NULL",
@@ -78,7 +78,7 @@ NUMERIC = Dataset(
     FROM generate_series(1, {rows}) AS i
     """,
 )
-# 90 % of the rows in 1 % of the key range. The updates leave a dead row beside each living one of two thirds.
+# 90 % of the rows in 1 % of the key range. The update leaves a dead row for two thirds of the live ones.
 SKEWED = Dataset(
     "skewed",
     WIDE_COLUMNS,
@@ -91,7 +91,7 @@ SKEWED = Dataset(
 
 
 def create(session: Session, dataset: Dataset, table: str, rows: int) -> None:
-    """Create and fill a table, without WAL, and leave nothing to do for those who read it."""
+    """Create and fill a table, without WAL, and leave no work to the first reader."""
     with session.cursor() as cursor:
         cursor.execute(f"CREATE UNLOGGED TABLE {table} ({dataset.columns})")
         cursor.execute(f"INSERT INTO {table} {dataset.select.format(rows=rows)}")
@@ -99,5 +99,5 @@ def create(session: Session, dataset: Dataset, table: str, rows: int) -> None:
             cursor.execute(f"ALTER TABLE {table} ADD PRIMARY KEY ({dataset.key})")
         for statement in dataset.afterwards:
             cursor.execute(statement.format(table=table))
-        # Sets the hint bits, which the first reader would have to write.
+        # Sets the hint bits, which the first reader would otherwise write.
         cursor.execute(f"VACUUM (FREEZE, ANALYZE) {table}")

@@ -1,4 +1,4 @@
-"""Questions about growth: rows, partitions, memory, planning; and the simulated schedule beside a real one."""
+"""Questions about growth: rows, partitions, memory, planning, and a simulated schedule against a real one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pg_cdc_source.snapshot.scan import make_plan
 
 RUN, SIMULATED = "run", "simulated"
 
-# Times the run's rows. The largest is 16 times the smallest.
+# Multiples of the run's rows. The largest is 16 times the smallest.
 _SIZES = {"1x": 0.25, "4x": 1.0, "16x": 4.0}
 _PARTITION_COUNTS = (1, 4, 16, 64)
 
@@ -49,7 +49,7 @@ def in_partitions(lab: Lab) -> Question:
         ],
         ("wall_us_per_row", "cpu_us_per_row", "wall_s"),
         [
-            # One partition has only one core's worth of each side to use.
+            # One partition can use only one core of each side.
             Target("wall_us_per_row", "64", "at most", 1.1, to="4"),
             Target("cpu_us_per_row", "64", "at most", 1.1, to="1"),
         ],
@@ -61,7 +61,7 @@ def memory(lab: Lab) -> Question:
     tables = {name: lab.table(datasets.WIDE, times) for name, times in _SIZES.items()}
 
     def run(table: str, rows: int) -> Sample:
-        # Its workers have not read anything else before.
+        # New workers, which have read nothing else.
         lab.restart_spark()
         peak = Peak(lab.spark_processes)
         with watching(peak.look):
@@ -76,12 +76,12 @@ def memory(lab: Lab) -> Question:
         [Target("worker_peak_mb", name, "at most", 300) for name in tables],
         warm_ups=0,
         most_rounds=3,
-        notes="The most that any one Python process below the JVM had resident, as the kernel tells.",
+        notes="The most resident memory of any one Python process below the JVM, as the kernel reports it.",
     )
 
 
 def planning(lab: Lab) -> Question:
-    """Planning is measured for what it grows with: tables, and ranges of one table."""
+    """Planning grows with the number of tables and with the ranges of a table: both are measured."""
     count, ranges = lab.scale.planned_tables, lab.scale.planned_ranges
     lab.execute("CREATE SCHEMA planned")
     with lab.admin.cursor() as cursor:
@@ -104,7 +104,7 @@ def planning(lab: Lab) -> Question:
     def plan_ranges() -> int:
         options: dict[str, str | int] = {"url": lab.url, "dbtable": table, "numPartitions": ranges}
         frame = lab.spark.read.format("pgsnapshot").options(**options).load()
-        # Spark plans partitions when it makes the RDD, and does not run anything for that.
+        # Spark plans the partitions when it makes the RDD; that runs no task.
         return int(frame._jdf.queryExecution().toRdd().getNumPartitions())
 
     def each(work: Callable[[], int]) -> Sample:
@@ -121,12 +121,12 @@ def planning(lab: Lab) -> Question:
         ],
         ("ms_each", "wall_s", "planned"),
         most_rounds=3,
-        notes="A tenth of the tables is loaded in Spark.",
+        notes="Spark loads a tenth of the tables.",
     )
 
 
 def schedule(lab: Lab) -> Question:
-    """Hold the simulation against a run: tables of unlike sizes, in ranges that do not fit the cores evenly."""
+    """Compare the simulation with a run: tables of different sizes, in ranges that do not fit the cores evenly."""
     calibrating, calibrated_rows = lab.table(datasets.WIDE)
     small, small_rows = lab.table(datasets.WIDE, 0.001)
     # Tables and their partitions, in the order in which Spark starts them.
@@ -150,7 +150,7 @@ def schedule(lab: Lab) -> Question:
         return 1
 
     def simulated() -> Sample:
-        # A table as good as empty: what there is for each action, and of that for each table, besides the rows.
+        # A nearly empty table tells the fixed cost of an action, and loading it the part of that for each table.
         fixed_s = read_by_spark(lab, small, small_rows, numPartitions=1).measures["wall_s"]
         load_s = lab.meter.measure(load_small).measures["wall_s"]
         wall_s = read_by_spark(lab, calibrating, calibrated_rows).measures["wall_s"]
@@ -160,13 +160,13 @@ def schedule(lab: Lab) -> Question:
 
     return Question(
         "schedule",
-        f"{total:,} rows of three tables in six ranges of unlike sizes: run, and simulated",
+        f"{total:,} rows of three tables in six ranges of different sizes: run, and simulated",
         [Contender(RUN, run), Contender(SIMULATED, simulated)],
         ("wall_s",),
         [
             Target("wall_s", RUN, "at most", 1.15, to=SIMULATED),
             Target("wall_s", RUN, "at least", 0.85, to=SIMULATED),
         ],
-        notes="Simulated from the cost of a row in even ranges and of a table as good as empty, both measured anew in"
-        " each round.",
+        notes="Simulated from the cost of a row in even ranges and of a nearly empty table, both measured again in each"
+        " round.",
     )

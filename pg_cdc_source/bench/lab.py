@@ -1,4 +1,4 @@
-"""Where a run takes place: its server with tables that are made when they are asked for, its Spark, its meter."""
+"""Where a run takes place: its server, whose tables are created when they are first needed, its Spark, its meter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pg_cdc_source.bench.question import Sample
 from pg_cdc_source.demo.embedded_postgres import embedded_postgres
 from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 
-# As a small production server would have them; what would come at its own time (checkpoints, autovacuum) stays away.
+# Settings of a small production server, without what would start at a time of its own (checkpoints, autovacuum).
 _SERVER = {
     "autovacuum": "off",
     "checkpoint_timeout": "1d",
@@ -39,15 +39,15 @@ _SERVER = {
     "max_wal_size": "20GB",
     "shared_buffers": "1GB",
 }
-# The server counts as one of the machine's programs: tasks, backends and the JVM share its cores.
+# Tasks, backends and the JVM share the machine's cores.
 CORES = os.cpu_count() or 1
-# Partitions of a table that is read, for all contenders alike.
+# In how many partitions all contenders read a table.
 PARTITIONS = 4 * CORES
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured. ``rows`` are those of the wide table; the rest follows the issue's proportions."""
+    """How much is measured. ``rows`` are those of the wide table; other tables and the changes follow it."""
 
     rows: int
     rounds: int
@@ -66,7 +66,7 @@ QUICK = Scale(rows=20_000, rounds=1, latency_seconds=3, planned_tables=20, plann
 
 
 class Lab:
-    """One server, one JVM, and what was made on them. ``home`` holds all files of our processes."""
+    """One server, one JVM, and what was created on them. ``home`` holds all files of the run's processes."""
 
     def __init__(self, url: str, home: Path, scale: Scale) -> None:
         self.url = url
@@ -95,7 +95,7 @@ class Lab:
             return cursor.fetchone()[0]
 
     def table(self, dataset: Dataset, times: float = 1.0) -> tuple[str, int]:
-        """The name and the rows of a table, ``times`` as large as the run's rows make it."""
+        """Name and row count of a table that is ``times`` as large as the run's scale makes it."""
         rows = dataset.rows(int(self.scale.rows * times))
         name = f"{dataset.name}_{rows}"
         if name not in self._tables:
@@ -104,7 +104,7 @@ class Lab:
         return name, rows
 
     def table_bytes(self) -> dict[str, int]:
-        """The sizes of the tables that were made."""
+        """The sizes of the tables that were created."""
         return {name: int(self.value("SELECT pg_table_size(%s::regclass)", (name,))) for name in sorted(self._tables)}
 
     # --- Spark --------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Lab:
         return self._spark
 
     def restart_spark(self) -> SparkSession:
-        """A new session in the same JVM: its Python workers have taken no memory yet."""
+        """Start a new session in the same JVM. Its Python workers have used no memory yet."""
         if self._spark is not None:
             stop_session(self._spark)
             self._spark = None
@@ -136,9 +136,9 @@ class Lab:
     # --- other processes ----------------------------------------------------------------------------------------------
 
     def in_own_process(self, module: str, *arguments: str) -> Sample:
-        """Run a module of this package that prints its measures as JSON; it gets the server's URL on stdin.
+        """Run a module of this package that reads the server's URL from stdin and prints its measures as JSON.
 
-        What it has measured itself, without its own start and end, goes before what is measured from here.
+        Its own measures, which leave its start and end out, replace those that are taken from here.
         """
         found: dict[str, float] = {}
 
@@ -156,7 +156,7 @@ class Lab:
 
     @contextmanager
     def start(self, module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """Run a module of this package, which takes the server's URL from stdin, at most until the block ends."""
+        """Run a module of this package that reads the server's URL from stdin; kill it when the block ends."""
         command = [sys.executable, "-m", f"pg_cdc_source.bench.{module}", *arguments]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, cwd=self.home, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
@@ -166,7 +166,7 @@ class Lab:
                 process.kill()
 
     def program(self, command: Sequence[str | Path]) -> str:
-        """Run a program that finds this lab's server by libpq's variables, and return what it prints."""
+        """Run a program that finds the server by libpq's environment variables, and return what it prints."""
         names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD", "dbname": "PGDATABASE"}
         settings = {names[key]: value for key, value in self.server.items()}
         result = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
@@ -175,13 +175,13 @@ class Lab:
         return result.stdout
 
     def scratch(self) -> Path:
-        """A directory that is not there yet."""
+        """The path of a directory that does not exist yet."""
         return self.home / secrets.token_hex(6)
 
 
 @contextmanager
 def open_lab(scale: Scale, bin_dir: Path | None) -> Iterator[Lab]:
-    """Start a server, and Spark when it is asked for; leaves nothing behind."""
+    """Start a server, and Spark when it is first used; remove both when the block ends."""
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg_cdc_source-bench-")))
         url = stack.enter_context(embedded_postgres(_SERVER, bin_dir=bin_dir))

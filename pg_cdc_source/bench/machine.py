@@ -1,4 +1,4 @@
-"""What was measured on: machine, versions, commit."""
+"""What the measurements ran on: machine, versions, commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 from pg_cdc_source.bench import peers
 
-# Distributions whose versions tell what was compared.
+# The distributions that are compared or measured.
 _DISTRIBUTIONS = (
     *("pg-cdc-source", "pyspark", "pyarrow", "numpy", "psycopg2-binary"),
     *("adbc-driver-postgresql", "connectorx", "duckdb", "duckdb-extension-postgres-scanner", "pydbzengine"),
@@ -23,7 +23,7 @@ _DISTRIBUTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine. ``busy_cores`` is its load (1 minute) when it was looked at."""
+    """The machine. ``busy_cores`` is its load average over the last minute."""
 
     cpu: str
     cores: int
@@ -34,7 +34,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The checkout that the command was started in; ``changed`` says that its files differ from the commit's."""
+    """The checkout that the command was started in; ``changed`` if its files differ from the commit."""
 
     id: str
     changed: bool
@@ -46,7 +46,7 @@ def read_machine() -> Machine:
 
 
 def versions() -> dict[str, str]:
-    """Versions by name; what is not installed is left out."""
+    """Versions by name, of what is installed."""
     found = {"python": platform.python_version()}
     if line := _first_line(peers.java(), "--version"):
         found["java"] = line.removeprefix("openjdk ")
@@ -70,7 +70,7 @@ def read_commit() -> Commit | None:
 
 
 def _first_line(*command: str) -> str | None:
-    """What a program prints first; None where it is not there, fails or says nothing."""
+    """The first line that a program prints; None if it is missing, fails or prints nothing."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

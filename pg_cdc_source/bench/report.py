@@ -1,4 +1,4 @@
-"""What a run has found: as tables, as JSON, and as one picture for each question."""
+"""What a run has found: as tables on the terminal, as JSON, and as plots."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from pg_cdc_source.bench.lab import Scale
 from pg_cdc_source.bench.machine import Commit, Machine
+from pg_cdc_source.bench.plots import number_text, plot
 from pg_cdc_source.bench.question import Answer, Series, Spread, Verdict
 
 JSON_NAME = "results.json"
 
 _MOST_POINTS = 500
 
-_OURS, _PEER, _ROUND = "#2a78b8", "#a7adb4", "#20262d"
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All answers of one run, and what they were measured on."""
+    """All answers of one run, and what it ran on."""
 
     command: str
     started: str
@@ -81,16 +79,18 @@ def _answer_as_json(answer: Answer) -> dict[str, Any]:
 
 
 def _thinned(series: Mapping[str, Series]) -> dict[str, Series]:
-    # The pictures have all of them; what is kept beside them shall not be megabytes.
+    # The plots have all points; the JSON beside them should not become megabytes.
     return {title: points[:: max(1, -(-len(points) // _MOST_POINTS))] for title, points in series.items()}
 
 
 def write(report: Report, directory: Path) -> None:
-    """Write the JSON and the pictures."""
+    """Write the JSON and the plots."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / JSON_NAME).write_text(json.dumps(as_json(report), indent=1) + "\n")
     for answer in report.answers:
-        plot(answer, report, directory / f"{answer.question.name}.png")
+        rounds = max(map(len, answer.samples.values()))
+        caption = f"{report.machine.cpu}, {report.machine.cores} cores; median of {rounds}; {report.command}"
+        plot(answer, caption, directory / f"{answer.question.name}.png")
 
 
 # --- the terminal ----------------------------------------------------------------------------------------------------
@@ -101,13 +101,13 @@ def print_json(report: Report) -> None:
 
 
 def print_tables(report: Report) -> None:
-    # A redirected output has no width of its own.
+    # Redirected output has no width of its own.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
     machine = report.machine
     console.print(f"{machine.cpu}, {machine.cores} cores, {machine.memory_gb:g} GB; {report.started}", style="dim")
     console.print(", ".join(f"{name} {version}" for name, version in report.versions.items()), style="dim")
     if machine.busy_cores > machine.cores / 4:
-        console.print(f"[bold yellow]Other work took {machine.busy_cores:g} cores when this began.[/]")
+        console.print(f"[bold yellow]Other work used {machine.busy_cores:g} cores when the run started.[/]")
     for answer in report.answers:
         _print_answer(answer, console)
 
@@ -143,68 +143,9 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _spread(spread: Spread) -> str:
-    median = _number(spread.median)
-    return median if spread.least == spread.most else f"{median} ({_number(spread.least)} to {_number(spread.most)})"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-# --- pictures --------------------------------------------------------------------------------------------------------
-
-
-def plot(answer: Answer, report: Report, path: Path) -> None:
-    """Draw a question: medians as bars with every round on them, and beside them what was watched over time."""
-    question = answer.question
-    names = list(answer.samples)
-    titles = list(dict.fromkeys(title for samples in answer.samples.values() for title in samples[-1].series))
-    panels = question.plotted + len(titles)
-    height = 1.9 + 0.45 * len(names) if not titles else 4.2
-    figure = Figure(figsize=(4.6 * panels + 1.4, height), layout="constrained")
-    axes = figure.subplots(1, panels, squeeze=False)
-    for axis, measure in zip(axes[0], question.measures[: question.plotted], strict=False):
-        for i, name in enumerate(names):
-            values = [sample.measures[measure] for sample in answer.samples[name] if measure in sample.measures]
-            if not values:
-                continue
-            median = Spread.of(values).median
-            axis.barh(i, median, height=0.3 if titles else 0.6, color=_color(answer, name), zorder=2)
-            axis.plot(values, [i] * len(values), "|", color=_ROUND, markersize=9, zorder=3)
-            axis.annotate(
-                _number(median), (max(values), i), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9
-            )
-        axis.set_yticks(range(len(names)), names if axis is axes[0][0] else [""] * len(names))
-        axis.invert_yaxis()
-        axis.margins(x=0.16)
-        axis.set_xlim(left=0)
-        axis.set_xlabel(measure)
-    for axis, title in zip(axes[0][question.plotted :], titles, strict=True):
-        for name in names:
-            if line := answer.samples[name][-1].series.get(title):
-                color = _color(answer, name)
-                # What stays at zero is not to be cut off by the axis.
-                axis.plot(*zip(*line, strict=True), ".-", ms=2, lw=1, color=color, label=name, clip_on=False, zorder=3)
-        axis.set_ylim(bottom=0)
-        axis.set_xlabel("seconds")
-        axis.set_ylabel(title)
-        axis.legend(frameon=False, fontsize=8)
-    for axis in axes[0]:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="both", color="#e6e8ea", zorder=0)
-    figure.suptitle(question.title, fontsize=11, x=0.01, ha="left", wrap=True)
-    figure.supxlabel(
-        f"{report.machine.cpu}, {report.machine.cores} cores; median of {max(map(len, answer.samples.values()))};"
-        f" {report.command}",
-        fontsize=7,
-        color="#6b7178",
-        x=0.01,
-        ha="left",
+    median = number_text(spread.median)
+    return (
+        median
+        if spread.least == spread.most
+        else f"{median} ({number_text(spread.least)} to {number_text(spread.most)})"
     )
-    figure.savefig(path, dpi=140)
-
-
-def _color(answer: Answer, name: str) -> str:
-    """Ours stand out: the contenders that targets are about, or all where they are all ours."""
-    ours = {target.of for target in answer.question.targets}
-    return _OURS if name in ours or not ours else _PEER

@@ -1,4 +1,4 @@
-"""Ask the questions that are wanted, one after the other, in one lab."""
+"""Ask the chosen questions one after the other, in one lab."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pg_cdc_source.bench.machine import read_commit, read_machine, versions
 from pg_cdc_source.bench.question import Answer, Question, ask
 from pg_cdc_source.bench.report import Report
 
-# By name. What a question needs (tables, slots) is made when it is asked.
+# In the order in which they are asked. A question's tables and slots are created when it is asked.
 QUESTIONS: dict[str, Callable[[Lab], Question]] = {
     **{
         f"snapshot-{dataset.name}": partial(snapshot.against_jdbc, dataset)
@@ -32,21 +32,21 @@ QUESTIONS: dict[str, Callable[[Lab], Question]] = {
     "limit": snapshot.against_the_limit,
     "source-cpu": source.cpu,
     "source-wal": source.wal,
-    # The slot with the backlog stays: after what looks at slots.
+    # After the questions that look at slots, because the slot with the backlog stays.
     "backlog": stream.backlog,
     "latency": stream.latency,
     "growth-rows": growth.in_rows,
     "growth-partitions": growth.in_partitions,
     "planning": growth.planning,
     "schedule": growth.schedule,
-    # Last, since this starts Spark anew for each run.
+    # Last, because these restart Spark for each run, or look at its processes.
     "memory": growth.memory,
     "stream-memory": stream.stream_memory,
 }
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """The names of the questions meant: each of ``only`` stands for itself and for those that it begins."""
+    """The names of the questions that equal one of ``only`` or start with it; all of them if it is empty."""
     for name in only:
         if not any(question.startswith(name) for question in QUESTIONS):
             raise ValueError(f"there is no question {name}; there are {', '.join(QUESTIONS)}")
@@ -54,28 +54,28 @@ def chosen(only: Sequence[str]) -> list[str]:
 
 
 def scale(*, quick: bool, rows: int | None, rounds: int | None) -> Scale:
-    """The size of a run: what is not said is that of a full one, or of a quick one."""
+    """The scale of a run: that of a full or a quick one, except for what is given."""
     whole = QUICK if quick else FULL
     return replace(whole, rows=rows or whole.rows, rounds=rounds or whole.rounds)
 
 
 def command() -> str:
-    """How this run was started, as one would type it."""
+    """The command line of this run."""
     return shlex.join(["pg-cdc", *sys.argv[1:]])
 
 
 def run(names: Sequence[str], scale: Scale, command: str) -> Report:
-    """Ask ``names`` and report; progress goes to stderr."""
+    """Ask the questions ``names`` and report the answers; progress goes to stderr."""
     console = Console(stderr=True, highlight=False)
     machine, commit, started = read_machine(), read_commit(), datetime.now(timezone.utc)
-    # Another server's binaries, as the tests take them.
+    # The binaries of another server, chosen as in the tests.
     bin_dir = Path(found) if (found := os.environ.get("PG_CDC_TEST_BIN")) else None
     answers: list[Answer] = []
     with console.status("Starting PostgreSQL") as status, open_lab(scale, bin_dir) as lab:
         progress = status.update if console.is_terminal else console.print
         tools = {"postgresql": str(lab.value("SHOW server_version")), **versions()}
         for name in names:
-            progress(f"{name}: making what is measured")
+            progress(f"{name}: preparing")
             answers.append(ask(QUESTIONS[name](lab), scale.rounds, progress, warm_up=scale.warm_up))
         sizes = lab.table_bytes()
     return Report(command, started.isoformat(timespec="seconds"), machine, commit, tools, scale, sizes, tuple(answers))

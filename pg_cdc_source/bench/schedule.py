@@ -1,8 +1,7 @@
-"""The arithmetic of docs/scale.md: what a large snapshot takes on a cluster, from the costs of each row measured here.
+"""The arithmetic of docs/scale.md: how long a large snapshot takes on a cluster, from the measured costs of a row.
 
-Each part of the way has its own time, and the longest is the snapshot's: the executors' cores, the server's cores, the
-network, the disk. How ranges fill cores is simulated, and the simulation is held against a run on this machine: the
-question ``schedule``.
+The executors' cores, the server's cores, the network and the disk each need their own time, and the longest one is the
+snapshot's. How ranges fill the cores is simulated. The question ``schedule`` compares the simulation with a run.
 
 ``python -m pg_cdc_source.bench.schedule benchmarks/results.json`` prints the tables of docs/scale.md.
 """
@@ -18,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What is worked out: 10 TB, in ranges as they are by default.
+# The estimated case: 10 TB, in ranges of the default size.
 _TOTAL, _RANGE = 10e12, 64e6
 EXECUTORS = (4, 8, 16, 32, 64)
 CORES_PER_EXECUTOR = 4
 
 
 def makespan(seconds: Sequence[float], cores: int) -> float:
-    """When the last of some tasks ends that start in order, each on the core that is free first, as Spark does it."""
+    """When the last task ends, if tasks start in order, each on the first free core, as in Spark."""
     free = [0.0] * cores
     for length in seconds:
         heapq.heappush(free, heapq.heappop(free) + length)
@@ -34,7 +33,7 @@ def makespan(seconds: Sequence[float], cores: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a row costs where, and a task by itself. ``row_bytes`` of heap; on the wire a row is about as large."""
+    """What a row costs on each side, and a task in itself. ``row_bytes`` of heap are about the same on the wire."""
 
     row_bytes: float
     client_us: float
@@ -44,7 +43,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a snapshot runs on. Bandwidths are in bytes a second."""
+    """What a snapshot runs on. Bandwidths are in bytes per second."""
 
     executors: int
     server_cores: int
@@ -59,7 +58,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds that each part of the way takes by itself; the longest is the wall."""
+    """Seconds that each part needs by itself; the longest is the wall time."""
 
     parts: Mapping[str, float]
 
@@ -73,7 +72,7 @@ class Estimate:
 
 
 def estimate(table_bytes: Sequence[float], range_bytes: float, costs: Costs, cluster: Cluster) -> Estimate:
-    """What a snapshot of some tables takes, each cut into even ranges of at most ``range_bytes``."""
+    """Estimate a snapshot of tables, each cut into even ranges of at most ``range_bytes``."""
     total = sum(table_bytes)
     rows = total / costs.row_bytes
     return Estimate(
@@ -95,7 +94,7 @@ def _task_seconds(table_bytes: Sequence[float], range_bytes: float, costs: Costs
 
 
 def sizes(total: float, tables: int) -> list[float]:
-    """Sizes of tables as they are in a database that has grown: the k-th largest has a k-th of the largest."""
+    """Table sizes as in a database that has grown: the k-th largest has 1/k of the largest one's size."""
     harmonic = sum(1 / k for k in range(1, tables + 1))
     return [total / harmonic / k for k in range(1, tables + 1)]
 

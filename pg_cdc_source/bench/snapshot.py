@@ -1,4 +1,4 @@
-"""Questions about snapshots: beside Spark's JDBC source, beside readers to Arrow, beside the limit."""
+"""Questions about snapshots: against Spark's JDBC source, against readers into Arrow, against the limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pg_cdc_source.bench.datasets import Dataset
 from pg_cdc_source.bench.lab import CORES, PARTITIONS, Lab
 from pg_cdc_source.bench.numpy_alone import NumpyAloneSource
 from pg_cdc_source.bench.question import Contender, Missing, Question, Sample, Target
-from pg_cdc_source.bench.ready import ReadySource, write_batch
+from pg_cdc_source.bench.ready_batches import ReadySource, write_batch
 
 OURS = "pgsnapshot"
 NUMPY_ALONE = "pgsnapshot, NumPy alone"
@@ -18,12 +18,12 @@ LIMIT = "the limit"
 
 MEASURES = ("wall_s", "client_cpu_s", "server_cpu_s", "rows_per_s")
 
-# Wall time as a multiple of JDBC's, with NumPy alone and with the accelerator; nothing is asked of the other tables.
+# Most wall time as a multiple of JDBC's, with NumPy alone and with the accelerator; other tables have no target.
 _AGAINST_JDBC = {"wide": (0.8, 0.68), "skewed": (0.5, 0.5), "uuid_key": (0.35, 0.35)}
 _AGAINST_LIMIT = (1.5, 1.25)
 
 
-# --- beside Spark's JDBC source --------------------------------------------------------------------------------------
+# --- against Spark's JDBC source -------------------------------------------------------------------------------------
 
 
 def against_jdbc(dataset: Dataset, lab: Lab) -> Question:
@@ -38,14 +38,14 @@ def against_jdbc(dataset: Dataset, lab: Lab) -> Question:
         MEASURES,
         [] if bounds is None else wall_targets(*bounds, to=JDBC),
         plotted=2,
-        # The first table's runs are those in which the JVM compiles what it runs all the time.
+        # During the first table's runs the JVM still compiles what it runs often.
         warm_ups=3 if dataset is datasets.WIDE else 1,
         notes=f"{PARTITIONS} partitions; JDBC with fetchsize 10000, {how}. JVM warm.",
     )
 
 
 def ours(lab: Lab, table: str, rows: int) -> list[Contender | Missing]:
-    """The connector as it is installed, and without its accelerator where it has one."""
+    """The connector as it is installed, and without its accelerator if it has one."""
     installed = Contender(OURS, partial(read_by_spark, lab, table, rows))
     if missing := peers.missing_accelerator():
         return [installed, missing]
@@ -61,7 +61,7 @@ def wall_targets(numpy_alone: float, accelerated: float, to: str) -> list[Target
 
 
 def read_by_spark(lab: Lab, table: str, rows: int, source: str = OURS, **options: str | int) -> Sample:
-    """One action of ours that reads a table and throws it away."""
+    """Read a table with the connector in one action, and discard the rows."""
 
     def work() -> int:
         settings: dict[str, str | int] = {"url": lab.url, "dbtable": table, "numPartitions": PARTITIONS, **options}
@@ -93,7 +93,7 @@ def read_by_jdbc(lab: Lab, dataset: Dataset, table: str, rows: int) -> Sample:
     return lab.meter.measure(work)
 
 
-# --- beside readers to Arrow -----------------------------------------------------------------------------------------
+# --- against readers into Arrow --------------------------------------------------------------------------------------
 
 
 def against_arrow_readers(lab: Lab) -> Question:
@@ -108,15 +108,15 @@ def against_arrow_readers(lab: Lab) -> Question:
         contenders.append(peers.missing_arrow_peer(name) or run)
     return Question(
         "arrow",
-        f"{rows:,} rows (wide) to Arrow in one Python process",
+        f"{rows:,} rows (wide) into Arrow in one Python process",
         contenders,
         ("client_cpu_us_per_row", "wall_s", "client_cpu_s", "server_cpu_s", "peak_rss_mb"),
         [Target("client_cpu_s", OURS, "at most", 1.0, to=name) for name in peers.ARROW_PEERS],
-        notes="Each run is a new process; imports are not counted. ADBC gives numerics as strings, the others typed.",
+        notes="Each run is a new process; imports are not counted. ADBC returns numerics as strings, the others typed.",
     )
 
 
-# --- beside the limit ------------------------------------------------------------------------------------------------
+# --- against the limit -----------------------------------------------------------------------------------------------
 
 
 def against_the_limit(lab: Lab) -> Question:
@@ -138,7 +138,7 @@ def against_the_limit(lab: Lab) -> Question:
 
     def limit() -> Sample:
         spark = lab.meter.measure(give_ready_batches).measures
-        # As many rows as the table has; the file's batches may be a few fewer.
+        # Scaled to the table's rows; the file's batches may hold a few fewer.
         spark_cpu_s = spark["client_cpu_us_per_row"] * rows / 1e6
         server_cpu_s = lab.meter.measure(copy_to_nowhere).measures["server_cpu_s"]
         wall_s = (server_cpu_s + spark_cpu_s) / CORES
@@ -146,7 +146,7 @@ def against_the_limit(lab: Lab) -> Question:
 
     return Question(
         "limit",
-        f"{rows:,} rows (wide) into Spark, and the least that PostgreSQL and Spark alone would take",
+        f"{rows:,} rows (wide) into Spark, and the least that PostgreSQL and Spark alone would need",
         [*ours(lab, table, rows), Contender(LIMIT, limit)],
         ("wall_s", "client_cpu_s", "server_cpu_s"),
         wall_targets(*_AGAINST_LIMIT, to=LIMIT),

@@ -1,4 +1,4 @@
-"""Questions about what reading costs the source: CPU of backends, WAL that is held back, connections."""
+"""Questions about what reading costs the server: CPU of backends, retained WAL, connections."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _COPY = "COPY by psql"
 _IN_ONE_PROCESS = "pgsnapshot, one process"
 _WRITES_PER_SECOND = 500
 
-# What the oldest slot keeps, and the sessions of ours: the keeper's, and those of this run. An earlier run's snapshot
-# stays for a while.
+# The WAL that the oldest slot retains, and the connector's sessions: the keeper's, and those of this run, because an
+# earlier run's snapshot stays open for a while.
 _LOOK = """
 SELECT coalesce(max(pg_current_wal_lsn() - restart_lsn), 0)::float8,
-  (SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgsnapshot%%'
-    AND (backend_start >= %s OR application_name NOT LIKE '%%:%%:%%'))
+       (SELECT count(*) FROM pg_stat_activity
+        WHERE application_name LIKE 'pgsnapshot%%'
+          AND (backend_start >= %s OR application_name NOT LIKE '%%:%%:%%'))
 FROM pg_replication_slots
 """
 
@@ -52,7 +53,7 @@ def cpu(lab: Lab) -> Question:
             Target("server_cpu_s", OURS, "at most", 1.05, to=_COPY),
             Target("server_cpu_s", _IN_ONE_PROCESS, "at most", 1.05, to=_COPY),
         ],
-        notes="Connections, planning and the keeper's snapshot are counted. psql is one session that copies all.",
+        notes="Connections, planning and the keeper's snapshot are counted. psql copies everything in one session.",
     )
 
 
@@ -75,7 +76,7 @@ def wal(lab: Lab) -> Question:
             held.append((time.monotonic() - start, bytes_held / 1e6))
             connections.append(sessions)
 
-        # Longer than any reading takes; it is ended when that is done.
+        # Longer than any read takes; the writer is killed when the read is done.
         with lab.start("writer", "written", str(_WRITES_PER_SECOND), "3600") as writer:
             assert writer.stdin is not None
             writer.stdin.write(lab.url)
@@ -87,20 +88,20 @@ def wal(lab: Lab) -> Question:
         session.close()
         if keeps_slot:
             lab.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-        # In two looks, so that one that is about to go does not count beside the one that takes its place.
+        # The least of two looks, so that a session that is about to end does not count beside its successor.
         lasting = max(map(min, itertools.pairwise(connections)))
         measures = {"held_at_end_mb": held[-1][1], "connections": float(lasting), **sample.measures}
         return Sample(measures, {"MB of WAL held": tuple(held)})
 
     return Question(
         "source-wal",
-        f"WAL held back while {rows:,} rows are read and {_WRITES_PER_SECOND} transactions a second are written",
+        f"WAL retained while {rows:,} rows are read and {_WRITES_PER_SECOND} transactions a second are written",
         [Contender(OURS, partial(run, False)), Contender("pgsnapshot that keeps its slot", partial(run, True))],
         ("held_at_end_mb", "connections", "wall_s"),
         [
             Target("held_at_end_mb", OURS, "at most", 0.0),
-            # Partitions in flight, and the keeper with its two holders.
+            # Running partitions, and the keeper with its two holders.
             Target("connections", OURS, "at most", CORES + 3),
         ],
-        notes="Looked at every 0.1 s in pg_replication_slots and pg_stat_activity; connections that were there twice.",
+        notes="Sampled every 0.1 s from pg_replication_slots and pg_stat_activity; connections seen in two samples.",
     )

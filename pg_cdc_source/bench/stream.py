@@ -1,4 +1,4 @@
-"""Questions about streams: draining a backlog, latency, memory."""
+"""Questions about streams: the time to drain a backlog, latency, memory."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _CHANGES_PER_TRANSACTION = 1_000
 _TRANSACTIONS_PER_SECOND = 500
 _DROP_SECONDS = 60.0
 
-# Spark's default writes a checkpoint's files by Hadoop's FileContext, which without Hadoop's native library starts a
-# process for each.
+# By default Spark writes a checkpoint's files through Hadoop's FileContext, which starts a process for each file if
+# Hadoop's native library is missing.
 _OWN_FILES = f"{OURS}, checkpoints by FileSystem"
 _FILES_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 _FILES_CLASS = "org.apache.spark.sql.execution.streaming.{}FileSystemBasedCheckpointFileManager"
@@ -90,16 +90,16 @@ def backlog(lab: Lab) -> Question:
             Target("rows_per_s", OURS, "at least", 1.2, to=RECVLOGICAL),
             Target("rows_per_s", OURS, "at least", 5.0, to=DEBEZIUM),
         ],
-        # What Spark compiles for the stream is still getting faster in the second run.
+        # In the second run, what the JVM has compiled for the stream still gets faster.
         warm_ups=2,
         notes=f"Transactions of {_CHANGES_PER_TRANSACTION:,} changes: 70 % inserts, 25 % updates, 5 % deletes; all runs"
-        " read the same WAL. pgcdc gives typed rows to a no-op sink and is timed from start() to the query's end,"
-        " pg_recvlogical writes to /dev/null, Debezium is timed from its first record to its last.",
+        " read the same WAL. pgcdc writes typed rows to a no-op sink and is timed from start() to the query's end;"
+        " pg_recvlogical writes to /dev/null; Debezium is timed from its first record to its last.",
     )
 
 
 def _make_backlog(lab: Lab, changes: int) -> int:
-    """Fill a table and change it, with a slot that stands before all that; gives the number of changes."""
+    """Fill a table and change it, after creating a slot; return the number of changes that wait in the slot."""
     _make_table(lab)
     lab.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_BASE_SLOT,))
     transactions = max(1, changes // _CHANGES_PER_TRANSACTION)
@@ -124,7 +124,7 @@ def _make_table(lab: Lab) -> None:
 
 
 def _with_own_slot(lab: Lab, run: Callable[[str], Sample]) -> Sample:
-    """Run with a copy of the slot that stands before the backlog: what one contender confirms is not the next one's."""
+    """Run with a copy of the slot, so that what one contender confirms does not move the slot of the next."""
     slot = "bench_run"
     lab.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (_BASE_SLOT, slot))
     try:
@@ -140,7 +140,7 @@ def _drop_slot(lab: Lab, slot: str) -> None:
             lab.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
             return
         except psycopg2.errors.ObjectInUse:
-            # The server has not noticed yet that its reader has left.
+            # The server has not noticed yet that the reader is gone.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -152,13 +152,13 @@ def _load(lab: Lab, slot: str, **options: str) -> DataFrame:
 
 
 def _drained(lab: Lab, rows: DataFrame, expected: int) -> int:
-    """Take what waits in a slot, typed, to a no-op sink, and make sure that it was all."""
+    """Read what waits in a slot, typed, into a no-op sink, and check the number of changes."""
     writer = rows.writeStream.format("noop").trigger(availableNow=True)
     query = writer.option("checkpointLocation", str(lab.scratch())).start()
     query.awaitTermination()
     came: int = sum(progress["numInputRows"] for progress in query.recentProgress)
     if came != expected:
-        raise RuntimeError(f"pgcdc brought {came:,} changes of {expected:,}")
+        raise RuntimeError(f"pgcdc read {came:,} changes of {expected:,}")
     return came
 
 
@@ -182,7 +182,7 @@ def latency(lab: Lab) -> Question:
 
 
 def _latency_with_own_files(lab: Lab) -> Sample:
-    # Where the class lies from 4.1 on, and before.
+    # The class has moved in Spark 4.1.
     package = "checkpointing." if lab.spark.version >= "4.1" else ""
     lab.spark.conf.set(_FILES_SETTING, _FILES_CLASS.format(package))
     try:
@@ -227,7 +227,7 @@ def _latency(lab: Lab) -> Sample:
 
 @contextmanager
 def _started(lab: Lab, rows: DataFrame, take: Callable[[DataFrame, int], None], slot: str) -> Iterator[StreamingQuery]:
-    """Run a query whose slot is being read, until the block ends."""
+    """Run a query until the block ends, which starts when the query reads its slot."""
     writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(lab.scratch()))
     query = writer.start()
     try:
@@ -244,7 +244,7 @@ def _until(done: Callable[[], bool], query: StreamingQuery, seconds: float = 600
         if (error := query.exception()) is not None:
             raise error
         if time.monotonic() > deadline:
-            raise RuntimeError(f"what the query was to bring had not come within {seconds:.0f} s")
+            raise RuntimeError(f"the query did not bring its rows within {seconds:.0f} s")
         time.sleep(0.05)
 
 

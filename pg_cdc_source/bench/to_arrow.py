@@ -1,7 +1,7 @@
-"""Read a table into Arrow batches in one process, in one of several ways, and print what that took.
+"""Read a table into Arrow batches in one process, in one of several ways, and print what that cost.
 
-``python -m pg_cdc_source.bench.to_arrow WAY TABLE`` is a process of its own for each run, with the server's URL on
-stdin: its CPU and its memory are those of the reading. Imports come before the clock starts.
+Each run is a process of its own, ``python -m pg_cdc_source.bench.to_arrow WAY TABLE`` with the server's URL on stdin,
+so its CPU and memory are those of the read. Imports are done before the clock starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pg_cdc_source.bench.meter import peak_rss_bytes
 
 
 def ours(url: str, table: str) -> Iterator[pa.RecordBatch]:
-    """The connector's reader as its tasks use it, all partitions one after the other."""
+    """The connector's reader as Spark's tasks use it, one partition after the other."""
     from pg_cdc_source import open_snapshot
     from pg_cdc_source.options.snapshot_options import parse_snapshot_options
     from pg_cdc_source.snapshot.reader import read_range
@@ -62,7 +62,7 @@ def connectorx(url: str, table: str) -> Iterator[pa.RecordBatch]:
     import connectorx as cx
 
     def batches() -> Iterator[pa.RecordBatch]:
-        # Its fastest protocol, and the batches' size that it takes itself.
+        # Its fastest protocol, and its default batch size.
         yield from cx.read_sql(url, f"SELECT * FROM {table}", protocol="binary", return_type="arrow_stream")
 
     return batches()
@@ -92,7 +92,7 @@ WAYS: dict[str, Callable[[str, str], Iterator[pa.RecordBatch]]] = {
 
 
 def measured(batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-    """Take all batches and throw them away."""
+    """Read all batches and discard them."""
     before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     rows = sum(batch.num_rows for batch in batches)
     wall = time.perf_counter() - start
@@ -101,7 +101,7 @@ def measured(batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         "rows": rows,
         "wall_s": wall,
         "client_cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        # Not getrusage's: that begins with what the parent had.
+        # Not from getrusage, which starts with the parent's peak.
         "peak_rss_mb": peak_rss_bytes(os.getpid()) / 1e6,
     }
 

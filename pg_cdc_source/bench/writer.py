@@ -1,6 +1,6 @@
-"""Write to a table at a steady rate: ``python -m pg_cdc_source.bench.writer TABLE RATE SECONDS``, URL on stdin.
+"""Insert rows of the wide table at a steady rate, one in each transaction, and print how many there were.
 
-Each transaction inserts one row of the wide table. Prints how many there were.
+Runs as ``python -m pg_cdc_source.bench.writer TABLE RATE SECONDS`` with the server's URL on stdin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def write(url: str, table: str, per_second: float, seconds: float) -> int:
         cursor.execute(f"PREPARE one (int) AS INSERT INTO {table} {WIDE.rows_between('$1', '$1')}")
         start = time.monotonic()
         for done in range(int(per_second * seconds)):
-            # Behind its time it hurries, so that the rate is kept on the average.
+            # Late transactions follow at once, so that the rate is kept on average.
             time.sleep(max(0.0, start + done / per_second - time.monotonic()))
             cursor.execute(f"EXECUTE one ({done + 1})")
     session.close()

@@ -1,4 +1,4 @@
-"""``format("bench_ready")``: a source that gives Spark batches that are ready. What Spark itself takes for them."""
+"""``format("bench_ready")``: hands Spark batches that are ready, to measure what Spark itself needs for them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pyspark.sql.types import StructType
 
 @dataclass
 class Repeated(InputPartition):
-    """One partition: the file's batch, ``times`` times."""
+    """A partition: the file's batch, ``times`` times."""
 
     times: int
 
 
 class ReadySource(DataSource):
-    """Gives the one batch of an Arrow file (``path``) ``batches`` times, over ``partitions`` partitions."""
+    """Yields the one batch of an Arrow file (``path``) ``batches`` times, over ``partitions`` partitions."""
 
     @classmethod
     def name(cls) -> str:
@@ -35,7 +35,7 @@ class ReadySource(DataSource):
 
 
 class ReadyReader(DataSourceReader):
-    """Reads the file in each task: mapped, it costs nothing."""
+    """Maps the file in each task, which costs next to nothing."""
 
     def __init__(self, path: str, batches: int, partitions: int) -> None:
         self._path, self._batches, self._partitions = path, batches, partitions
