@@ -14,8 +14,8 @@ twice as long.
 - Another version is a DefiniteError.
 - Another copy on the same host, or no accelerator where the sender has one, is a warning, once in each process. On
   another host the same version may lie in another directory.
-- Spark finds the formats without ``register()`` too; the user's process then sends nothing. So a worker without the
-  accelerator looks for a copy that has it on its own path.
+- Spark finds the formats without ``register()`` too, and Spark 4.0 then keeps the class it found: the user's process
+  sends nothing. So a worker without the accelerator looks for a copy that has it on its own path.
 
 Warnings go to this module's logger. Unless the user configures logging in workers, Python writes them to the worker's
 standard error, which Spark keeps in the log of the driver or the executor.
