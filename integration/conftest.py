@@ -25,10 +25,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
+def session_server() -> Iterator[str]:
     """URL of a superuser of a server that decodes logically."""
     with postgres_server() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def server(session_server: str) -> str:
+    """The server of a test; a file may have another."""
+    return session_server
 
 
 @pytest.fixture
@@ -63,11 +69,11 @@ def spark_sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSe
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_is_left(server: str, spark_sessions: SparkSessions) -> Iterator[None]:
+def _nothing_is_left(session_server: str, spark_sessions: SparkSessions) -> Iterator[None]:
     """Look when all tests of this process are over, and the JVM is gone: its keepers, sessions, slots and files are."""
     yield
     spark_sessions.end_jvm()
-    leftovers.expect_none(server, spark_sessions.scratch)
+    leftovers.expect_none(session_server, spark_sessions.scratch)
 
 
 @pytest.fixture
