@@ -60,43 +60,13 @@ def cpu(lab: Lab) -> Question:
 def wal(lab: Lab) -> Question:
     table, rows = lab.table(datasets.WIDE)
     lab.execute(f"DROP TABLE IF EXISTS written; CREATE TABLE written ({WIDE.columns})")
-
-    def run(keeps_slot: bool) -> Sample:
-        held: list[tuple[float, float]] = []
-        connections = [0, 0]
-        slot = f"bench_{secrets.token_hex(4)}"
-        options = {"slot": slot} if keeps_slot else {}
-        start, started_at = time.monotonic(), lab.value("SELECT clock_timestamp()")
-        session = lab.connect()
-
-        def look() -> None:
-            with session.cursor() as cursor:
-                cursor.execute(_LOOK, (started_at,))
-                bytes_held, sessions = cursor.fetchone()
-            held.append((time.monotonic() - start, bytes_held / 1e6))
-            connections.append(sessions)
-
-        # Longer than any read takes; the writer is killed when the read is done.
-        with lab.start("writer", "written", str(_WRITES_PER_SECOND), "3600") as writer:
-            assert writer.stdin is not None
-            writer.stdin.write(lab.url)
-            writer.stdin.close()
-            with watching(look):
-                sample = read_by_spark(lab, table, rows, **options)
-            if writer.poll() is not None:
-                raise RuntimeError(f"the writer failed:\n{writer.communicate()[1][-3000:]}")
-        session.close()
-        if keeps_slot:
-            lab.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-        # The least of two looks, so that a session that is about to end does not count beside its successor.
-        lasting = max(map(min, itertools.pairwise(connections)))
-        measures = {"held_at_end_mb": held[-1][1], "connections": float(lasting), **sample.measures}
-        return Sample(measures, {"MB of WAL held": tuple(held)})
-
     return Question(
         "source-wal",
         f"WAL retained while {rows:,} rows are read and {_WRITES_PER_SECOND} transactions a second are written",
-        [Contender(OURS, partial(run, False)), Contender("pgsnapshot that keeps its slot", partial(run, True))],
+        [
+            Contender(OURS, partial(_read_while_writing, lab, table, rows, None)),
+            Contender("pgsnapshot that keeps its slot", lambda: _read_keeping_slot(lab, table, rows)),
+        ],
         ("held_at_end_mb", "connections", "wall_s"),
         [
             Target("held_at_end_mb", OURS, "at most", 0.0),
@@ -105,3 +75,39 @@ def wal(lab: Lab) -> Question:
         ],
         notes="Sampled every 0.1 s from pg_replication_slots and pg_stat_activity; connections seen in two samples.",
     )
+
+
+def _read_keeping_slot(lab: Lab, table: str, rows: int) -> Sample:
+    slot = f"bench_{secrets.token_hex(4)}"
+    sample = _read_while_writing(lab, table, rows, slot)
+    lab.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    return sample
+
+
+def _read_while_writing(lab: Lab, table: str, rows: int, slot: str | None) -> Sample:
+    held: list[tuple[float, float]] = []
+    connections = [0, 0]
+    start, started_at = time.monotonic(), lab.value("SELECT clock_timestamp()")
+    session = lab.connect()
+
+    def look() -> None:
+        with session.cursor() as cursor:
+            cursor.execute(_LOOK, (started_at,))
+            bytes_held, sessions = cursor.fetchone()
+        held.append((time.monotonic() - start, bytes_held / 1e6))
+        connections.append(sessions)
+
+    # Longer than any read takes; the writer is killed when the read is done.
+    with lab.start("writer", "written", str(_WRITES_PER_SECOND), "3600") as writer:
+        assert writer.stdin is not None
+        writer.stdin.write(lab.url)
+        writer.stdin.close()
+        with watching(look):
+            sample = read_by_spark(lab, table, rows, **({} if slot is None else {"slot": slot}))
+        if writer.poll() is not None:
+            raise RuntimeError(f"the writer failed:\n{writer.communicate()[1][-3000:]}")
+    session.close()
+    # The least of two looks, so that a session that is about to end does not count beside its successor.
+    lasting = max(map(min, itertools.pairwise(connections)))
+    measures = {"held_at_end_mb": held[-1][1], "connections": float(lasting), **sample.measures}
+    return Sample(measures, {"MB of WAL held": tuple(held)})

@@ -45,45 +45,17 @@ def backlog(lab: Lab) -> Question:
     changes = _make_backlog(lab, lab.scale.changes)
     end = str(lab.value("SELECT pg_current_wal_lsn()"))
 
-    def ours(slot: str) -> Sample:
-        rows = _load(lab, slot, startFrom="slot")
-        return lab.meter.measure(lambda: _drained(lab, rows, changes))
-
-    def recvlogical(slot: str) -> Sample:
-        program = peers.find_program(RECVLOGICAL)
-        assert program is not None
-        where = ["--dbname", lab.server["dbname"], "--slot", slot, "--endpos", end, "--file", "/dev/null"]
-        options = ["--option", "proto_version=1", "--option", f"publication_names={_PUBLICATION}"]
-
-        def work() -> int:
-            lab.program([program, "--start", "--no-loop", *where, *options])
-            return changes
-
-        return lab.meter.measure(work)
-
-    def debezium(slot: str) -> Sample:
-        class_path = peers.debezium_class_path()
-        assert class_path is not None
-        server = lab.server
-        where = (server["host"], server["port"], server["user"], server["dbname"], slot, _PUBLICATION, str(changes))
-        source = Path(__file__).with_name("Drain.java")
-        found: dict[str, float] = {}
-
-        def work() -> int:
-            found.update(json.loads(lab.program([peers.java(), "-cp", class_path, source, *where]).splitlines()[-1]))
-            return changes
-
-        server_cpu_s = lab.meter.measure(work).measures["server_cpu_s"]
-        return Sample(timings(int(found["rows"]), found["wall_s"], found["client_cpu_s"], server_cpu_s))
+    def contender(name: str, drain: Callable[[str], Sample]) -> Contender:
+        return Contender(name, partial(_with_own_slot, lab, drain))
 
     return Question(
         "backlog",
         f"{changes:,} changes of the wide table that wait in a slot",
         [
-            Contender(OURS, partial(_with_own_slot, lab, ours)),
+            contender(OURS, partial(_drain_by_pgcdc, lab, changes)),
             peers.missing_program(RECVLOGICAL, RECVLOGICAL)
-            or Contender(RECVLOGICAL, partial(_with_own_slot, lab, recvlogical)),
-            peers.missing_debezium() or Contender(DEBEZIUM, partial(_with_own_slot, lab, debezium)),
+            or contender(RECVLOGICAL, partial(_drain_by_recvlogical, lab, changes, end)),
+            peers.missing_debezium() or contender(DEBEZIUM, partial(_drain_by_debezium, lab, changes)),
         ],
         ("rows_per_s", "wall_s", "client_cpu_s", "server_cpu_s"),
         [
@@ -96,6 +68,40 @@ def backlog(lab: Lab) -> Question:
         " read the same WAL. pgcdc writes typed rows to a no-op sink and is timed from start() to the query's end;"
         " pg_recvlogical writes to /dev/null; Debezium is timed from its first record to its last.",
     )
+
+
+def _drain_by_pgcdc(lab: Lab, changes: int, slot: str) -> Sample:
+    rows = _load(lab, slot, startFrom="slot")
+    return lab.meter.measure(lambda: _drained(lab, rows, changes))
+
+
+def _drain_by_recvlogical(lab: Lab, changes: int, end: str, slot: str) -> Sample:
+    program = peers.find_program(RECVLOGICAL)
+    assert program is not None
+    where = ["--dbname", lab.server["dbname"], "--slot", slot, "--endpos", end, "--file", "/dev/null"]
+    options = ["--option", "proto_version=1", "--option", f"publication_names={_PUBLICATION}"]
+
+    def work() -> int:
+        lab.program([program, "--start", "--no-loop", *where, *options])
+        return changes
+
+    return lab.meter.measure(work)
+
+
+def _drain_by_debezium(lab: Lab, changes: int, slot: str) -> Sample:
+    class_path = peers.debezium_class_path()
+    assert class_path is not None
+    server = lab.server
+    where = (server["host"], server["port"], server["user"], server["dbname"], slot, _PUBLICATION, str(changes))
+    source = Path(__file__).with_name("Drain.java")
+    found: dict[str, float] = {}
+
+    def work() -> int:
+        found.update(json.loads(lab.program([peers.java(), "-cp", class_path, source, *where]).splitlines()[-1]))
+        return changes
+
+    server_cpu_s = lab.meter.measure(work).measures["server_cpu_s"]
+    return Sample(timings(int(found["rows"]), found["wall_s"], found["client_cpu_s"], server_cpu_s))
 
 
 def _make_backlog(lab: Lab, changes: int) -> int:
