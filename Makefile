@@ -32,7 +32,8 @@ test: java unit integration
 unit: $(VENV)/.dev
 	$(BIN)/pytest -n $(JOBS) --dist loadfile tests
 
-# The accelerator's tests once more, with it compiled so that a byte read or written beside a buffer ends the run.
+# The accelerator's tests with the address and undefined-behaviour sanitizers: a byte read or written outside of a
+# buffer ends the run.
 sanitized: $(VENV)/.dev
 	@rm -rf $(VENV)/sanitized && mkdir $(VENV)/sanitized && cp -R pg_cdc_source $(VENV)/sanitized
 	cc -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -shared -fPIC \
@@ -51,7 +52,7 @@ matrix: java
 	.venv-$(lastword $(SPARKS))/bin/python integration/matrix.py $(SPARKS:%=.venv-%/bin/python); found=$$?; \
 	  .venv-$(lastword $(SPARKS))/bin/python tests/helpers/readme_tables.py && exit $$found
 
-# All of it takes about an hour and wants the machine for itself. ARGS='--quick', '--only snapshot', ...
+# Takes about an hour and needs the machine for itself. ARGS='--quick', '--only snapshot', ...
 bench: java $(VENV)/.bench
 	@$(BIN)/pg-cdc bench $(ARGS)
 
@@ -67,7 +68,7 @@ python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 	  echo "Python >= 3.10 is needed, but '$(PYTHON)' is $$($(PYTHON) -c 'import sys; print(sys.version.split()[0])' 2>/dev/null || echo not there). Set PYTHON=/path/to/python3." >&2; exit 1; }
 
-# Spark takes JAVA_HOME where it is set and looks no further, so neither does this.
+# Like Spark, use JAVA_HOME if it is set, and nothing else.
 java:
 	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
 	version=$$("$$java" -version 2>&1 | sed -n 's/.* version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -n 1); \
@@ -78,7 +79,7 @@ $(VENV)/.made: | python
 	@$(PYTHON) -m venv $(VENV) || { echo "'$(PYTHON) -m venv' failed; on Debian: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
-# build/ would carry modules that were deleted since into the wheel.
+# An old build/ would bring deleted modules into the wheel.
 $(VENV)/wheel/.built: $(SOURCES) $(VENV)/.made
 	@rm -rf build $(VENV)/wheel
 	@mkdir -p $(VENV)/wheel
@@ -86,7 +87,7 @@ $(VENV)/wheel/.built: $(SOURCES) $(VENV)/.made
 	@rm -rf build
 	@touch $@
 
-# The version stays the same while the sources change: only --force-reinstall takes the new wheel.
+# --force-reinstall, because the version stays the same while the sources change.
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/wheel/.built
 	$(PIP) install --force-reinstall --no-deps $(VENV)/wheel/*.whl
 	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$*]" $(if $(PYSPARK),pyspark==$(PYSPARK))

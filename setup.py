@@ -1,10 +1,10 @@
-"""What pyproject.toml cannot say in a settled form: the C accelerator, left out where it does not compile."""
+"""The C accelerator, which pyproject.toml has no settled way to declare. It is left out if it does not compile."""
 
 from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        # values/native.py loads it by ctypes: it holds nothing of Python's, so one build serves every version.
+        # values/native.py loads it with ctypes. It uses nothing of Python's API, so one build serves all versions.
         Extension(
             "pg_cdc_source.values._accelerator",
             ["pg_cdc_source/values/_accelerator.c"],

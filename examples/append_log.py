@@ -1,6 +1,6 @@
 """Keep every change of a schema's tables, as an append-only log in Parquet: python append_log.py URL SCHEMA TARGET
 
-Needs pg-cdc-source[spark]. Spark's file sink takes each batch once, whatever is replayed.
+Needs pg-cdc-source[spark]. Spark's file sink writes each batch once, even if it is replayed.
 """
 
 import sys
@@ -12,5 +12,5 @@ spark = SparkSession.builder.getOrCreate()
 options = {"url": url, "tables": f"{schema}.*", "slot": "append_log"}
 changes = spark.readStream.format("pgcdc").options(**options).load()
 log = changes.writeStream.format("parquet").partitionBy("_table").option("path", f"{target}/log")
-# Writes all there is and ends; the next run goes on from there. Without the trigger it goes on for ever.
+# Writes all changes up to now and ends; the next run continues from there. Without the trigger it never ends.
 log.option("checkpointLocation", f"{target}/checkpoint").trigger(availableNow=True).start().awaitTermination()

@@ -1,4 +1,7 @@
-"""Keep a Delta table equal to a PostgreSQL table: python stream_to_delta.py URL TABLE KEY[,KEY...] TARGET CHECKPOINT"""
+"""Keep a Delta table equal to a PostgreSQL table: python stream_to_delta.py URL TABLE KEY[,KEY...] TARGET CHECKPOINT
+
+Needs pg-cdc-source[spark] and deltalake.
+"""
 
 import sys
 
@@ -12,7 +15,7 @@ KEPT = """CASE WHEN array_contains(s._unchanged, '{0}') THEN t."{0}" ELSE s."{0}
 
 
 def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:
-    """Bring the Delta table to where the batch ends. The commit that does it says so: a replay finds it done."""
+    """Merge a batch into the Delta table. The commit records the batch, so that a replayed batch is skipped."""
     query = str(batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
     done = DeltaTable(path).transaction_version(query) if DeltaTable.is_deltatable(path) else None
     if done is not None and done >= batch_id:
@@ -23,7 +26,7 @@ def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:
     truncates = pc.equal(rows["_change_type"], "truncate")
     if pc.any(truncates).as_py():
         table.delete()
-    rows = rows.filter(pc.invert(truncates))  # builds it anew, too: deltalake cannot read Spark 4.0's empty lists
+    rows = rows.filter(pc.invert(truncates))  # and rebuilt, as deltalake cannot read Spark 4.0's empty lists
     on, mark = " AND ".join(f't."{key}" = s."{key}"' for key in keys), Transaction(query, batch_id)
     merge = table.merge(rows, on, "s", "t", commit_properties=CommitProperties(app_transactions=[mark]))
     merge = merge.when_matched_update({f'"{n}"': KEPT.format(n) for n in names}, "s._change_type <> 'delete'")
@@ -36,5 +39,5 @@ if __name__ == "__main__":
     spark = SparkSession.builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
     changes = spark.readStream.format("pgcdc").options(url=url, dbtable=name, slot="to_delta").load()
     writer = changes.writeStream.foreachBatch(lambda batch, number: apply(batch, number, target, keys.split(",")))
-    # Ends when all is applied, and the next run goes on there; without the trigger it goes on for ever.
+    # Applies all changes up to now and ends; the next run continues from there. Without the trigger it never ends.
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()

@@ -1,8 +1,9 @@
-"""Check Spark's Python processes: whether they find the formats, and run the Python and the package of this process.
+"""Check Spark's Python processes: whether they find the formats, and run the same Python and package as this process.
 
 Spark starts Python processes of its own. To plan, and to look formats up, it runs PYSPARK_DRIVER_PYTHON, else
-PYSPARK_PYTHON, else python3 from the PATH; for tasks PYSPARK_PYTHON, else python3. These are run here and asked. All
-findings are warnings at worst, because a cluster or a setting (spark.pyspark.python) may have other ones.
+PYSPARK_PYTHON, else python3 from the PATH. For tasks it runs PYSPARK_PYTHON, else python3. The checks run the same
+commands and ask what they find. The findings are warnings at worst, because a cluster, or the setting
+spark.pyspark.python, may choose another Python.
 """
 
 from __future__ import annotations
@@ -122,9 +123,11 @@ def _probe(command: str) -> _Probed:
             )
             messages = result.stderr.strip()
             return _Probed(command=command, messages=messages, **json.loads(result.stdout.splitlines()[-1]))
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except OSError as error:
             problem = str(error)
-        except (IndexError, ValueError):
+        except subprocess.TimeoutExpired:
+            problem = f"no answer within {_PROBE_SECONDS} s"
+        except (IndexError, TypeError, ValueError):
             problem = messages.splitlines()[-1] if messages else f"no answer, exit status {result.returncode}"
     raise DefiniteError(f"{command} does not run as a Python here: {problem}", remedy=_choose_this_python(command))
 
