@@ -25,7 +25,7 @@ from watch import open_transactions, session_names, wait_until
 from pg_cdc_source import OpenSnapshot, open_snapshot, project
 from pg_cdc_source.errors import AccessError, DefiniteError, OptionError, SchemaChangedError, ServerSetupError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
-from pg_cdc_source.snapshot import reader
+from pg_cdc_source.snapshot import reading_session
 from pg_cdc_source.snapshot.handover import Handover
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
@@ -573,7 +573,7 @@ def test_a_session_that_goes_on_with_another_partition_looks_at_it_first(
     changed: str, pg: Session, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It waits for the next range however long that takes.
-    monkeypatch.setattr(reader, "HANDOVER", Handover(60.0))
+    monkeypatch.setattr(reading_session, "HANDOVER", Handover(60.0))
     run(pg, "CREATE TABLE t (id int) PARTITION BY RANGE (id)",
         "CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
         "CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20)", "INSERT INTO t VALUES (1), (11)")  # fmt: skip

@@ -1,6 +1,7 @@
 """The board: how tasks and the keeper find each other in PostgreSQL.
 
-Every session says in its ``application_name`` what it is, and ``pg_stat_activity`` is the board they read::
+This module holds the names on it, what a task asks the keeper for (``Request``), and how a task finds its snapshot.
+Every session says in its ``application_name`` what it is, and ``pg_stat_activity`` is the board that all read::
 
     pgsnapshot:<keeper>                        the keeper itself, waiting for notifications
     pgsnapshot:<keeper>:<execution>?<oid>      a task that reads the relation <oid> in <execution>
@@ -112,8 +113,8 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
     answer_seconds = ANSWER_SECONDS + request.spec.slot_timeout_seconds
     for _ in Backoff(0.005, growth=1.2, longest_seconds=0.25, within_seconds=answer_seconds).polls():
         if time.monotonic() >= next_ring:
-            # Also where there is a snapshot, which lives on from its last reader; and more than once, because a keeper
-            # whose session was just lost does not hear it.
+            # Also where the snapshot exists, because a request keeps it from being released. And more than once,
+            # because a keeper whose session was just lost does not hear it.
             _ring(session, keeper, request)
             next_ring = time.monotonic() + RING_SECONDS
         keeper_runs, snapshot = _look(session, keeper, request)
@@ -134,7 +135,7 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
     own_name = keeper_name(keeper)
     rows = _read_board(session, keeper, request)
     if any(query == _HIDDEN for _, query, _, _ in rows):
-        # ALTER ROLE ... SET role gives sessions a role that may not see what they themselves do.
+        # ALTER ROLE ... SET role gives sessions a role that may not see their own queries.
         with translated("looking for the snapshot"), session.cursor() as cursor:
             cursor.execute("SET ROLE NONE")
             try:
@@ -152,7 +153,7 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
     return any(row[0] == own_name for row in rows), Snapshot(tuple(ids), lsn) if ids else None
 
 
-# What pg_stat_activity shows of a query to those who may not see it.
+# What pg_stat_activity shows in place of a query that the role may not see.
 _HIDDEN = "<insufficient privilege>"
 
 

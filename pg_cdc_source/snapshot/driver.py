@@ -1,4 +1,8 @@
-"""Tell processes apart, and find the one of Spark's driver."""
+"""Find the process of Spark's driver, and tell whether a process still runs.
+
+Planning runs in a Python worker that the driver's JVM has forked. What has to end with the driver, as the keeper does,
+holds the JVM's ``Process`` and asks it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from pg_cdc_source.errors import DefiniteError
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, told apart from a later one with the same pid by when it started."""
+    """A process. When it started tells it from a later one with the same pid."""
 
     pid: int
     started: str
@@ -23,7 +27,7 @@ class Process:
 
 
 def _find_process(pid: int) -> tuple[Process, int, str] | None:
-    """(process, parent's pid, name of its program) of a process that runs; zombies have ended."""
+    """(process, parent's pid, program's name) of a pid; None for a process that has ended, as a zombie has."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

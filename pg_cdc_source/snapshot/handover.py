@@ -1,9 +1,10 @@
 """Hand a task's session on to the next task of the same worker.
 
-Spark's Python workers run the tasks of a scan one after the other. To connect, to import the snapshot and to look
-whether the relation is what was planned costs as much as reading some ten thousand rows, most of it on the server, and
-far more with TLS. So a task that has read its range leaves its session, in its transaction, to the next one. Nothing
-tells a worker that there is no next one: what nobody takes within half a second is closed.
+Spark's Python workers run the tasks of a scan one after the other. Connecting, importing the snapshot and checking that
+the relation is what was planned costs as much as reading some ten thousand rows, most of it on the server, and far more
+with TLS. So a task that has read its range leaves its session, in its transaction, to the next task. This module holds
+that one session of the process. Nothing tells a worker that it will get no more tasks: a session that no task takes
+within half a second is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pg_cdc_source.snapshot.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """All that a reader's transaction depends on: only a task of the same scan in the same execution may go on."""
+    """All that a reader's transaction depends on: only a task of the same scan in the same execution may take it."""
 
     plan: Plan
     source: Source
@@ -47,7 +48,7 @@ class _Left:
 
 
 class Handover:
-    """Where a task leaves its session, one at most, for up to ``linger_seconds``. Any thread may use it."""
+    """Holds the session that a task has left, one at most, for up to ``linger_seconds``. Any thread may use it."""
 
     def __init__(self, linger_seconds: float) -> None:
         self._linger_seconds = linger_seconds
@@ -56,7 +57,7 @@ class Handover:
         self._watched = False  # a thread looks after what is left
 
     def leave(self, purpose: Purpose, reading: Reading) -> None:
-        """Leave a session to the next task of this process, in place of one that was left before."""
+        """Leave a session to the next task of this process. One that was left before is closed."""
         left = _Left(purpose, reading, time.monotonic() + self._linger_seconds)
         with self._lock:
             before, self._left = self._left, left
@@ -78,7 +79,7 @@ class Handover:
         return None
 
     def _watch(self) -> None:
-        """Close what nobody takes. To start a thread for each task would cost a tenth of what a small one takes."""
+        """Close the session that no task takes. Starting a thread for each task would cost a tenth of a small task."""
         while True:
             with self._lock:
                 left = self._left
@@ -91,6 +92,6 @@ class Handover:
             left.reading.session.close()
 
 
-# Between two tasks of one stage a worker waits a few milliseconds for the driver, on a busy one some hundred. As long
-# does DDL on the table wait, and VACUUM for the snapshot, after the last task.
+# Between two tasks of one stage a worker waits a few milliseconds for the driver, on a busy driver some hundred. DDL on
+# the table waits as long after the last task, and so does VACUUM for the snapshot.
 HANDOVER = Handover(linger_seconds=0.5)

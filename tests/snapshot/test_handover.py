@@ -12,7 +12,7 @@ from pg_cdc_source.snapshot.handover import Handover, Purpose, Reading
 
 
 class OpenSession:
-    """What there is of a session here."""
+    """Stands for a session."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -40,7 +40,7 @@ def wait_until(look: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def handover() -> Handover:
-    """Where nothing is closed within any test."""
+    """One that closes nothing within any test."""
     return Handover(60.0)
 
 
@@ -68,14 +68,14 @@ def test_one_session_is_left_at_most(handover: Handover) -> None:
     assert cast(Any, reading.session) is second
 
 
-def test_what_nobody_takes_is_closed() -> None:
+def test_a_session_that_no_task_takes_is_closed() -> None:
     handover = Handover(0.01)
     session = left(handover, "1")
     wait_until(lambda: session.closed > 0)
     assert handover.take(purpose("1")) is None
 
 
-def test_what_was_taken_stays_open() -> None:
+def test_a_session_that_was_taken_stays_open() -> None:
     # Long enough that it is not over before the session is taken.
     handover = Handover(1.0)
     session = left(handover, "1")
