@@ -144,10 +144,12 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
                 cursor.execute("RESET ROLE")
     ids = []
     lsn = None
-    for name, query, started_at, lock_key in rows:
+    for name, query, since, lock_key in rows:
+        if name == own_name or (request.is_stage and since is not None and since < request.planned_at):
+            continue
         if name == mark_name(keeper, request.execution):
             raise error_in(query)
-        if name != own_name and not (request.is_stage and (started_at is None or started_at < request.planned_at)):
+        if since is not None or not request.is_stage:
             ids.append(name.rsplit(":", 1)[1])
             lsn = None if lock_key is None else Lsn(lock_key)
     return any(row[0] == own_name for row in rows), Snapshot(tuple(ids), lsn) if ids else None
@@ -158,12 +160,12 @@ _HIDDEN = "<insufficient privilege>"
 
 
 def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[str, str, float | None, int | None]]:
-    """Keeper, holders and mark: name, query, when its transaction began, the key of its shared advisory lock."""
+    """Keeper, holders and mark: name, query, since when it is there, the key of its shared advisory lock."""
     own_name = keeper_name(keeper)
     with translated("looking for the snapshot"), session.cursor() as cursor:
         cursor.execute(
             """
-            SELECT a.application_name, a.query, extract(epoch FROM a.xact_start)::float8, (
+            SELECT a.application_name, a.query, extract(epoch FROM coalesce(a.xact_start, a.backend_start))::float8, (
                 SELECT (l.classid::bigint << 32) | l.objid::bigint
                 FROM pg_catalog.pg_locks AS l
                 WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.mode = 'ShareLock'

@@ -51,6 +51,14 @@ class Execution:
         return None if self.busy else self.held
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An execution that has no snapshot any more."""
+
+    why: PgCdcError
+    asked_at: float  # epoch seconds, the server's clock
+
+
 class Executions:
     """The executions of one keeper, by their keys, and why others have no snapshot any more."""
 
@@ -60,7 +68,7 @@ class Executions:
         self._marks = marks
         self._workers = workers
         self._running: dict[str, Execution] = {}
-        self._ended: dict[str, PgCdcError] = {}  # oldest first
+        self._ended: dict[str, Ended] = {}  # oldest first
         self.made_some = False  # since it was set to False
 
     def __len__(self) -> int:
@@ -92,25 +100,34 @@ class Executions:
         execution = self._running[request.execution] = Execution(request, asked_at, time.monotonic())
         self._submit(execution, self._make)
 
-    def end(self, key: str, why: PgCdcError) -> None:
+    def end(self, execution: Execution, why: PgCdcError) -> None:
         """End an execution's snapshot for good; ``why`` is what later requests for it are told."""
-        self.forget(key)
-        self._ended[key] = why
+        if execution.held:
+            execution.held.close()
+        if self._running.get(execution.key, execution) is not execution:
+            return  # it has ended before, and another one has its key
+        self._running.pop(execution.key, None)
+        self._ended[execution.key] = Ended(why, execution.asked_at)
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
-    def forget(self, key: str) -> None:
-        """Let go of an execution's snapshot, or of why it has none, so that another execution may have its key."""
-        self._ended.pop(key, None)
-        execution = self._running.pop(key, None)
-        if execution is not None and execution.held:
-            execution.held.close()
+    def forget_older(self, key: str, planned_at: float) -> None:
+        """Forget an execution that was asked for before ``planned_at``, so that another one may have its key."""
+        execution = self._running.get(key)
+        if execution is not None and execution.asked_at < planned_at and not execution.busy:
+            del self._running[key]
+            if execution.held:
+                execution.held.close()
+        ended = self._ended.get(key)
+        if ended is not None and ended.asked_at < planned_at:
+            del self._ended[key]
+            self._marks.take_away(key)
 
     def tell_why_ended(self, key: str) -> bool:
         """Show readers why the execution has ended; False where it has not."""
         if key not in self._ended:
             return False
-        self._marks.show(key, self._ended[key])
+        self._marks.show(key, self._ended[key].why)
         return True
 
     # --- work for threads ---------------------------------------------------------------------------------------------
@@ -140,7 +157,7 @@ class Executions:
 
     def _failing(self, execution: Execution, why: PgCdcError) -> Finish:
         def fail() -> None:
-            self.end(execution.key, why)
+            self.end(execution, why)
             self.tell_why_ended(execution.key)
 
         return fail
@@ -176,7 +193,7 @@ class Executions:
                 held.holders.remove((session, snapshot_id))
             if not held.holders:
                 self.end(
-                    execution.key,
+                    execution,
                     SnapshotLostError(
                         "the snapshot of this action has ended, because PostgreSQL ended all sessions that held it",
                         remedy="run the action again: it takes a new snapshot",

@@ -45,12 +45,16 @@ class Marks:
                 cursor.execute(REASON_QUERY, (to_reason(why), mark_name(self._keeper, execution)))
         self._shown[execution] = (session, time.monotonic())
 
+    def take_away(self, execution: str) -> None:
+        if execution in self._shown:
+            session, _ = self._shown.pop(execution)
+            session.close()
+
     def end_old(self, now: float) -> None:
         """Take away the marks that nobody has asked for in the last minute."""
-        for execution, (session, asked) in list(self._shown.items()):
+        for execution, (_, asked) in list(self._shown.items()):
             if now - asked > _SECONDS:
-                session.close()
-                del self._shown[execution]
+                self.take_away(execution)
 
     def close(self) -> None:
         for session, _ in self._shown.values():

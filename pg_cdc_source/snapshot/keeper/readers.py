@@ -75,10 +75,10 @@ def _release(executions: Executions, kept: int, now: float) -> None:
     for execution in executions.all():
         idle_seconds = execution.request.snapshot_idle_seconds
         if execution.holding and now - execution.last_reader > idle_seconds:
-            executions.end(execution.key, _idle_error(idle_seconds))
+            executions.end(execution, _idle_error(idle_seconds))
     idle = [execution for execution in executions.all() if execution.holding and execution.last_reader < now]
     for execution in longest_idle(idle, kept):
-        executions.end(execution.key, _surplus_error(kept))
+        executions.end(execution, _surplus_error(kept))
 
 
 def longest_idle(idle: list[Execution], kept: int) -> list[Execution]:

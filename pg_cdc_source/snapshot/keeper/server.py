@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import select
 import threading
 import time
@@ -120,11 +121,11 @@ class Keeper:
     def _accept(self, board: Session, request: Request) -> None:
         key = request.execution
         self._last_request = now = time.monotonic()
+        if request.is_stage:
+            # What is older than the plan belongs to a stage with the same number, of an earlier SparkContext. On a
+            # standby nothing tells when the task that asks was planned.
+            self._executions.forget_older(key, math.inf if self._standby else request.planned_at)
         known = self._executions.get(key)
-        if request.is_stage and (known is None or (known.asked_at < request.planned_at and not known.busy)):
-            # What is known of this stage belongs to one with the same number, of an earlier SparkContext.
-            self._executions.forget(key)
-            known = None
         if known is not None:
             known.last_reader = now
         if self._executions.tell_why_ended(key):
@@ -133,7 +134,7 @@ class Keeper:
             self._executions.begin(request, _server_clock(board))
         elif request.spec.slot and request.spec.slot != known.request.spec.slot:
             self._executions.end(
-                key,
+                known,
                 DefiniteError(
                     f"slot {request.spec.slot} was asked for after another scan of the same action had taken its "
                     "snapshot",
