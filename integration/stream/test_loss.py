@@ -340,10 +340,10 @@ def test_a_query_ends_with_one_clear_error(spark: SparkSession, tmp_path: Path, 
         run(pg, "INSERT INTO t VALUES (2, 'b')")
         query.take(2)
         while_lost(pg, "SELECT pg_drop_replication_slot('s')")
-        query.refusal("SlotLostError: slot s does not exist any more", "new checkpoint location")
+        query.refusal("SlotLostError: [SLOT_LOST] slot s does not exist any more", "new checkpoint location")
         # So it does each time it is started.
         query.start()
-        query.refusal("SlotLostError: slot s does not exist any more")
+        query.refusal("SlotLostError: [SLOT_LOST] slot s does not exist any more")
         assert run(pg, f"SELECT count(*) {THERE}") == [(0,)]
 
 
@@ -352,7 +352,7 @@ def test_a_query_says_whom_its_slot_waits_for(spark: SparkSession, tmp_path: Pat
         cursor.execute("BEGIN; INSERT INTO t VALUES (9, 'z')")
         with querying(spark, tmp_path, pg, db, dbtable="t", slotTimeout="1s") as query:
             query.start()
-            query.refusal("TransientError: slot s found no consistent point within 1 s", "pid ")
+            query.refusal("TransientError: [TRANSIENT] slot s found no consistent point within 1 s", "pid ")
             cursor.execute("ROLLBACK")
             query.options["slotTimeout"] = "60s"
             query.start()
