@@ -1,4 +1,4 @@
-"""Publications are made, taken as they are, or refused; every refusal says what to run, and running it helps."""
+"""Publications are created, taken as they are, or refused. Every refusal says what to run, and running it helps."""
 
 from __future__ import annotations
 

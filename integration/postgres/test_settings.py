@@ -1,4 +1,4 @@
-"""Encodings, collations, and settings of role and database: rows of snapshot and stream stay what they are.
+"""Encodings, collations, and settings of role and database do not change the rows of snapshot and stream.
 
 A stream's first batch reads its table as ``pgsnapshot`` does, so that one stream shows both.
 """

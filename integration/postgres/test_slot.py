@@ -1,4 +1,4 @@
-"""What a stream's slot is, and what keeps a stream from using it; every refusal says what to do."""
+"""What a slot must be for a stream, and what prevents a stream from using it. Every refusal says what to do."""
 
 from __future__ import annotations
 

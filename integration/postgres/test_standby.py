@@ -1,4 +1,4 @@
-"""Hot standbys: read from, streamed from, and promoted under a stream."""
+"""Hot standbys: reading from them, streaming from them, and promoting one under a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS, certificates and passwords: how a connection is let in, and what is said where it is not."""
+"""TLS, certificates and passwords: how a connection is accepted, and what the error says where it is not."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ def stream_tables(session: Session, options: StreamOptions, publication: Publica
 
 
 def find_table(session: Session, name: QualifiedName) -> Relation:
+    """The table of this name. Raises OptionError for one that cannot be streamed."""
     relation = find_relation(session, name)
     for tree in read_trees(session, [relation]).values():
         refuse_unstreamable(tree)
@@ -52,7 +53,7 @@ def find_table(session: Session, name: QualifiedName) -> Relation:
 
 
 def _matches(session: Session, publication: Publication, pattern: TablePattern) -> list[Relation]:
-    """The published tables of a schema, and partitions that are published by themselves of the tables there."""
+    """The published tables of a schema, and those partitions of its tables that are published by themselves."""
     relations = [table.relation for table in publication.tables]
     above = read_ancestors(session, [relation.oid for relation in relations]) if pattern.schema is not None else {}
     matches = [
@@ -81,7 +82,7 @@ def _published_as(session: Session, publication: Publication, relation: Relation
 
 
 def _lacking(session: Session, published: set[int], relation: Relation) -> list[Relation]:
-    """The tables with rows of a relation, itself or leaf partitions, that are published under no name."""
+    """The tables that hold rows of a relation (itself or leaf partitions) and are published under no name."""
     stored = [node.relation for node in read_trees(session, [relation])[relation.oid] if node.relation.kind == "r"]
     above = read_ancestors(session, [leaf.oid for leaf in stored])
     return [
@@ -92,7 +93,7 @@ def _lacking(session: Session, published: set[int], relation: Relation) -> list[
 
 
 def _not_published(session: Session, publication: Publication, relation: Relation, *, whole: bool) -> PgCdcError:
-    """The error for a table that is not published under its own name, or with ``whole`` False by all its partitions."""
+    """The error for a table that is not published under its own name, nor, with ``whole`` False, by its partitions."""
     published = {table.relation.oid for table in publication.tables}
     what = f"publication {quoted(publication.name)}"
     alter = f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string(session)}"

@@ -1,4 +1,4 @@
-"""Marks of a publication, which checkpoints keep, and what became of a publication between two of them."""
+"""Marks of a publication, which checkpoints keep, and what happened to a publication between two of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pg_cdc_source.postgres.server_errors import translated
 
 
 def mark_of(publication: Publication, oids: Collection[int]) -> str:
-    """What tells a publication from a later one of the same name, and what it sends of these tables.
+    """The mark that tells a publication from a later one of the same name, and says what it sends of these tables.
 
     It is kept in checkpoints: ``16390 iudt 16384:16391 16387:16392+16394rc`` is the oid, a letter for each kind of
     change (insert, update, delete, truncate), and for each table its entries, r for a row filter, c for a column list,
-    @ and the transaction of ``PublishedTable.attached``. An entry stays when names change, and is another one when
-    filter or list are (pg_publication_rel).
+    @ and the transaction of ``PublishedTable.attached``. A table keeps its entry when names change, and gets another
+    one with another filter or list (pg_publication_rel).
     """
     kinds = {"i": publication.inserts, "u": publication.updates, "d": publication.deletes, "t": publication.truncates}
     listed = [
@@ -33,9 +33,9 @@ def mark_of(publication: Publication, oids: Collection[int]) -> str:
 
 
 def find_change(mark: str, now: str, names: Mapping[int, str]) -> str:
-    """In words what became of a publication between two marks; empty where it sends all that it did.
+    """Say what happened to a publication between two marks; empty where it still sends everything that it did.
 
-    ``names`` are those of the stream's tables by oid. A table that only one of the marks has is passed over.
+    ``names`` are those of the stream's tables by oid. A table that only one of the marks has is ignored.
     """
     (oid, sent, *listed), (oid_now, sent_now, *listed_now) = (f"{text} ".split(" ") for text in (mark, now))
     if oid != oid_now:
@@ -53,7 +53,7 @@ def find_change(mark: str, now: str, names: Mapping[int, str]) -> str:
         if entries.isdisjoint(entries_now):
             otherwise = ", or given another row filter or column list" if flags else ""
             return f"has {names[table]} anew: it was dropped from it and added again{otherwise}"
-        # Transactions are numbered in a circle. An older one is what is left when the newest partition is detached.
+        # Transaction ids wrap around. An older one remains when the newest partition is detached.
         if attached_now and (not attached or 0 < (attached_now - attached) % 2**32 < 2**31):
             return (
                 f"has a partition that was attached to {names[table]} while it has another layout or the publication "
@@ -72,7 +72,7 @@ def _parsed_entries(listed: Sequence[str]) -> Iterator[tuple[int, tuple[set[str]
 
 
 def find_lost(session: Session, name: str, mark: str, names: Mapping[int, str]) -> str:
-    """In words what became of a publication by which a stream reads tables (names by oid); empty where nothing."""
+    """Say what a publication no longer sends of a stream's tables (names by oid); empty where it sends everything."""
     publication = read_publication(session, name)
     if publication is None:
         return "was dropped"

@@ -76,7 +76,7 @@ def read_identities(session: Session, oids: Sequence[int]) -> dict[int, ReplicaI
 
 
 def without_identity(session: Session, relations: Sequence[Relation]) -> tuple[str, str]:
-    """In words the tables and partitions without a usable identity, and the SQL that gives them one; empty if none."""
+    """Name the tables and partitions without a usable identity, and the SQL that gives them one; empty if none."""
     trees = read_trees(session, relations)
     stored = [node.relation for tree in trees.values() for node in tree if node.relation.kind == "r"]
     identities = read_identities(session, [relation.oid for relation in stored])

@@ -21,9 +21,9 @@ GENERATED_VERSION = 180000
 class PublishedTable:
     """A table under the name that its changes have; ``columns`` None means all, ``row_filter`` is SQL.
 
-    ``entries`` are the oids by which the catalog lists it, its schema or its root; none where all tables are published.
-    ``attached`` is the transaction by which it last got a partition that the server may not notice, 0 if there is none;
-    None where the server notices every one.
+    ``entries`` are the oids of the catalog's rows that list it, its schema or its root; none where all tables are
+    published. ``attached`` is the transaction that last attached a partition which the server may not have noticed, 0
+    if there is none; None where the server notices every one (see ``before_15``).
     """
 
     relation: Relation

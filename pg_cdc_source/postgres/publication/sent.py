@@ -85,7 +85,7 @@ def _named(identity: ReplicaIdentity) -> str:
 
 
 def read_unpublished(session: Session, name: str, relation: Relation) -> tuple[str, ...]:
-    """Names of a table's columns that a publication does not send, or would not if there were one."""
+    """Names of a table's columns that a publication does not send; of a missing one, that it would not send."""
     return _unpublished_columns(session, read_publication(session, name), [relation])[relation.oid]
 
 
@@ -100,7 +100,7 @@ ORDER BY attrelid, attnum
 def _unpublished_columns(
     session: Session, publication: Publication | None, relations: Sequence[Relation]
 ) -> dict[int, tuple[str, ...]]:
-    """Names of columns that are not sent, or would not be, by the table's oid."""
+    """As ``read_unpublished``, of several tables by their oids."""
     lists = {} if publication is None else {table.relation.oid: table.columns for table in publication.tables}
     # A missing publication will be created to send them.
     stored_are_sent = session.server_version >= GENERATED_VERSION if publication is None else publication.generated
