@@ -23,6 +23,7 @@ from pg_cdc_source.protocol.layout import (
 )
 from pg_cdc_source.values.arrow import from_numpy, from_texts, null, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints
+from pg_cdc_source.values.registry import Codec
 
 
 def change_columns(
@@ -58,9 +59,9 @@ def lists_of_names(names: Sequence[str], flags: Sequence[Flags]) -> pa.Array:
     return pa.Array.from_buffers(UNCHANGED_TYPE, len(by_row), [None, pa.py_buffer(offsets)], children=children)
 
 
-def envelope_columns(table: StreamedTable) -> list[EnvelopeColumn]:
-    """Return how the table's columns stand in JSON."""
-    return [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in table.codecs]
+def envelope_columns(codecs: Sequence[Codec]) -> list[EnvelopeColumn]:
+    """Return what the columns are in JSON."""
+    return [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in codecs]
 
 
 def envelope_rows(
@@ -78,7 +79,7 @@ def envelope_rows(
     ``deleted``, they only give its key, and it has no ``after``.
     """
     n = len(changes[0])
-    columns = envelope_columns(table)
+    columns = envelope_columns(table.codecs)
     after = json_objects(columns, texts, absent) if columns else from_texts(["{}"] * n)
     if deleted is not None:
         after = pc.if_else(from_numpy(deleted), null(pa.string()), after)

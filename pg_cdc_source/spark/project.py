@@ -17,9 +17,10 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.declared import OPTIONS
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
-from pg_cdc_source.protocol.envelope import EnvelopeColumn, columns_from_json
+from pg_cdc_source.protocol.envelope import columns_from_json
 from pg_cdc_source.protocol.layout import BEFORE, CHANGE_FIELDS, typed_schema
 from pg_cdc_source.protocol.refused import RefusedValueError, accept
+from pg_cdc_source.protocol.stream_rows import envelope_columns
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.spark.copies import Sealed
 from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns, short_errors, spark_schema
@@ -116,8 +117,8 @@ class _Projection(Sealed):
 
     def _decode(self, batch: pa.RecordBatch, objects: str) -> tuple[list[pa.Array], list[pa.BooleanArray]]:
         """Return the columns' values, and for each column which rows have it."""
-        columns = [EnvelopeColumn(codec.column.name, codec.column.type_oid) for codec in self.codecs]
-        texts, present = zip(*columns_from_json(batch.column(objects).cast(pa.string()), columns), strict=True)
+        columns = columns_from_json(batch.column(objects).cast(pa.string()), envelope_columns(self.codecs))
+        texts, present = zip(*columns, strict=True)
         return [self._values(batch, codec, text) for codec, text in zip(self.codecs, texts, strict=True)], list(present)
 
     def _with_absent(
