@@ -292,8 +292,8 @@ def _earlier(index: int) -> Column:
     return F.col(f"e{index}")
 
 
-def _last_rows(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
-    """Complete the last row of each key from its own key's rows; keep deletes as well, for keys that changed."""
+def _with_history(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
+    """Add to each row what the rows before it with the same key say: ``e…``, ``begun``, ``last``, ``previous``."""
     kind, lsn, seq, names = (batch[name] for name in ("_change_type", "_commit_lsn", "_seq", "_unchanged"))
     by_key = Window.partitionBy(*batch.key_columns).orderBy(lsn, seq)
     before = by_key.rowsBetween(Window.unboundedPreceding, -1)
@@ -309,7 +309,7 @@ def _last_rows(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
 
     fingerprint = F.struct(lsn.alias("lsn"), seq.alias("seq"), F.xxhash64(kind, *batch.hashable).alias("hash"))
     begun = F.struct(kind.alias("kind"), lsn.alias("lsn"), F.col(_PAIR))
-    rows = rows.select(
+    return rows.select(
         "*",
         *(said(i).alias(f"e{i}") for i in found.listed),
         F.last(F.when(begins, begun), ignorenulls=True).over(until).alias(_BEGUN),
@@ -317,6 +317,12 @@ def _last_rows(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
         fingerprint.alias("this"),
         F.lag(fingerprint).over(by_key).alias("previous"),
     )
+
+
+def _last_rows(batch: _Batch, rows: DataFrame, found: _Found) -> DataFrame:
+    """Complete the last row of each key from its own key's rows; keep deletes as well, for keys that changed."""
+    kind, names = batch["_change_type"], batch["_unchanged"]
+    rows = _with_history(batch, rows, found)
     this, previous = F.col("this"), F.col("previous")
     again = F.coalesce((previous["lsn"] == this["lsn"]) & (previous["seq"] == this["seq"]), F.lit(False))
     rows = _failing(
