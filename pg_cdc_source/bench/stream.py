@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-import psycopg2
 from pyspark.sql import DataFrame, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -21,6 +20,8 @@ from pg_cdc_source.bench.datasets import WIDE
 from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.meter import Peak, timings, watching
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
+from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.slot_creation import drop_slot
 
 OURS = "pgcdc"
 RECVLOGICAL = "pg_recvlogical"
@@ -140,16 +141,9 @@ def _with_own_slot(lab: Lab, run: Callable[[str], Sample]) -> Sample:
 
 
 def _drop_slot(lab: Lab, slot: str) -> None:
-    deadline = time.monotonic() + _DROP_SECONDS
-    while True:
-        try:
-            lab.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-            return
-        except psycopg2.errors.ObjectInUse:
-            # The server has not noticed yet that the reader is gone.
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    # For a moment the server has not noticed yet that the reader is gone.
+    backoff = Backoff(0.05, longest_seconds=1, within_seconds=_DROP_SECONDS)
+    backoff.retrying(lambda: drop_slot(lab.admin, slot))
 
 
 def _load(lab: Lab, slot: str, **options: str) -> DataFrame:
@@ -245,13 +239,12 @@ def _started(lab: Lab, rows: DataFrame, take: Callable[[DataFrame, int], None], 
 
 
 def _until(done: Callable[[], bool], query: StreamingQuery, seconds: float = 600.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
+    for _ in Backoff(0.05, growth=1, within_seconds=seconds).polls():
+        if done():
+            return
         if (error := query.exception()) is not None:
             raise error
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the query did not bring its rows within {seconds:.0f} s")
-        time.sleep(0.05)
+    raise RuntimeError(f"the query did not bring its rows within {seconds:.0f} s")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

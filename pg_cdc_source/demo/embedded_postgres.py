@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import secrets
@@ -10,7 +11,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 import psycopg2
 
 from pg_cdc_source.errors import ServerSetupError
+from pg_cdc_source.postgres.backoff import Backoff
 
 _START_SECONDS = 60
 _STOP_SECONDS = 10
@@ -174,13 +175,11 @@ def _child(command: Sequence[str], home: Path, log: Path, account: str | None) -
 
 
 def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
+    for _ in Backoff(0.05, growth=1, within_seconds=_START_SECONDS).polls():
+        if server.poll() is not None:
+            return False
+        with contextlib.suppress(psycopg2.OperationalError):
             psycopg2.connect(url, connect_timeout=2).close()
-        except psycopg2.OperationalError:
-            time.sleep(0.05)
-        else:
             return True
     return False
 

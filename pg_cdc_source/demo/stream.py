@@ -24,6 +24,8 @@ from pg_cdc_source.demo.comparison import broken_rules, contents_of_copy, read_s
 from pg_cdc_source.demo.delta_copy import DeltaCopy, Progress
 from pg_cdc_source.demo.shop import TABLES, Opened, Orders, orders_coming_in
 from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.slot_creation import drop_slot
 
 _SLOT = "demo"
 _LOOK_SECONDS = 1
@@ -144,17 +146,9 @@ def _look(session: Session, query: StreamingQuery, progress: Progress) -> _Sampl
 
 def _drop_slot(session: Session) -> None:
     """Drop slot and publication, which a query keeps for its next run: there is none."""
-    deadline = time.monotonic() + _DROP_SECONDS
+    # For a moment the server has not noticed yet that the query is gone.
+    Backoff(0.1, longest_seconds=1, within_seconds=_DROP_SECONDS).retrying(lambda: drop_slot(session, _SLOT))
     with session.cursor() as cursor:
-        while True:
-            try:
-                cursor.execute("SELECT pg_drop_replication_slot(%s)", (_SLOT,))
-                break
-            except psycopg2.errors.ObjectInUse:
-                # The server has not noticed yet that the query is gone.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
         cursor.execute(f"DROP PUBLICATION {_SLOT}")
 
 
