@@ -30,7 +30,8 @@ from pg_cdc_source.snapshot.scan import Plan, ScanRange
 from pg_cdc_source.snapshot.source import GivenSnapshot
 from pg_cdc_source.stream.buffer import Match
 from pg_cdc_source.stream.chunks import Chunk
-from pg_cdc_source.stream.rewind import Rewound, rewind
+from pg_cdc_source.stream.rewind import rewind
+from pg_cdc_source.stream.rewound import Rewound
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import StreamPlan, session_name

@@ -6,7 +6,7 @@ events can be tried.
 
 from __future__ import annotations
 
-import contextlib
+import select
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -156,7 +156,7 @@ class Session:
         self.server.confirmed.append(int(flushed))
 
     def wait(self, wake: socket.socket, seconds: float) -> None:
-        with contextlib.suppress(BlockingIOError):
+        if select.select([wake], [], [], 0)[0]:
             wake.recv(100)
 
     def close(self) -> None:

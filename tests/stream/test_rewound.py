@@ -1,0 +1,211 @@
+"""Turning tables back: what is left out of the later rows and what is added make the earlier ones."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.protocol.layout import BEFORE, Layout, StreamedTable
+from pg_cdc_source.stream.chunks import from_ipc
+from pg_cdc_source.stream.rewound import Images, Rewound, turn_back
+from pg_cdc_source.values.registry import CatalogType, Column, plan
+
+pytestmark = pytest.mark.usefixtures("accelerated")
+
+LAYOUT = Layout(envelope=False, before_image=False, unrepresentable="error", on_truncate="emit")
+WITH_IMAGES = Layout(envelope=False, before_image=True, unrepresentable="error", on_truncate="emit")
+ORIGIN = Lsn(1000)
+
+# `old` and `row` are names like others. The key is not what comes first.
+COLUMNS = (("old", 25), ("id", 23), ("row", 701))
+Row = tuple[str | None, int, float | None]
+
+
+def table(key: Sequence[str], columns: Sequence[tuple[str, int]] = COLUMNS) -> StreamedTable:
+    arrays = {1007: CatalogType(1007, element=CatalogType(23), element_oid=23)}
+    planned = [
+        Column(name, i + 1, arrays.get(oid, CatalogType(oid)), name, False) for i, (name, oid) in enumerate(columns)
+    ]
+    codecs = tuple(plan(column, as_string=False, numeric_as=NumericAs("string")) for column in planned)
+    return StreamedTable(1, "public.t", codecs, tuple((oid, -1) for _, oid in columns), tuple(key), "f")
+
+
+KEYED, KEYLESS = table(["id"]), table([])
+PAIR = table(["row", "old"])
+
+
+@dataclass
+class History:
+    """Rows of a table, and all that was done to them."""
+
+    rows: list[Row]
+    changes: list[tuple[str, Row | None, Row]] = field(default_factory=list)
+
+    def insert(self, row: Row) -> None:
+        self.rows.append(row)
+        self.changes.append(("insert", None, row))
+
+    def delete(self, i: int) -> None:
+        row = self.rows.pop(i)
+        self.changes.append(("delete", row, row))
+
+    def update(self, i: int, row: Row) -> None:
+        self.changes.append(("update", self.rows[i], row))
+        self.rows[i] = row
+
+    def images(self, of: StreamedTable, rows_per_batch: int) -> Images:
+        """The changes as the decoder gives them."""
+        schema = WITH_IMAGES.schema([of])
+        names = [codec.column.name for codec in of.codecs]
+        found = Images([])
+        for start in range(0, len(self.changes), rows_per_batch):
+            rows: list[dict[str, Any]] = []
+            for kind, before, after in self.changes[start : start + rows_per_batch]:
+                old = None if before is None else dict(zip(names, before, strict=True))
+                rows.append({**dict(zip(names, after, strict=True)), "_change_type": kind, BEFORE: old})
+            found.add(pa.RecordBatch.from_pylist(rows, schema), "f")
+        return found
+
+
+def batches(rows: Sequence[Row], of: StreamedTable, rows_per_batch: int) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([pa.field(codec.column.name, codec.arrow_type) for codec in of.codecs])
+    for start in range(0, len(rows), rows_per_batch):
+        some = rows[start : start + rows_per_batch]
+        yield pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in some], schema)
+
+
+def turned_back(history: History, of: StreamedTable, rows_per_batch: int = 3) -> Counter[str]:
+    """The rows that a replay consists of."""
+    schema = LAYOUT.schema([of])
+    rewound = turn_back(of, history.images(of, rows_per_batch), LAYOUT, schema, ORIGIN)
+    found = [row for batch in rewound.leave_out(batches(history.rows, of, rows_per_batch)) for row in batch.to_pylist()]
+    for chunk in rewound.old_rows:
+        olds = from_ipc(chunk.data())
+        olds.validate(full=True)
+        assert olds.schema == schema
+        assert set(olds.column("_change_type").to_pylist()) == {"snapshot"}
+        assert set(olds.column("_commit_lsn").to_pylist()) == {ORIGIN}
+        found += olds.to_pylist()
+    names = [codec.column.name for codec in of.codecs]
+    return Counter(repr([row[name] for name in names]) for row in found)
+
+
+def expected(rows: Sequence[Row]) -> Counter[str]:
+    return Counter(repr(list(row)) for row in rows)
+
+
+def change_at_random(history: History, chance: random.Random, changes: int, *, keyed: bool) -> None:
+    """As PostgreSQL would, where a key is unique at any time, and its change a delete and an insert."""
+
+    def value(key: int) -> Row:
+        return chance.choice([None, "a", "b"]), key, chance.choice([None, 0.5, float("nan"), -0.0])
+
+    def free_key() -> int:
+        taken = {row[1] for row in history.rows} if keyed else set()
+        return chance.choice([key for key in range(12) if key not in taken] or [chance.randrange(12, 99999)])
+
+    for _ in range(changes):
+        what = chance.choice(["insert", "delete", "update", "update", "move"]) if history.rows else "insert"
+        i = chance.randrange(len(history.rows)) if history.rows else 0
+        if what == "insert":
+            history.insert(value(free_key()))
+        elif what == "delete":
+            history.delete(i)
+        elif what == "update":
+            history.update(i, value(history.rows[i][1]))
+        else:
+            row = value(free_key())
+            if keyed:
+                history.delete(i)
+                history.insert(row)
+            else:
+                history.update(i, row)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@given(seed=st.integers(0, 1 << 32), changes=st.integers(0, 25), rows_per_batch=st.integers(1, 9))
+def test_any_history_is_undone(keyed: bool, seed: int, changes: int, rows_per_batch: int) -> None:
+    chance = random.Random(seed)
+    start: list[Row] = [("a", i if keyed else i % 3, 0.5) for i in range(chance.randrange(8))]
+    history = History(list(start))
+    change_at_random(history, chance, changes, keyed=keyed)
+    chance.shuffle(history.rows)
+    assert turned_back(history, KEYED if keyed else KEYLESS, rows_per_batch) == expected(start)
+
+
+def test_keys_of_several_columns_are_told_apart_by_all_of_them() -> None:
+    start: list[Row] = [("a", 1, 0.5), ("b", 2, 0.5), ("a", 3, float("nan"))]
+    history = History(list(start))
+    history.update(0, ("a", 7, 0.5))
+    history.delete(2)
+    assert turned_back(history, PAIR) == expected(start)
+
+
+def test_a_key_that_arrow_cannot_join_by_is_counted_by_whole_rows() -> None:
+    of = table(["id"], (("old", 25), ("id", 1007), ("row", 701)))
+    history = History([("a", [1, None], 0.5)])  # type: ignore[list-item]
+    history.update(0, ("b", [1, None], 0.5))  # type: ignore[arg-type]
+    assert turned_back(history, of) == expected([("a", [1, None], 0.5)])  # type: ignore[list-item]
+
+
+def test_rows_that_are_alike_are_left_out_as_often_as_they_were_added() -> None:
+    start: list[Row] = [*[("a", 1, None)] * 5, ("b", 1, None)]
+    history = History(list(start))
+    for _ in range(3):
+        history.insert(("a", 1, None))
+    history.delete(5)
+    history.update(0, ("b", 1, None))
+    assert turned_back(history, KEYLESS) == expected(start)
+
+
+def test_without_changes_every_row_is_left_as_it_is() -> None:
+    rows: list[Row] = [("a", 1, None), ("b", 2, 1.5)]
+    for of in (KEYED, KEYLESS):
+        assert turned_back(History(list(rows)), of) == expected(rows)
+
+
+def test_where_all_is_left_out_no_batch_comes() -> None:
+    history = History([])
+    history.insert(("a", 1, None))
+    schema = LAYOUT.schema([KEYED])
+    for of in (KEYED, KEYLESS):
+        rewound: Rewound = turn_back(of, history.images(of, 3), LAYOUT, schema, ORIGIN)
+        assert list(rewound.leave_out(batches(history.rows, of, 3))) == []
+        assert rewound.old_rows == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "identity", "missing"),
+    [
+        ("insert", "f", None),
+        ("update", "f", None),
+        ("delete", "f", None),
+        ("insert", "d", None),
+        ("insert", "n", None),
+        ("update", "d", "its replica identity was not FULL"),
+        ("delete", "i", "its replica identity was not FULL"),
+        ("truncate", "f", "it was truncated in between"),
+    ],
+)
+def test_old_images_are_missing_where_a_change_did_not_bring_one(kind: str, identity: str, missing: str | None) -> None:
+    schema = WITH_IMAGES.schema([KEYED])
+    images = Images([])
+    images.add(pa.RecordBatch.from_pylist([{"id": 1, "_change_type": "insert"}], schema), "f")
+    images.add(pa.RecordBatch.from_pylist([{"id": 1, "_change_type": kind}], schema), identity)
+    images.add(pa.RecordBatch.from_pylist([{"id": 2, "_change_type": "insert"}], schema), "f")
+    if missing is None:
+        assert images.missing is None
+        assert len(images.batches) == 3
+    else:
+        assert missing in str(images.missing)
+        assert images.batches == []
