@@ -135,9 +135,9 @@ def _in_order(version: str) -> list[int]:
 
 RESULTS = ROOT / "docs" / "benchmarks" / "results.json"
 _IN_SHORT = {
-    "snapshot-wide": "Time to read 4 million rows of 13 columns into Spark, relative to Spark JDBC",
+    "snapshot-wide": "Time to read 4 million rows of 13 columns into Spark, relative to Spark JDBC (less is better)",
     "source-wal": "WAL held back on the server during such a snapshot, in MB",
-    "backlog": "Changes a second from a slot's backlog, relative to `pg_recvlogical`",
+    "backlog": "Changes a second from a slot's backlog, relative to `pg_recvlogical` (more is better)",
     "latency": "Seconds from commit to `foreachBatch` at 500 transactions a second, p50",
     "stream-memory": "Memory of the stream's process for one transaction of 1.2 million rows, in MB",
 }
@@ -178,7 +178,12 @@ def measured_table() -> str:
 def measured_in_short() -> str:
     """The README's few of these: the first measure of some questions."""
     questions = {question["name"]: question for question in _results()["questions"]}
-    lines = ["| measure | median (least to most) |", "| --- | --- |"]
+    versions, cores = _results()["versions"], _results()["machine"]["cores"]
+    lines = [
+        f"| measure, PostgreSQL {versions['postgresql']} and Spark {versions['pyspark']} on {cores} cores | median "
+        "(least to most) |",
+        "| --- | --- |",
+    ]
     lines += [f"| {title} | {_found(questions[name]['targets'][0])} |" for name, title in _IN_SHORT.items()]
     return "\n".join(lines)
 
