@@ -125,7 +125,9 @@ def test_a_checkpoint_of_another_place(option: str, server: str, pg: Session, dr
     if option == "slot":
         run(pg, f"SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')")
         driver.restart(slot=other, publication="s")
-        driver.refusal("the checkpoint belongs to another place", f"slot '{other}' instead of 's'", kind=SlotLostError)
+        driver.refusal(
+            "the checkpoint was made with another server or slot", f"slot '{other}' instead of 's'", kind=SlotLostError
+        )
         return
     with connect(server) as admin:
         run(admin, f"CREATE DATABASE {other} TEMPLATE template0")
@@ -257,7 +259,7 @@ def test_another_server_limits_and_lost_wal(drive: Drive, monkeypatch: pytest.Mo
         url_here = here.options["url"]
         run(pg, "CREATE PUBLICATION s FOR TABLE t")
         here.restart(url=url)
-        here.refusal("the checkpoint belongs to another place", "system identifier ", kind=SlotLostError)
+        here.refusal("the checkpoint was made with another server or slot", "system identifier ", kind=SlotLostError)
         here.restart(url=url_here)
         here.stop()
         run(pg, f"SELECT pg_drop_replication_slot(slot_name) {THERE}")

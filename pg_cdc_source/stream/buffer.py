@@ -11,7 +11,8 @@ both hold the reader's lock meanwhile.
 
 - Decoding commit by commit would cost a hundred NumPy calls for each. So messages wait until there are enough of them
   or somebody asks for a batch.
-- What could not be decoded ends the stream there. All that came before is handed out first.
+- A definite error while decoding ends the stream there. All that came before is handed out first.
+- After a transient error the next session brings the same messages again.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class InitialSnapshot:
         self._rewound: dict[int, Rewound] = {}
 
     def create_slot(self, plan: StreamPlan) -> Lsn:
-        """Create the slot, and where the stream begins with the tables' rows hold its snapshot; where it begins."""
+        """Create the slot and return where it begins. Hold its snapshot if the stream begins with the tables' rows."""
         held = self._make(self._options.slot)
         assert held.lsn is not None
         self.created = Lsn(held.lsn + 1)
@@ -81,7 +81,7 @@ class InitialSnapshot:
         return self.created
 
     def drop_slot(self) -> None:
-        """Take back that this process has created the slot."""
+        """Drop the slot that this process has created."""
         self.end()
         slot_creation.drop_slot(self._source.open(), self._options.slot)
 

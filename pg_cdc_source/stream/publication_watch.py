@@ -41,7 +41,7 @@ class PublicationWatch:
             raise self._unpublished(changed)
 
     def look_sometimes(self, names: Mapping[int, str]) -> None:
-        """Look at the publication, if it was not done for some seconds."""
+        """Look at the publication, unless that was done within the last seconds."""
         if time.monotonic() >= self._looked_at + WATCH_SECONDS:
             self.look(names)
 

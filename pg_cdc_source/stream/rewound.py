@@ -1,4 +1,4 @@
-"""What turns one table back: the rows that are left out of the later ones, and those that are added.
+"""Turn one table back: which of the later rows are left out, and which earlier ones are added.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The slot's identity and history: whether what an offset has read is the past of the server that is connected now.
+"""The slot's identity and history: whether what a stream has read lies in the past of the server that is connected now.
 
 A checkpoint names a cluster, a timeline, a database and a slot. A server that was promoted or restored goes on in
 another timeline, which has left the old one at some LSN. What lies before that LSN is common to both::
@@ -140,7 +140,7 @@ def _other(of_checkpoint: SlotIdentity, found: SlotIdentity) -> SlotLostError:
         if theirs != ours
     ]
     return SlotLostError(
-        f"the checkpoint belongs to another place in another history: the connection leads to {', '.join(differences)}",
+        f"the checkpoint was made with another server or slot: the connection leads to {', '.join(differences)}",
         remedy="connect to the server that the checkpoint was made with, or start over with a new checkpoint location "
         "and a new slot",
     )

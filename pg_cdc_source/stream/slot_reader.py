@@ -12,7 +12,7 @@ up to 15 s of WAL each time.
 - The slot moves when Spark commits, and only then.
 - After a lost session the slot sends again what was not confirmed; what is here already is left out by position.
 - While the buffer is full nothing is received, and PostgreSQL waits; its timeout is kept away by our own messages.
-- The thread and Spark's questions take turns at the buffer, by one lock. Whoever asks also decodes.
+- The thread and Spark's questions take turns at the buffer, by one lock. A question also decodes what has come.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ MESSAGES_PER_BURST = 1024
 # Well within half of the least wal_sender_timeout that anybody sets (PostgreSQL's default is 60 s).
 CONFIRM_SECONDS = 1.0
 IDLE_ASK_SECONDS = 1.0
-# A walsender sends each message by itself. Who waits for each takes longer, and keeps the walsender from its work by
-# waking up all the time: a backlog came 1.2 times as fast with a pause. Where there are cores to spare, 10 ms save 11 %
-# of the CPU that walsender and reader take together with 2 ms. A message that comes alone is not kept waiting.
+# A walsender sends each message by itself. A reader that waits for each is slower, and by waking up all the time keeps
+# the walsender from its work: a backlog came 1.2 times as fast with a pause. Where there are cores to spare, 10 ms save
+# 11 % of the CPU that walsender and reader take together with 2 ms. A message that comes alone is not kept waiting.
 PAUSE_SECONDS = 0.01
 # Until a message comes again.
 RECONNECTING = Backoff(0.1, longest_seconds=5.0, within_seconds=60.0)
@@ -61,7 +61,7 @@ class SlotReader:
         self._unlimited = False  # read on, however much there is
         self._closed = False
         self._changed = threading.Condition()
-        # Whoever wants the lock goes through here first: the thread, which takes it again and again, waits here.
+        # Everybody takes this one first. The thread takes both again and again; without it, others would seldom get in.
         self._turn = threading.Lock()
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
@@ -213,7 +213,7 @@ class SlotReader:
         buffer = self._buffer
         with self._changed:
             received = 0
-            # Whoever asks for a batch decodes as well, and what was refused there must not be passed over here.
+            # The side that asks for a batch decodes as well. What was refused there must not be passed over here.
             while received < MESSAGES_PER_BURST and buffer.error is None:
                 if buffer.lost is not None:
                     raise buffer.lost
@@ -238,7 +238,7 @@ class SlotReader:
 
 
 class _Answers:
-    """What one session tells its server, and when: how far all is safe, and that it wants to hear of the server."""
+    """What one session tells its server, and when: the position that is safe, and now and then a question."""
 
     def __init__(self, stream: ReplicationStream) -> None:
         self._stream = stream
@@ -265,7 +265,7 @@ class _Answers:
                 self._ask_at = now + IDLE_ASK_SECONDS
 
     def question(self) -> None:
-        """Note that the server has asked. Raises TransientError where it asks because it shuts down."""
+        """Note that the server asks for an answer. Raises TransientError where it asks because it shuts down."""
         self._ask_at = 0.0
         now = time.monotonic()
         self._questions = self._questions + 1 if now < self._questioned_at + SHUTDOWN_PAUSE_SECONDS else 0

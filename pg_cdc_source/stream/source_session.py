@@ -1,4 +1,4 @@
-"""The source's own session with the server: what it asks there besides the slot's stream and the snapshot."""
+"""The source's own session with the server: for its questions, besides the slot's stream and the snapshot's session."""
 
 from __future__ import annotations
 

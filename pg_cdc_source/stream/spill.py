@@ -1,4 +1,4 @@
-"""What memory shall not hold: files of the driver that have no name, so that nothing stays behind, whatever ends it."""
+"""Files for what is too much for memory. They have no name, so nothing stays behind, however the process ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FILE_BYTES = 64 << 20
 
 
 class Spill:
-    """Byte strings by their place. ``users`` counts those that are still needed; the owner keeps the count."""
+    """Byte strings in one file, each known by its place. ``users`` counts those still needed; the owner counts."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="pg_cdc_source-spill-")  # noqa: SIM115 - closed with its owner

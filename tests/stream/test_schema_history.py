@@ -1,0 +1,85 @@
+"""A relation's columns at a commit are matched with the planned ones, by name; with a server, in integration/."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from messages import TYPED, streamed
+
+from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.stream_options import parse_stream_options
+from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
+from pg_cdc_source.stream.schema_history import match_relation
+from pg_cdc_source.stream.stream_plan import StreamPlan
+
+TABLE = streamed(7, "public.t", {"id": "int4", "a": "text"}, ["id"])
+BEFORE, AFTER = Lsn(50), Lsn(150)
+COLUMNS = {"id": 23, "a": 25}
+
+
+def plan(**options: str) -> StreamPlan:
+    parsed = parse_stream_options({"url": "postgresql://u@h/d", "slot": "s", "dbtable": "t", **options})
+    return StreamPlan(parsed, TYPED, (), (TABLE,), TYPED.schema([TABLE]), Lsn(100))
+
+
+def sent(columns: dict[str, int] = COLUMNS, **changed: Any) -> RelationMessage:
+    described = tuple(RelationColumn(name == "id", name, oid, -1) for name, oid in columns.items())
+    return replace(RelationMessage(7, "public", "t", "d", described), **changed)
+
+
+@pytest.mark.parametrize("lsn", [BEFORE, AFTER])
+def test_columns_are_found_by_name(lsn: Lsn) -> None:
+    found = match_relation(plan(), sent({"a": 25, "id": 23}), lsn)
+    assert found is not None
+    assert (found.table, found.index) == (TABLE, (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("relation", "index"),
+    [
+        (sent({"id": 23, "gone": 25, "a": 25}), (0, 2)),
+        (sent({"id": 23}), (0, None)),
+        (sent(name="earlier_name"), (0, 1)),
+    ],
+)
+def test_what_differed_before_the_plan_is_history(relation: RelationMessage, index: tuple[int | None, ...]) -> None:
+    found = match_relation(plan(), relation, BEFORE)
+    assert found is not None
+    assert found.index == index
+
+
+@pytest.mark.parametrize(
+    ("relation", "said"),
+    [
+        (sent({**COLUMNS, "new": 25}), "public.t: column new was added before the commit at 0/96"),
+        (sent({"id": 23}), "public.t: column a was dropped or renamed before the commit at 0/96"),
+        (sent({"id": 23, "b": 25}), "column a was dropped or renamed"),
+        (sent(name="u"), "public.t was renamed to public.u before the commit at 0/96"),
+        (sent(oid=8), "public.t was dropped and created again"),
+    ],
+)
+def test_what_differs_after_the_plan_is_a_change(relation: RelationMessage, said: str) -> None:
+    with pytest.raises(SchemaChangedError, match=said):
+        match_relation(plan(), relation, AFTER)
+
+
+def test_added_columns_are_ignored_where_the_option_says_so() -> None:
+    found = match_relation(plan(onSchemaChange="ignore"), sent({"new": 25, **COLUMNS}), AFTER)
+    assert found is not None
+    assert found.index == (1, 2)
+
+
+def test_a_column_that_was_replaced_before_the_plan_has_values_that_the_stream_would_not_have() -> None:
+    renamed = sent({"id": 23, "earlier": 25})
+    with pytest.raises(SchemaChangedError, match="column earlier was replaced or renamed to a"):
+        match_relation(plan(), renamed, BEFORE)
+    found = match_relation(plan(onSchemaChange="ignore"), renamed, BEFORE)
+    assert found is not None
+    assert found.index == (0, None)
+
+
+def test_another_relation_is_not_read() -> None:
+    assert match_relation(plan(), sent(oid=8, name="other"), AFTER) is None
