@@ -14,6 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from sessions import SparkSessions
 from watch import holders, keeper_processes, open_transactions, readers, session_names, wait_until
 
+from pg_cdc_source import open_snapshot
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.snapshot.reader import read_range
+from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.snapshot.source import plan_ranges
+from pg_cdc_source.values import native
+
 ROWS = 60_000
 # Rows that make a scan take long enough to be interrupted, without much CPU: 3 ms for every 300th.
 SLOW = "id % 300 > 0 OR pg_sleep(0.003) IS NOT NULL"
@@ -154,6 +161,29 @@ def test_a_limit_leaves_no_reader_behind(spark: SparkSession, db: str, pg: Sessi
     assert len(slow_rows(spark, db, snapshotIdle="1s").limit(3).collect()) == 3
     wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 5)
     wait_until(lambda: not open_transactions(pg), 10)
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("way", ["pulled", "pushed"])
+def test_a_reader_that_is_left_early_ends_its_session_at_once(
+    way: str, db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "pushed":
+        monkeypatch.setattr(native, "LIBRARY", None)
+    elif native.LIBRARY is None:
+        pytest.skip("the accelerator is not compiled here")
+    with open_snapshot(db) as opened:
+        options = parse_snapshot_options(
+            {**opened.options, "dbtable": "rows", "numPartitions": "1", "batchBytes": "64kB"}
+        )
+        plan = make_plan(options)
+        source, [scan_range] = plan_ranges(plan, options)
+        # The server may be at any place: what it has sent may wait in either's buffers.
+        for _ in range(12):
+            batches = read_range(plan, source, scan_range, "1")
+            assert next(iter(batches)).num_rows
+            del batches
+            wait_until(lambda: not session_names(pg, "pgsnapshot:reading"), 5)
 
 
 @pytest.mark.usefixtures("rows")

@@ -12,6 +12,7 @@ import contextlib
 import os
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Callable, Generator
 from types import SimpleNamespace
@@ -31,6 +32,8 @@ from pg_cdc_source.values.wire import Messages
 # and 32,768.
 ROWS_PER_CHUNK = 16_384 if native.LIBRARY is not None else 8192
 BYTES_PER_CHUNK = 2 << 20 if native.LIBRARY is not None else 1 << 20
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, for no time
 
 Decoded = tuple[list[pa.Array], int]  # of a chunk: its columns, its rows
 Decode = Callable[[Messages], Decoded]
@@ -103,6 +106,9 @@ def _take_pushed(
         if not finished:
             # The thread may be waiting for the server: hanging up wakes it, and the server as well.
             with contextlib.suppress(OSError, psycopg2.Error), socket.socket(fileno=os.dup(session.fileno())) as wire:
+                # Closing is to reset the connection. Otherwise a server that had filled the buffers waits for room in
+                # them until the kernel forgets the connection, which Linux does after a minute (tcp_fin_timeout).
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 wire.shutdown(socket.SHUT_RDWR)
         thread.join()
         if not finished:
