@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import leftovers
 import pytest
 from databases import connect, end_sessions
+from jdbc import JDBC_DRIVER
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
@@ -86,3 +87,12 @@ def spark_session(spark_sessions: SparkSessions) -> Callable[..., SparkSession]:
 def spark(spark_session: Callable[..., SparkSession]) -> SparkSession:
     """A session of two threads, kept from test to test while no test asks for another kind."""
     return spark_session()
+
+
+@pytest.fixture(scope="module")
+def jdbc_jar(spark_sessions: SparkSessions) -> str:
+    """Path of PostgreSQL's JDBC driver, which a JVM has to be started with."""
+    if not JDBC_DRIVER.exists():
+        pytest.fail(f"{JDBC_DRIVER} is missing: apt-get install libpostgresql-jdbc-java")
+    spark_sessions.end_jvm()
+    return str(JDBC_DRIVER)

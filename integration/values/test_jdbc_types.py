@@ -6,13 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from frames import load
-from jdbc import jdbc, jdbc_jar
+from jdbc import jdbc
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 
 from pg_cdc_source.values.registry import TYPES
-
-__all__ = ["jdbc_jar"]  # a fixture
 
 # Values that tell the ways apart; elsewhere any value does.
 VALUES = {
