@@ -120,13 +120,14 @@ def run_python(text: str, namespace: dict[str, object], spark: SparkSession) -> 
         query.stop()
 
 
-def run_console(block: str, logins: Logins) -> None:
-    """Run the command of a block, and compare what it prints with what the block shows."""
+def run_console(block: str, logins: Logins, directory: Path) -> None:
+    """Run a block's command in a directory without a checkout; it prints what the block shows."""
     command, *shown = block.splitlines()
     program, *arguments = shlex.split(with_logins(command.removeprefix("$ "), logins))
     assert program == "pg-cdc"
     result = subprocess.run(
         [str(Path(sys.executable).with_name("pg-cdc")), *arguments],
+        cwd=directory,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -160,7 +161,9 @@ def runnable(page: Path) -> list[Block]:
 
 @pytest.mark.usefixtures("_nothing_left")
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=name_of)
-def test_the_examples_of_a_page_run(page: Path, logins: Logins, pg: Session, spark: SparkSession) -> None:
+def test_the_examples_of_a_page_run(
+    page: Path, logins: Logins, pg: Session, spark: SparkSession, tmp_path: Path
+) -> None:
     namespace: dict[str, object] = {"spark": spark}
     for block in runnable(page):
         if block.language == "python":
@@ -168,7 +171,7 @@ def test_the_examples_of_a_page_run(page: Path, logins: Logins, pg: Session, spa
             continue
         wait_until(lambda: not slots(pg, "active"))
         if block.language == "console":
-            run_console(block.text, logins)
+            run_console(block.text, logins, tmp_path)
         else:
             with pg.cursor() as cursor:
                 cursor.execute(block.text)
