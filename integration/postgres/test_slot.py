@@ -27,7 +27,7 @@ from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slot_creation import require_consistent_point
-from pg_cdc_source.postgres.slots import Slot, read_slot
+from pg_cdc_source.postgres.slots import Slot, read_slot, read_user
 from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 
 
@@ -276,6 +276,26 @@ def test_a_role_that_may_not_see_the_session_is_told_its_pid(db: str, pg: Sessio
     with reader(db, name) as pid, role(pg, db) as login, open_session(conninfo(login)) as other:
         text = str(in_use_error(other, found(other, name)))
         assert f"in use by pid {pid} (application_name 'rival')" in text
+
+
+def test_a_slot_that_somebody_reads_is_not_to_be_dropped(
+    db: str, pg: Session, session: Session, name: str, database: str
+) -> None:
+    before = made(pg, name)
+    assert before.confirmed_flush is not None
+    run(pg, "CREATE PUBLICATION p FOR ALL TABLES", "CREATE TABLE t (id int)")
+    run(pg, f"SELECT pg_replication_slot_advance('{name}', pg_current_wal_lsn())")
+    end = before.confirmed_flush
+    with reader(db, name) as pid:
+        user = read_user(session, name)
+        assert user is not None
+        slot = found(session, name)
+        texts = [
+            refused(SlotLostError, lambda: check_confirmed(slot, end, user), f"in use by pid {pid}", "its reader"),
+            refused(DefiniteError, lambda: make(db, name), f"in use by pid {pid} (application_name 'rival'"),
+            refused(OptionError, lambda: check_slot(slot, f"not_{database}"), f"pid {pid} uses this one"),
+        ]
+    assert [text for text in texts if "drop" in text] == []
 
 
 def test_a_slot_that_was_let_go_meanwhile_is_tried_again(pg: Session, session: Session, name: str) -> None:

@@ -171,6 +171,57 @@ def test_a_slot_that_is_in_use(pg: Session, db: str, drive: Drive) -> None:
         second.stop()
 
 
+def refused_a_slot(second: Driver, pid: int, session: str, kind: type[PgCdcError] = TransientError) -> None:
+    """Run a second query on the slot: it names who has it, and does not say to drop what somebody reads."""
+    second.start()
+    try:
+        text = second.refusal(
+            f"in use by pid {pid} (application_name 'pgcdc:s:{session}', from ", "connected for ", kind=kind
+        )
+    finally:
+        second.stop()
+    assert "drop" not in text, text
+
+
+@pytest.mark.parametrize("start_from", ["snapshot", "slot", "now"])
+def test_a_new_query_on_a_slot_that_is_read(start_from: str, pg: Session, db: str, drive: Drive) -> None:
+    first = begun(drive)
+    first.batch()
+    ((pid,),) = wait_until(lambda: run(pg, f"SELECT active_pid {THERE} AND active"))
+    refused_a_slot(Driver(db, dbtable="t", startFrom=start_from), pid, "changes")
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    first.take(1)
+
+
+def test_a_new_query_on_a_slot_whose_tables_are_being_read(pg: Session, db: str, drive: Drive) -> None:
+    first = drive(dbtable="t")
+    rows = first.batch()
+    # Nobody reads the slot yet.
+    assert run(pg, f"SELECT active {THERE}") == [(False,)]
+    ((pid,),) = run(pg, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgcdc:s:snapshot'")
+    refused_a_slot(Driver(db, dbtable="t"), pid, "snapshot")
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    first.take(1)
+    assert len(rows) == 1
+
+
+def test_an_old_checkpoint_of_a_slot_that_is_read(pg: Session, db: str, drive: Drive) -> None:
+    first = begun(drive)
+    old = first._committed
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    first.take(1)
+    end = first.offset.position.lsn
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    first.take(1)  # which commits the one before
+    wait_until(lambda: run(pg, f"SELECT confirmed_flush_lsn {THERE} AND confirmed_flush_lsn >= '{end}'"))
+    ((pid,),) = run(pg, f"SELECT active_pid {THERE}")
+    second = Driver(db, dbtable="t")
+    second._committed = old
+    refused_a_slot(second, pid, "changes", SlotLostError)
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    first.take(1)
+
+
 def test_a_new_slot_that_has_to_wait_says_for_whom(db: str, pg: Session, drive: Drive) -> None:
     with connect(db) as writer, writer.cursor() as cursor:
         cursor.execute("BEGIN; INSERT INTO t VALUES (9, 'z'); SELECT pg_backend_pid()")

@@ -10,8 +10,7 @@ from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, SlotLostE
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres.catalog import read_server
-from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.slots import Slot, read_usages
+from pg_cdc_source.postgres.slots import Slot, User, read_usages, read_user
 
 _PLUGIN = "pgoutput"
 
@@ -38,9 +37,8 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
     Raises TransientError while it is being created. With ``failover`` it has to be one that standbys copy.
     """
     drop = f"SELECT pg_drop_replication_slot('{slot.name}')"
-    _refuse_unreadable(
-        slot, database, f"choose another name in the option slot; or, if nobody needs it, drop it: {drop}"
-    )
+    unneeded = f"; or, if nobody needs it, drop it: {drop}" if slot.active_pid is None else _used_by(slot)
+    _refuse_unreadable(slot, database, f"choose another name in the option slot{unneeded}")
     if failover and not slot.failover:
         raise OptionError(
             f"slot {slot.name} was made without failover: standbys keep no copy of it",
@@ -59,6 +57,10 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
         raise TransientError(
             f"slot {slot.name} is still being created" + (f" by pid {slot.active_pid}" if slot.active_pid else "")
         )
+
+
+def _used_by(slot: Slot) -> str:
+    return f"; pid {slot.active_pid} uses this one"
 
 
 def _refuse_unreadable(slot: Slot, database: str, other: str) -> None:
@@ -90,17 +92,23 @@ def _refuse_unreadable(slot: Slot, database: str, other: str) -> None:
         )
 
 
-def check_confirmed(slot: Slot, position_end: Lsn) -> None:
-    """Raise SlotLostError when the slot has moved past where the checkpoint ends.
+def check_confirmed(slot: Slot, position_end: Lsn, reader: User | None = None) -> None:
+    """Raise SlotLostError when the slot has moved past where the checkpoint ends. ``reader`` is who reads it now.
 
     PostgreSQL does not refuse this: asked for an earlier position, it starts where the slot stands without a word.
     """
     if slot.confirmed_flush is not None and slot.confirmed_flush > position_end:
+        remedy = (
+            "make sure that nothing else reads this slot; drop it: "
+            f"SELECT pg_drop_replication_slot('{slot.name}'); then {_START_OVER}"
+        )
+        if reader is not None:
+            remedy = f"leave the slot to its reader, and choose another name in the option slot; {_START_OVER}"
         raise SlotLostError(
             f"slot {slot.name} stands at {slot.confirmed_flush}, past the end of the checkpoint at {position_end}: the "
-            "changes between them were read by somebody else, or the checkpoint is an old copy, and they are gone",
-            remedy="make sure that nothing else reads this slot; drop it: "
-            f"SELECT pg_drop_replication_slot('{slot.name}'); then {_START_OVER}",
+            "changes between them were read by somebody else, or the checkpoint is an old copy, and they are gone"
+            + (f". The slot is in use by {reader.text}" if reader is not None else ""),
+            remedy=remedy,
         )
 
 
@@ -137,30 +145,21 @@ def undroppable(session: Session, names: Sequence[str]) -> list[PgCdcError]:
     return errors
 
 
-_READ_USER = """
-SELECT s.active_pid, a.application_name, coalesce(a.client_addr::text, 'a local socket'),
-    extract(epoch FROM clock_timestamp() - a.backend_start)::bigint
-FROM pg_catalog.pg_replication_slots AS s
-LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = s.active_pid
-WHERE s.slot_name = %s
-"""
-
-
-def in_use_error(session: Session, slot: Slot) -> TransientError:
-    """The error for a slot that another session reads, which it names as far as this role may see it."""
-    with translated(f"looking for who uses slot {slot.name}"), session.cursor() as cursor:
-        cursor.execute(_READ_USER, (slot.name,))
-        row = cursor.fetchone()
-    pid, name, address, age_seconds = row or (None, None, None, None)
-    if pid is None:
-        pid = slot.active_pid
-        who = "another session" if pid is None else f"pid {pid}"
+def in_use_error(session: Session, slot: Slot, *, with_snapshot: bool = False) -> TransientError:
+    """The error for a slot that another session has (see ``read_user``), which it names."""
+    user = read_user(session, slot.name, with_snapshot=with_snapshot)
+    if user is None:
+        who = "another session" if slot.active_pid is None else f"pid {slot.active_pid}"
         return TransientError(f"slot {slot.name} was in use by {who} a moment ago")
-    # Of other roles' sessions, a role without pg_read_all_stats sees only the pid and the name.
-    known = f", from {address}, connected for {age_seconds} s" if age_seconds is not None else ""
     return TransientError(
-        f"slot {slot.name} is in use by pid {pid} (application_name {name!r}{known})",
+        f"slot {slot.name} is in use by {user.text}",
         remedy="a slot has one reader at a time: stop that one, or give this stream a slot of its own. The session of "
         f"a reader that crashed ends after wal_sender_timeout at the latest, and at once by "
-        f"SELECT pg_terminate_backend({pid})",
+        f"SELECT pg_terminate_backend({user.pid})",
     )
+
+
+def require_unused(session: Session, slot: Slot) -> None:
+    """Raise TransientError where another stream has the slot: it reads it, or the tables that come before."""
+    if slot.active_pid is not None or read_user(session, slot.name, with_snapshot=True) is not None:
+        raise in_use_error(session, slot, with_snapshot=True)

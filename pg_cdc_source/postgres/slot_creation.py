@@ -15,6 +15,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres.catalog import Server
 from pg_cdc_source.postgres.server_errors import translate, translated
+from pg_cdc_source.postgres.slots import read_user
 
 # The end of remedies where a snapshot is what is wanted: a stream cannot do without a slot.
 _DO_WITHOUT = ", or use consistentPoint=off (a snapshot without LSN)"
@@ -71,14 +72,14 @@ def lacks_for_slot(server: Server, *, stream: bool, failover: bool) -> Iterator[
 def refuse_existing_slot(session: Session, slot: str, *, stream: bool) -> None:
     """Raise DefiniteError when a slot of this name exists: a snapshot can only be taken where a new one starts."""
     with translated(f"looking for slot {slot}"), session.cursor() as cursor:
-        cursor.execute(
-            "SELECT plugin, database, active_pid FROM pg_catalog.pg_replication_slots WHERE slot_name = %s", (slot,)
-        )
+        cursor.execute("SELECT plugin, database FROM pg_catalog.pg_replication_slots WHERE slot_name = %s", (slot,))
         row = cursor.fetchone()
     if row is None:
         return
-    plugin, database, active_pid = row
-    state = f"used by pid {active_pid}" if active_pid else "not in use"
+    plugin, database = row
+    reader = read_user(session, slot)
+    state = f"in use by {reader.text}" if reader is not None else "not in use"
+    drop = f", or drop it: SELECT pg_drop_replication_slot('{slot}')" if reader is None else ""
     hint = (
         "A DataFrame with the option slot makes its slot in its first action; for several actions at that point use "
         "open_snapshot()"
@@ -88,7 +89,7 @@ def refuse_existing_slot(session: Session, slot: str, *, stream: bool) -> None:
     raise DefiniteError(
         f"slot {slot} exists already (plugin {plugin}, database {database}, {state}); a snapshot can only be taken "
         "where a new slot starts",
-        remedy=f"choose another name, or drop it: SELECT pg_drop_replication_slot('{slot}'). {hint}",
+        remedy=f"choose another name{drop}. {hint}",
     )
 
 

@@ -108,6 +108,47 @@ def _bytes_between(start: Lsn | None, end: Lsn) -> int | None:
     return None if start is None else max(0, end - start)
 
 
+# Besides who reads the slot, who holds the snapshot of a stream that has not come to reading it yet.
+_READ_USER = """
+SELECT u.pid, a.application_name, coalesce(a.client_addr::text, 'a local socket'),
+    extract(epoch FROM clock_timestamp() - a.backend_start)::bigint
+FROM (
+    SELECT active_pid AS pid, 1 AS place
+    FROM pg_catalog.pg_replication_slots
+    WHERE slot_name = %(slot)s AND active_pid IS NOT NULL
+    UNION ALL
+    SELECT pid, 2
+    FROM pg_catalog.pg_stat_activity
+    WHERE application_name = %(snapshot)s
+) AS u
+LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = u.pid
+ORDER BY u.place
+LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A session that has a slot; ``text`` names it as far as this role may see it."""
+
+    pid: int
+    text: str
+
+
+def read_user(session: Session, slot: str, *, with_snapshot: bool = False) -> User | None:
+    """Who reads a slot; ``with_snapshot``, also the stream of this package that reads its tables before."""
+    name = f"pgcdc:{slot}:snapshot" if with_snapshot else None
+    with translated(f"looking for who uses slot {slot}"), session.cursor() as cursor:
+        cursor.execute(_READ_USER, {"slot": slot, "snapshot": name})
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    pid, application, address, age_seconds = row
+    # Of other roles' sessions, a role without pg_read_all_stats sees only the pid and the name.
+    known = f", from {address}, connected for {age_seconds} s" if age_seconds is not None else ""
+    return User(pid, f"pid {pid} (application_name {application!r}{known})")
+
+
 _READ_END_OF_WAL = """
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text
 """

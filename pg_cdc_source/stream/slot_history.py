@@ -25,8 +25,14 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.replication import ReplicationStream
-from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
-from pg_cdc_source.postgres.slots import Slot, read_slot
+from pg_cdc_source.postgres.slot_checks import (
+    check_confirmed,
+    check_slot,
+    in_use_error,
+    missing_error,
+    require_unused,
+)
+from pg_cdc_source.postgres.slots import Slot, read_slot, read_user
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import session_name
 
@@ -42,6 +48,7 @@ class SlotHistory:
         self._options = options
         self._source = source
         self._identity: SlotIdentity | None = None
+        self._was_missing = False  # so this process makes the slot
 
     def identify(self) -> SlotIdentity:
         """The slot's identity, as this process has seen it last."""
@@ -77,10 +84,18 @@ class SlotHistory:
         log.warning("the server went from timeline %d to %d; the stream goes on", theirs.timeline, ours.timeline)
 
     def find_slot(self) -> Slot | None:
-        """The slot, None where there is none. Raises where it is not one for this stream."""
-        found = self._source.ask(lambda session: read_slot(session, self._options.slot))
-        if found is not None:
-            check_slot(found, self.identify().database, failover=self._options.failover)
+        """The slot, None where there is none. Raises where it is not one for this stream, or another stream has it."""
+        return IN_USE.retrying(self._find_slot)
+
+    def _find_slot(self) -> Slot | None:
+        session = self._source.open()
+        found = read_slot(session, self._options.slot)
+        if found is None:
+            self._was_missing = True
+            return None
+        check_slot(found, self.identify().database, failover=self._options.failover)
+        if not self._was_missing:
+            require_unused(session, found)
         return found
 
     def require_free(self, position: Position) -> None:
@@ -124,7 +139,7 @@ class SlotHistory:
         if slot is None:
             raise missing_error(self._options.slot, begun=True)
         check_slot(slot, self.identify().database, failover=self._options.failover)
-        check_confirmed(slot, start)
+        check_confirmed(slot, start, None if slot.active_pid is None else read_user(session, slot.name))
         return slot
 
 
