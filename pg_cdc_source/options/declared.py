@@ -31,6 +31,7 @@ PublicationMode = Literal["create", "require"]
 StartFrom = Literal["snapshot", "slot", "now"]
 OnSchemaChange = Literal["fail", "ignore"]
 OnTruncate = Literal["emit", "fail", "ignore"]
+ChangeFormat = Literal["plain", "changelog"]
 Group = Literal["connection", "pgsnapshot", "pgcdc"]
 
 
@@ -197,6 +198,14 @@ _STREAM_OPTIONS = (
     Option(
         "maxBytesPerBatch", "pgcdc", "most bytes of changes in a micro-batch; likewise", size("64kB", "16GB"), "128MB"
     ),
+    Option(
+        "changeFormat",
+        "pgcdc",
+        "with `dbtable`, `plain`: each change is a row with the change columns; `changelog`: rows and columns are "
+        "those of Spark's `CHANGES` and Delta's change data feed, which takes `REPLICA IDENTITY FULL`",
+        one_of(get_args(ChangeFormat)),
+        "plain",
+    ),
     Option("beforeImage", "pgcdc", "add `_before`, a struct of the old values that PostgreSQL sent", boolean, "false"),
     Option(
         "onSchemaChange",
@@ -208,7 +217,8 @@ _STREAM_OPTIONS = (
     Option(
         "onTruncate",
         "pgcdc",
-        "when a table is truncated: `emit` a row that says so, `fail`, or `ignore` it",
+        "when a table is truncated: `emit` a row that says so, `fail`, or `ignore` it; a changelog has no such row, "
+        "and its default is `fail`",
         one_of(get_args(OnTruncate)),
         "emit",
     ),

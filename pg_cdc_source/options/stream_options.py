@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions
-from pg_cdc_source.options.declared import OnSchemaChange, OnTruncate, PublicationMode, StartFrom, Unrepresentable
+from pg_cdc_source.options.declared import (
+    ChangeFormat,
+    OnSchemaChange,
+    OnTruncate,
+    PublicationMode,
+    StartFrom,
+    Unrepresentable,
+)
 from pg_cdc_source.options.given import Given, read_given
 from pg_cdc_source.options.habits import ONE_OR_SEVERAL_TABLES
 from pg_cdc_source.options.names import QualifiedName, TablePattern
@@ -16,7 +23,10 @@ from pg_cdc_source.options.numeric_as import NumericAs
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of ``spark.readStream.format("pgcdc")``. ``tables`` is empty if ``dbtable`` is given."""
+    """The options of ``spark.readStream.format("pgcdc")``. ``tables`` is empty if ``dbtable`` is given.
+
+    A changelog is made of rows with ``before_image``.
+    """
 
     connection: ConnectionOptions
     dbtable: QualifiedName | None
@@ -28,6 +38,7 @@ class StreamOptions:
     start_from: StartFrom
     max_rows_per_batch: int
     max_bytes_per_batch: int
+    change_format: ChangeFormat
     before_image: bool
     on_schema_change: OnSchemaChange
     on_truncate: OnTruncate
@@ -45,6 +56,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
     given.problems.extend(_stream_contradictions(given))
     given.raise_problems()
     values = given.values
+    is_changelog = values["changeFormat"] == "changelog"
     return StreamOptions(
         connection=connection,
         dbtable=values["dbtable"],
@@ -56,9 +68,10 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         start_from=values["startFrom"],
         max_rows_per_batch=values["maxRowsPerBatch"],
         max_bytes_per_batch=values["maxBytesPerBatch"],
-        before_image=values["beforeImage"],
+        change_format=values["changeFormat"],
+        before_image=values["beforeImage"] or is_changelog,
         on_schema_change=values["onSchemaChange"],
-        on_truncate=values["onTruncate"],
+        on_truncate="fail" if is_changelog and "onTruncate" not in given.names else values["onTruncate"],
         as_string=values["asString"] or (),
         numeric_as=values["numericAs"],
         unrepresentable=values["unrepresentable"],
@@ -80,6 +93,7 @@ def _stream_contradictions(given: Given) -> Iterator[OptionError]:
                     f"{name} is not used with tables, whose rows hold PostgreSQL's own text in JSON",
                     remedy=f"remove {name} here and pass it to project(), which gives the typed rows of one table",
                 )
+    yield from _changelog_contradictions(given)
     if "slot" not in names:
         yield OptionError(
             "no slot is given",
@@ -96,4 +110,25 @@ def _stream_contradictions(given: Given) -> Iterator[OptionError]:
         yield OptionError(
             "partitionBytes is not used with startFrom=now",
             remedy="remove partitionBytes: no snapshot of the tables is read",
+        )
+
+
+def _changelog_contradictions(given: Given) -> Iterator[OptionError]:
+    names, values = given.names, given.values
+    if "changeFormat" in names and "tables" in names:
+        yield OptionError(
+            "changeFormat is not used with tables, whose rows have the envelope's columns",
+            remedy="remove changeFormat, or name one table in dbtable",
+        )
+    if values["changeFormat"] != "changelog":
+        return
+    if "beforeImage" in names:
+        yield OptionError(
+            "beforeImage is not used with changeFormat=changelog, whose old rows are rows of their own",
+            remedy="remove beforeImage: the old row is the one with update_preimage",
+        )
+    if "onTruncate" in names and values["onTruncate"] == "emit":
+        yield OptionError(
+            "onTruncate=emit is not used with changeFormat=changelog, which has no row for a truncate",
+            remedy="use onTruncate=fail or onTruncate=ignore",
         )

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol import pgoutput
+from pg_cdc_source.protocol.changelog import require_whole_rows
 from pg_cdc_source.protocol.envelope import json_objects
 from pg_cdc_source.protocol.images import ChangedRows, Image
 from pg_cdc_source.protocol.layout import BEFORE, TRUNCATED, Layout, StreamedTable
@@ -189,6 +190,8 @@ class ChangeDecoder:
         message = which[changed.source]
         seq = chunk.seq[message] - changed.is_first_half
         images = [None if i is None else changed.image(i) for i in described.index]
+        if self._layout.changelog:
+            require_whole_rows(described.table.name, changed, images, chunk.lsn[message])
         unchanged = _unchanged(described.table, images, changed.is_delete)
         changes = chunk.change_columns(message, seq, changed.kind, unchanged)
         if self._layout.envelope:
@@ -257,9 +260,10 @@ class ChangeDecoder:
         """Return a row for each of the tables that message ``i`` truncates, by their places among its relations."""
         tables = [table for _, table in named]
         if self._layout.on_truncate == "fail":
+            emit = "" if self._layout.changelog else "onTruncate=emit makes it a row for the sink to act on; "
             raise SchemaChangedError(
                 f"{', '.join(table.name for table in tables)} was truncated by the commit at {Lsn(chunk.lsn[i])}",
-                remedy="onTruncate=emit makes it a row for the sink to act on; onTruncate=ignore leaves it out",
+                remedy=f"{emit}onTruncate=ignore leaves it out, and the rows before it stay in the sink",
             )
         n = len(named)
         message = np.full(n, i)

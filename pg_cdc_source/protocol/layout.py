@@ -70,6 +70,7 @@ class Layout:
     before_image: bool
     unrepresentable: Literal["error", "null"]
     on_truncate: Literal["emit", "fail", "ignore"]
+    changelog: bool = False  # whole rows only, as a changelog is made of them
 
     def schema(self, tables: Sequence[StreamedTable]) -> pa.Schema:
         """Return the schema of the stream of ``tables``; typed rows are those of exactly one."""

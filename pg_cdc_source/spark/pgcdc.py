@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.offsets import INITIAL, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
+from pg_cdc_source.protocol.changelog import changelog_rows, changelog_schema
 from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
 from pg_cdc_source.snapshot.reader import read_range
@@ -74,7 +75,11 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
         return "pgcdc"
 
     def schema(self) -> StructType:
-        return spark_schema(self._arrow_schema())
+        rows = self._arrow_schema()
+        if self._options.change_format == "changelog":
+            with short_errors():
+                rows = changelog_schema(str(self._options.dbtable), rows)
+        return spark_schema(rows)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         raise OptionError(
@@ -92,6 +97,7 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
         return READER(self._options, self._arrow_schema())
 
     def _arrow_schema(self) -> pa.Schema:
+        """The schema of the stream's rows, whatever shape tasks give them."""
         if self._schema is None:
             if self._options.dbtable is None:
                 self._schema = ENVELOPE_SCHEMA
@@ -140,10 +146,15 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():
             if isinstance(partition, ChangesPartition):
-                yield from _joined(partition.payloads)
+                rows = _joined(partition.payloads)
             else:
                 assert isinstance(partition, SnapshotPartition)
-                yield from self._snapshot(partition.part)
+                rows = self._snapshot(partition.part)
+            if self._options.change_format == "changelog":
+                schema = changelog_schema(str(self._options.dbtable), self._schema)
+                yield from (changelog_rows(batch, schema) for batch in rows)
+            else:
+                yield from rows
 
     def _snapshot(self, part: SnapshotPart) -> Iterator[pa.RecordBatch]:
         layout = layout_of(self._options)

@@ -52,7 +52,13 @@ def read_typed_schema(options: StreamOptions) -> pa.Schema:
 
 
 def layout_of(options: StreamOptions) -> Layout:
-    return Layout(options.dbtable is None, options.before_image, options.unrepresentable, options.on_truncate)
+    return Layout(
+        options.dbtable is None,
+        options.before_image,
+        options.unrepresentable,
+        options.on_truncate,
+        options.change_format == "changelog",
+    )
 
 
 def session_name(options: StreamOptions, what: str) -> str:
@@ -84,7 +90,8 @@ def _plan_scan(
 
 def plan_stream(session: Session, options: StreamOptions, published: Publication, lsn: Lsn) -> StreamPlan:
     """Look up the tables of a stream; ``lsn`` is a position that the server had reached before."""
-    facts = publication.read_sent_tables(session, published, publication.stream_tables(session, options, published))
+    relations = publication.stream_tables(session, options, published)
+    facts = publication.read_sent_tables(session, published, relations, whole=options.change_format == "changelog")
     scans = [_plan_scan(session, options, fact.relation, fact.unpublished, fact.row_filter) for fact in facts]
     raw = [read_raw_types(session, fact.relation) for fact in facts]
     tables = tuple(

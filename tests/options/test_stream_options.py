@@ -29,6 +29,7 @@ from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_opt
         ("beforeImage", "", "true or false"),
         ("onSchemaChange", "emit", "fail or ignore"),
         ("onTruncate", "delete", "emit, fail or ignore"),
+        ("changeFormat", "cdf", "plain or changelog"),
         ("asString", "a, A", "twice"),
         ("numericAs", "float", "decimal(p,s)"),
         ("unrepresentable", "NaN", "error or null"),
@@ -60,6 +61,7 @@ def test_what_a_stream_is_not_given_has_the_documented_default() -> None:
         start_from="snapshot",
         max_rows_per_batch=1_000_000,
         max_bytes_per_batch=128 << 20,
+        change_format="plain",
         before_image=False,
         on_schema_change="fail",
         on_truncate="emit",
@@ -80,6 +82,7 @@ def test_everything_that_a_stream_is_given_arrives() -> None:
         startFrom="Snapshot",
         maxRowsPerBatch="5000",
         maxBytesPerBatch="1GB",
+        changeFormat="Plain",
         beforeImage="true",
         onSchemaChange="ignore",
         onTruncate="fail",
@@ -100,6 +103,7 @@ def test_everything_that_a_stream_is_given_arrives() -> None:
         start_from="snapshot",
         max_rows_per_batch=5000,
         max_bytes_per_batch=1 << 30,
+        change_format="plain",
         before_image=True,
         on_schema_change="ignore",
         on_truncate="fail",
@@ -121,6 +125,12 @@ def test_everything_that_a_stream_is_given_arrives() -> None:
         ({"slot": "s", "tables": "a", "asString": "x"}, "asString is not used with tables"),
         ({"slot": "s", "tables": "a", "numericAs": "double"}, "numericAs is not used with tables"),
         ({"slot": "s", "tables": "a", "unrepresentable": "null"}, "unrepresentable is not used with tables"),
+        ({"slot": "s", "tables": "a", "changeFormat": "plain"}, "changeFormat is not used with tables"),
+        ({**STREAM, "changeFormat": "changelog", "beforeImage": "true"}, "beforeImage is not used with changeFormat="),
+        (
+            {**STREAM, "changeFormat": "changelog", "onTruncate": "emit"},
+            "onTruncate=emit is not used with changeFormat=",
+        ),
         ({**STREAM, "startFrom": "slot", "partitionBytes": "1MB"}, "partitionBytes is not used with startFrom=slot"),
         ({**STREAM, "startFrom": "slot", "slotTimeout": "1s"}, "slotTimeout is not used with startFrom=slot"),
         ({**STREAM, "startFrom": "slot", "failover": "true"}, "failover is not used with startFrom=slot"),
@@ -133,11 +143,14 @@ def test_contradictions_of_a_stream_are_refused(options: dict[str, str], says: s
     assert says in message
     assert "\n  Remedy: " in message
     assert "things are wrong" not in message
-    if "is not used with tables" in says:
+    if "is not used with tables" in says and not says.startswith("changeFormat"):
         assert "project()" in message
 
 
 def test_what_does_not_contradict_in_a_stream_is_taken() -> None:
     assert parse_stream(startFrom="now", slotTimeout="1s").slot_timeout_seconds == 1
     assert parse_stream(startFrom="slot", maxRowsPerBatch="7").max_rows_per_batch == 7
+    assert parse_stream(changeFormat="changelog").before_image
+    assert parse_stream(changeFormat="changelog").on_truncate == "fail"
+    assert parse_stream(changeFormat="changelog", onTruncate="ignore").on_truncate == "ignore"
     assert parse_stream_options({"tables": "a", "slot": "s", "partitionBytes": "1MB"}).partition_bytes == 1 << 20

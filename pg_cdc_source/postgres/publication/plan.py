@@ -97,7 +97,7 @@ def plan_publication(session: Session, options: StreamOptions) -> Planned:
         ),
     )
     streamed = stream_tables(session, options, planned)
-    read_sent_tables(session, planned, streamed)
+    read_sent_tables(session, planned, streamed, whole=options.change_format == "changelog")
     _refuse_without_identity(session, server, options, streamed)
     return Planned(planned, tuple(relations), create)
 

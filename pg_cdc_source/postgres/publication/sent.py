@@ -34,11 +34,12 @@ class SentTable:
 
 
 def read_sent_tables(
-    session: Session, publication: Publication, relations: Sequence[Relation]
+    session: Session, publication: Publication, relations: Sequence[Relation], *, whole: bool = False
 ) -> tuple[SentTable, ...]:
     """What the server sends of each table.
 
-    Raises ServerSetupError where old values of a partition would be taken for those of its root's identity.
+    Raises ServerSetupError where old values of a partition would be taken for those of its root's identity, and with
+    ``whole`` where an update or delete would not have the whole old row.
     """
     trees = read_trees(session, relations)
     identities = read_identities(session, [node.relation.oid for tree in trees.values() for node in tree])
@@ -48,6 +49,8 @@ def read_sent_tables(
     for relation in relations:
         if publication.updates or publication.deletes:
             _refuse_lesser_identities(session, [node.relation for node in trees[relation.oid]], identities)
+            if whole:
+                _require_whole(session, relation, identities[relation.oid])
         identity, missing = identities[relation.oid], unpublished[relation.oid]
         columns = tuple(column for column in identity.columns if column not in missing)
         if identity.kind != "f" and columns != identity.columns:
@@ -70,6 +73,22 @@ def _refuse_lesser_identities(
             f"{listed(lesser)}; of {lesser[0]} WAL has {_named(of_leaf)}, and it would be taken for {_named(of_root)}",
             remedy="; ".join(identity_sql(session, leaf, "FULL") for leaf in few(lesser))
             + "; such a statement on the root does not reach its partitions",
+        )
+
+
+def _require_whole(session: Session, relation: Relation, identity: ReplicaIdentity) -> None:
+    if relation.kind == "p":
+        raise ServerSetupError(
+            f"{relation} is partitioned, so its changes make no changelog: a partition that is created or altered "
+            "later has a replica identity of its own, and PostgreSQL sends what it has of old rows as if it were all",
+            remedy="leave changeFormat out; or stream the partitions one by one, from a publication "
+            "WITH (publish_via_partition_root = false)",
+        )
+    if identity.kind != "f":
+        raise ServerSetupError(
+            f"{relation} does not have REPLICA IDENTITY FULL: a changelog has to give the whole old row of every "
+            "update and delete, and PostgreSQL would not send it",
+            remedy=f"{identity_sql(session, relation, 'FULL')}; or leave changeFormat out",
         )
 
 
