@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -15,7 +16,9 @@ from sessions import SparkSessions
 from watch import holders, keeper_processes, open_transactions, readers, session_names, wait_until
 
 from pg_cdc_source import open_snapshot
+from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.snapshot.source import plan_ranges
@@ -120,6 +123,23 @@ def end_sessions_like(pg: Session, like: str) -> None:
             " AND application_name LIKE %s",
             (like,),
         )
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_holder_that_is_lost_does_not_keep_the_other_ones_locks(db: str, pg: Session) -> None:
+    """The keeper finds a loss when it next uses the session, which may be to release locks."""
+    spec = SnapshotSpec("off", None, 10.0)
+    held = make_snapshot(
+        parse_connection_options({"url": db}), spec, lambda found: f"pgsnapshot:test:1:{found}", holders=2
+    )
+    with contextlib.closing(held), pg.cursor() as cursor:
+        cursor.execute("SELECT 'rows'::regclass::oid::bigint")
+        held.lock([cursor.fetchone()[0]], timeout="10s")
+        cursor.execute("SELECT pg_terminate_backend(%s)", (held.holders[0][0].info.backend_pid,))
+        wait_until(lambda: len(holders(pg)) == 1)
+        held.unlock()
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE relation = 'rows'::regclass")
+        assert cursor.fetchone() == (0,)
 
 
 @pytest.mark.usefixtures("rows")

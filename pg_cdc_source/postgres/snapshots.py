@@ -18,6 +18,7 @@ the holder's locks only make it rare.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -86,9 +87,10 @@ class Held:
                 lock_relation(session, oid, timeout=timeout)
 
     def unlock(self) -> None:
-        """Release all locks; the snapshot stays."""
+        """Release all locks; the snapshot stays. A session that is lost has none left."""
         for session, _ in self.holders:
-            release_locks(session)
+            with contextlib.suppress(TransientError):
+                release_locks(session)
 
     def close(self) -> None:
         for session, _ in self.holders:
