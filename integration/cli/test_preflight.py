@@ -362,3 +362,13 @@ def test_a_server_that_is_not_there_is_an_error_without_its_password(db: str) ->
     assert result.returncode == 1
     assert "cannot connect to PostgreSQL at 127.0.0.1:1/x as somebody" in result.stderr
     assert "Geheim-123" not in result.stdout + result.stderr
+
+
+def test_the_list_of_slots_takes_options_of_the_connection(db: str, tmp_path: Path) -> None:
+    login = parse_dsn(db)
+    (tmp_path / "token").write_text(login.pop("password"))
+    listed = pg_cdc("slots", make_dsn(**login), "-o", f"passwordCommand=cat {tmp_path}/token", "--json")
+    assert json.loads(listed.stdout)["dropped"] == []
+    twice = pg_cdc("slots", make_dsn(**login), "-o", "url=x")
+    assert twice.returncode == 2
+    assert "url is given twice" in twice.stderr

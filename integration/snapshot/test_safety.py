@@ -384,13 +384,15 @@ spark.stop()
 
 def test_the_password_is_nowhere_to_be_seen(pg: Session, reader: dict[str, str], tmp_path: Path) -> None:
     run(pg, f"CREATE TABLE t AS SELECT 1 AS id; GRANT SELECT ON t TO {reader['user']}")
-    password = reader["password"]
+    password, token = reader["password"], tmp_path / "token"
+    token.write_text(password)
     host, port, dbname, user = (reader[k] for k in ("host", "port", "dbname", "user"))
     forms = [
         {"host": host, "port": port, "database": dbname, "user": user, "password": password},
         {"url": f"postgresql://{user}:{quote(password)}@{host}:{port}/{dbname}"},
         {"url": f"jdbc:postgresql://{host}:{port}/{dbname}?user={user}&password={quote(password)}"},
         {"url": conninfo(reader)},
+        {"url": f"postgresql://{user}@{host}:{port}/{dbname}", "passwordCommand": f"cat {token}"},
     ]
     events = tmp_path / "events"
     events.mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from pg_cdc_source.cli.given_options import given_options
 from pg_cdc_source.cli.preflight.findings import Finding, Status, is_right
 
 _STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not done": "dim"}
@@ -44,26 +44,13 @@ def check(
     except ImportError as error:
         typer.echo(f"pg-cdc: {error}\n  Remedy: reinstall the package with its dependencies", err=True)
         raise typer.Exit(1) from None
-    given = _given_options(option or [])
+    given = given_options(option or [])
     if given and format_name is None:
         raise typer.BadParameter("options belong to a format: name it", param_hint="--option")
     findings = preflight.check(None if format_name is None else format_name.value, given)
     (_print_json if json else _print_text)(findings)
     if not is_right(findings):
         raise typer.Exit(1)
-
-
-def _given_options(texts: Sequence[str]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        # The message repeats no part of it: it may be a URL with a password, without the option's name.
-        if not equals or not re.fullmatch(r"[\w.]+", name):
-            raise typer.BadParameter("it is not of the form NAME=VALUE", param_hint="--option")
-        if name in given:
-            raise typer.BadParameter(f"{name} is given twice", param_hint="--option")
-        given[name] = value
-    return given
 
 
 def _print_json(findings: Sequence[Finding]) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pg_cdc_source.cli.exits import failed
+from pg_cdc_source.cli.given_options import given_options
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.connection import connect
@@ -26,6 +27,12 @@ from pg_cdc_source.postgres.slots import Usage, read_usages
 
 def slots(
     url: Annotated[str, typer.Argument(help="The server, as in the option url: a libpq URI or connection string.")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", "-o", metavar="NAME=VALUE", help="A further option of the connection. May be repeated."
+        ),
+    ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Drop this slot. May be repeated.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before dropping slots.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
@@ -36,8 +43,9 @@ def slots(
     dropped.
     """
     names = list(dict.fromkeys(drop or []))
+    given = given_options([*(option or []), f"url={url}"])
     try:
-        with contextlib.closing(connect(parse_connection_options({"url": url}), "pg-cdc:slots")) as session:
+        with contextlib.closing(connect(parse_connection_options(given), "pg-cdc:slots")) as session:
             refused = undroppable(session, names)
             for error in refused:
                 typer.echo(f"pg-cdc: {error}", err=True)

@@ -36,17 +36,24 @@ class ConnectionOptions:
     """Where and as whom to connect: ``psycopg2.connect(conninfo, **dict(keywords))``.
 
     ``conninfo`` is the user's libpq URI or connection string, '' without one; ``keywords`` never repeats what it says.
+    ``password_command`` or ``password_provider`` is asked for the password before each connection.
     """
 
     conninfo: str = ""
     keywords: tuple[tuple[str, str], ...] = ()
+    password_command: str | None = None
+    password_provider: str | None = None
 
     def __repr__(self) -> str:
         try:
             settings = self.settings()
         except OptionError:
             return "ConnectionOptions(url=***)"
-        shown = (f"{k}={'***' if k in SECRET_KEYWORDS else repr(v)}" for k, v in settings.items())
+        shown = [f"{k}={'***' if k in SECRET_KEYWORDS else repr(v)}" for k, v in settings.items()]
+        if self.password_command is not None:
+            shown.append("password_command=***")
+        if self.password_provider is not None:
+            shown.append(f"password_provider={self.password_provider!r}")
         return f"ConnectionOptions({', '.join(shown)})"
 
     def display(self) -> str:

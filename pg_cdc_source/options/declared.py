@@ -13,6 +13,7 @@ from pg_cdc_source.options.value_parsers import (
     boolean,
     condition,
     duration,
+    importable_function,
     not_blank,
     one_of,
     password,
@@ -63,6 +64,19 @@ _CONNECTION_OPTIONS = (
     Option("database", "connection", "database; libpq's `dbname` works too", not_blank, without="libpq's"),
     Option("user", "connection", "role to connect as", not_blank, without="libpq's"),
     Option("password", "connection", "its password; libpq's `passfile` works too", password),
+    Option(
+        "passwordCommand",
+        "connection",
+        "instead of `password`: a shell command that prints it; run before each connection, in the process that makes "
+        "it",
+        not_blank,
+    ),
+    Option(
+        "passwordProvider",
+        "connection",
+        "likewise, a Python function that returns it: `module:function`",
+        importable_function,
+    ),
 )
 
 _SNAPSHOT_OPTIONS = (

@@ -46,9 +46,17 @@ class Given:
             check_settings(settings)
         except OptionError as error:
             self.problems.append(error)
+        command, provider = self.values["passwordCommand"], self.values["passwordProvider"]
+        said = [name for name in ("password", "passfile") if name in settings or name in url.settings]
+        asked = [name for name in ("passwordCommand", "passwordProvider") if self.values[name] is not None]
+        if asked and len([*said, *asked]) > 1:
+            ways = " and ".join([*said, *asked])
+            self.problems.append(
+                OptionError(f"{ways} each say where the password comes from", remedy="keep one of them")
+            )
         if not url.conninfo:
             settings = {**url.settings, **settings}
-        return ConnectionOptions(url.conninfo, tuple(sorted(settings.items())))
+        return ConnectionOptions(url.conninfo, tuple(sorted(settings.items())), command, provider)
 
     def raise_problems(self) -> None:
         """Raise one OptionError for all problems, if there are any."""

@@ -22,6 +22,10 @@ HABITS: dict[Group, dict[str, str]] = {
         "database.port": "use port",
         "database.password": "use password",
         **dict.fromkeys(("database.dbname", "databasename"), "use database"),
+        **dict.fromkeys(
+            ("authenticationpluginclassname", "wrapperplugins"),
+            "use passwordProvider or passwordCommand, which are asked before each connection",
+        ),
         "driver": "leave it out: no JDBC driver is used",
         "sessioninitstatement": "set parameters in the option options: '-c name=value'",
         **dict.fromkeys(("keytab", "principal", "refreshkrb5config", "connectionprovider"), _KERBEROS),

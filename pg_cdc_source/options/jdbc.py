@@ -75,7 +75,7 @@ _REFUSED_PARAMETERS = {
         ("socketFactory", "socketFactoryArg"), "libpq opens its own sockets; connect directly or through a proxy"
     ),
     "localSocketAddress": "libpq cannot choose the local address",
-    "authenticationPluginClassName": "libpq runs no Java code; pass the password, or use passfile",
+    "authenticationPluginClassName": "libpq runs no Java code; use the option passwordProvider or passwordCommand",
     **dict.fromkeys(
         ("jaasApplicationName", "jaasLogin", "gssUseDefaultCreds", "useSpnego", "sspiServiceClass"),
         "libpq takes Kerberos credentials from the ticket cache; leave it out",

@@ -144,3 +144,12 @@ def snapshot_id(text: str) -> str:
 
 def password(text: str) -> str:
     return text
+
+
+def importable_function(text: str) -> str:
+    module, colon, function = text.strip().partition(":")
+    if not colon or not all(name.isidentifier() for name in f"{module}.{function}".split(".")):
+        raise OptionError(
+            f"{text!r} does not name a function that can be imported", remedy="write module:function, as a.b:token"
+        )
+    return text.strip()

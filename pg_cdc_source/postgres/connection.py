@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import psycopg2
@@ -11,7 +12,8 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.server_errors import connect_error, translate, translated
+from pg_cdc_source.postgres.passwords import ask_password
+from pg_cdc_source.postgres.server_errors import connect_error, is_refused_login, translate, translated
 
 # Either side notices a dead peer after about 30 + 3 * 10 seconds. Users' own keywords win.
 _DEFAULT_KEYWORDS = {
@@ -61,13 +63,18 @@ _SETTINGS_SINCE = {
 }
 
 
+# A password that is replaced on the server may be given out a moment before, or a moment after. Not many more attempts:
+# servers lock roles out.
+_REPLACED = Backoff(0.5, attempts=3)
+
+
 def connect(
     options: ConnectionOptions, application_name: str, *, replication: bool = False, retry_seconds: float = 0
 ) -> Session:
     """Open a read-only session in autocommit mode with this package's settings.
 
-    A server that does not answer is tried again for ``retry_seconds``; a refused login is not. Raises ConnectError, or
-    TransientError when the time is over.
+    A server that does not answer is tried again for ``retry_seconds``; a refused login is not, but with a password that
+    is asked for again. Raises ConnectError, or TransientError when the time is over.
     """
     backoff = Backoff(0.1, longest_seconds=2.0, within_seconds=retry_seconds)
     return backoff.retrying(lambda: _connect_once(options, application_name, replication=replication))
@@ -80,10 +87,7 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
     keywords |= {"application_name": application_name, "client_encoding": "UTF8"}
     if replication:
         keywords["connection_factory"] = psycopg2.extras.LogicalReplicationConnection
-    try:
-        session = psycopg2.connect(options.conninfo, **keywords)
-    except psycopg2.Error as error:
-        raise connect_error(options, given, error) from None
+    session = _log_in(options, keywords)
     try:
         if not replication:  # psycopg2 has those in autocommit mode already, and refuses to set it
             session.autocommit = True
@@ -104,6 +108,21 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
         session.close()
         raise translate(error, "preparing a session") from None
     return session
+
+
+def _log_in(options: ConnectionOptions, keywords: dict[str, Any]) -> Session:
+    """Connect, with a password that is asked for now where the options say whom to ask."""
+    pauses = _REPLACED.pauses()
+    while True:
+        password = ask_password(options)
+        asked = {} if password is None else {"password": password}
+        try:
+            return psycopg2.connect(options.conninfo, **keywords, **asked)
+        except psycopg2.Error as error:
+            pause_seconds = next(pauses, None) if asked and is_refused_login(error) else None
+            if pause_seconds is None:
+                raise connect_error(options, {**options.settings(), **asked}, error) from None
+        time.sleep(pause_seconds)
 
 
 def refuse_transaction_pooler(options: ConnectionOptions, session: Session, application_name: str) -> None:

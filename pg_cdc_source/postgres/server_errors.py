@@ -38,13 +38,16 @@ _IN_SETTINGS = _Failure(
 )  # what libpq finds wrong before it connects
 _OTHERWISE = _Failure((), TransientError, "check that the server runs and that this host may reach it")
 
+# Of every method that takes a password: "password authentication failed for user", "PAM authentication failed", ….
+_REFUSED_LOGIN = "authentication failed"
+
 # libpq gives no SQLSTATE for a failed connection, so its English texts decide, the first match first. An unknown one
 # counts as transient and is tried again within the caller's bound.
 _FAILURES = (
     _Failure(
-        ("authentication failed", "no password supplied", "no pg_hba.conf entry"),
+        (_REFUSED_LOGIN, "no password supplied", "no pg_hba.conf entry"),
         ConnectError,
-        "check user, password and the server's pg_hba.conf",
+        "check user, password (or what gives it) and the server's pg_hba.conf",
     ),
     _Failure(
         ("does not exist", "is not permitted to log in"),
@@ -83,6 +86,11 @@ _FAILURES = (
         "let fewer tasks read at a time, or raise max_connections or the role's or database's CONNECTION LIMIT",
     ),
 )
+
+
+def is_refused_login(error: psycopg2.Error) -> bool:
+    """Whether the server has refused the password, as far as libpq's text tells."""
+    return _REFUSED_LOGIN in str(error)
 
 
 def connect_error(options: ConnectionOptions, given: dict[str, str], error: psycopg2.Error) -> PgCdcError:

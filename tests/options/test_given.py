@@ -6,6 +6,7 @@ from given_options import STREAM, TABLE, refused, refused_stream
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.options.stream_options import parse_stream_options
 
 
 @pytest.mark.parametrize("change", [str.lower, str.upper, str])
@@ -149,3 +150,38 @@ def test_connection_options_alone_take_no_others() -> None:
     )
     with pytest.raises(OptionError, match="dbtable is not known"):
         parse_connection_options(TABLE)
+
+
+ASKED = {"passwordCommand": "token-of orders", "passwordProvider": "tokens:of_rds"}
+
+
+@pytest.mark.parametrize("option", ASKED)
+def test_who_is_asked_for_the_password_reaches_both_formats(option: str) -> None:
+    for parse, needed in ((parse_snapshot_options, TABLE), (parse_stream_options, STREAM)):
+        connection = parse({**needed, "url": "postgresql://u@h/d", option: ASKED[option]}).connection
+        assert {connection.password_command, connection.password_provider} == {None, ASKED[option]}
+        assert "token-of" not in repr(connection)
+
+
+@pytest.mark.parametrize("option", ASKED)
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [
+        ({"password": "x"}, "password"),
+        ({"url": "postgresql://u:x@h/d"}, "password"),
+        ({"url": "jdbc:postgresql://h/d?user=u&password=x"}, "password"),
+        ({"passfile": "/x"}, "passfile"),
+    ],
+)
+def test_a_password_comes_from_one_place(option: str, other: dict[str, str], name: str) -> None:
+    message = refused({**TABLE, option: ASKED[option], **other})
+    assert f"{name} and {option} each say where the password comes from" in message
+
+
+def test_a_command_and_a_function_are_not_both_asked() -> None:
+    assert "passwordCommand and passwordProvider each say" in refused({**TABLE, **ASKED})
+
+
+@pytest.mark.parametrize("text", ["tokens", "tokens:", ":f", "a b:f", "tokens:f()", "tokens.f", "a..b:f", "1a:f"])
+def test_a_provider_that_names_no_function_is_refused(text: str) -> None:
+    assert "write module:function" in refused({**TABLE, "passwordProvider": text})
