@@ -26,7 +26,7 @@ from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.protocol.changelog import require_whole_rows
 from pg_cdc_source.protocol.envelope import json_objects
 from pg_cdc_source.protocol.images import ChangedRows, Image
-from pg_cdc_source.protocol.layout import BEFORE, TRUNCATED, Layout, StreamedTable
+from pg_cdc_source.protocol.layout import BEFORE, OF_SCHEMA, TRUNCATED, Layout, StreamedTable
 from pg_cdc_source.protocol.refused import RefusedValueError, accept
 from pg_cdc_source.protocol.stream_rows import (
     change_columns,
@@ -35,10 +35,11 @@ from pg_cdc_source.protocol.stream_rows import (
     lists_of_names,
     nothing_unchanged,
     rows_through,
+    schema_rows,
     truncate_rows,
 )
 from pg_cdc_source.protocol.tuples import tags_and_oids, walk
-from pg_cdc_source.values.arrow import from_numpy, null
+from pg_cdc_source.values.arrow import from_numpy, null, to_numpy
 from pg_cdc_source.values.decoder import Field, refuse_other_bytes
 from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
 from pg_cdc_source.values.registry import Codec
@@ -51,11 +52,17 @@ class Described:
     """A streamed table together with the columns that the stream says its rows have now.
 
     ``index`` says for each planned column which of the relation's columns it is, None where it is not there.
+    ``announced``: what a row ``schema`` right before the table's first row says; None for no such row.
     """
 
     table: StreamedTable
     relation: pgoutput.RelationMessage
     index: tuple[int | None, ...]
+    announced: str | None = None
+
+
+# What a relation's rows are, given its oid and the position of the first of them; None where they are not read.
+Describe = Callable[[int, Position], Described | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,20 @@ class _Chunk:
         after: Flags = (self.lsn > position.lsn) | ((self.lsn == position.lsn) & (self.seq > position.seq))
         return after
 
+    def first_changes(self, wanted: Flags, *, with_truncates: bool) -> dict[int, tuple[int, int]]:
+        """Return for each relation with ``wanted`` changes the first one: its message, and the least number in it."""
+        rows = np.flatnonzero(wanted & (self.tags != pgoutput.TRUNCATE))
+        oids, at = np.unique(self.oids[rows], return_index=True)
+        message = rows[at]
+        numbers = self.seq[message] - (self.tags[message] == pgoutput.UPDATE)
+        first = dict(zip(oids.tolist(), zip(message.tolist(), numbers.tolist(), strict=True), strict=True))
+        for i, truncate in self.truncates.items():
+            if with_truncates and wanted[i]:
+                for k, oid in enumerate(truncate.oids):
+                    place = (i, int(self.seq[i]) - len(truncate.oids) + 1 + k)
+                    first[oid] = min(place, first.get(oid, place))
+        return first
+
     def change_columns(self, message: Ints, seq: Ints, kind: Ints, unchanged: pa.Array) -> list[pa.Array]:
         return change_columns(kind, self.lsn[message], seq, self.ts[message], self.xid[message], unchanged)
 
@@ -141,45 +162,60 @@ class ChangeDecoder:
         self._header_bytes = header_bytes
 
     def decode(
-        self,
-        messages: Messages,
-        runs: Sequence[Run],
-        describe: Callable[[int], Described | None],
-        skip: Position,
+        self, messages: Messages, runs: Sequence[Run], describe: Describe, skip: Position
     ) -> tuple[pa.RecordBatch, int]:
         """Decode a chunk of at least one message; return its rows after ``skip``, in order, and its last number.
 
-        ``runs`` say which commits the messages are of. ``describe`` is called with the oid of each relation that has
-        rows after ``skip``; where it returns None, messages count but give no rows. Raises WireError,
-        SchemaChangedError for a TRUNCATE if ``on_truncate`` is ``fail``, and UnrepresentableError unless such values
-        become NULL.
+        ``runs`` say which commits the messages are of. ``describe`` is called once for each relation that has rows
+        after ``skip``; where it returns None, messages count but give no rows. Raises WireError, SchemaChangedError for
+        a TRUNCATE if ``on_truncate`` is ``fail``, and UnrepresentableError unless such values become NULL.
         """
         chunk = _Chunk.of(messages, runs, self._header_bytes)
         wanted = chunk.after(skip)
         is_row = wanted & (chunk.tags != pgoutput.TRUNCATE)
+        first = chunk.first_changes(wanted, with_truncates=self._layout.on_truncate != "ignore")
+        found = {oid: describe(oid, Position(Lsn(chunk.lsn[i]), number)) for oid, (i, number) in first.items()}
         parts: list[_Part] = []
-        for oid in np.unique(chunk.oids[is_row]).tolist():
-            described = describe(oid)
-            if described is not None:
-                parts.append(self._rows(chunk, np.flatnonzero(is_row & (chunk.oids == oid)), described))
+        announced: list[tuple[int, int, Described]] = []
+        for oid, described in found.items():
+            if described is None:
+                continue
+            i, number = first[oid]
+            which = np.flatnonzero(is_row & (chunk.oids == oid))
+            if len(which):
+                parts.append(self._rows(chunk, which, described))
+                if which[0] == i:
+                    # Whether an update takes one of its numbers or both is known only now.
+                    number = parts[-1][0].column("_seq")[0].as_py()
+            if described.announced is not None:
+                announced.append((i, number, described))
         for i, message in chunk.truncates.items():
             if wanted[i] and self._layout.on_truncate != "ignore":
-                found = [(k, describe(oid)) for k, oid in enumerate(message.oids)]
-                named = [(k, described.table) for k, described in found if described is not None]
+                tables = [(k, found[oid]) for k, oid in enumerate(message.oids)]
+                named = [(k, described.table) for k, described in tables if described is not None]
                 if named:
                     parts.append(self._truncated(chunk, i, len(message.oids), named))
-        batch = self._in_order(parts)
+        batch = self._in_order(parts, _announcements(chunk, announced))
         # A skip may end within a message: between a delete and its insert, or among the tables of a TRUNCATE.
         return batch.slice(rows_through(batch, skip, self._schema)), int(chunk.seq[-1])
 
-    def _in_order(self, parts: list[_Part]) -> pa.RecordBatch:
+    def _in_order(self, parts: list[_Part], announcements: _Part | None) -> pa.RecordBatch:
         if not parts:
             return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in self._schema], schema=self._schema)
-        if len(parts) == 1:
+        if announcements is None and len(parts) == 1:
             return parts[0][0]
+        first = 0 if announcements is None else len(announcements[1])
+        if announcements is not None:
+            parts = [announcements, *parts]
         batch = pa.concat_batches([part for part, _ in parts])
-        # By message, and by place within it: a stable sort keeps the halves of an update in order.
-        order = np.argsort(np.concatenate([message for _, message in parts]), kind="stable")
+        message = np.concatenate([message for _, message in parts])
+        if first:
+            # Each stands right before the row that has its number.
+            is_row = np.arange(len(message)) >= first
+            order = np.lexsort((is_row, to_numpy(batch.column("_seq")), message))
+        else:
+            # By message, and by place within it: a stable sort keeps the halves of an update in order.
+            order = np.argsort(message, kind="stable")
         return batch.take(from_numpy(order))
 
     def _rows(self, chunk: _Chunk, which: Ints, described: Described) -> _Part:
@@ -270,6 +306,17 @@ class ChangeDecoder:
         seq = chunk.seq[message] - relations + 1 + np.array([k for k, _ in named])
         changes = chunk.change_columns(message, seq, np.full(n, TRUNCATED), nothing_unchanged(n))
         return truncate_rows(tables, changes, self._layout, self._schema), message
+
+
+def _announcements(chunk: _Chunk, announced: Sequence[tuple[int, int, Described]]) -> _Part | None:
+    """Return the rows that say what the columns are from here on: of each the message, and the row's number."""
+    if not announced:
+        return None
+    message = np.array([i for i, _, _ in announced])
+    seq = np.array([number for _, number, _ in announced])
+    changes = chunk.change_columns(message, seq, np.full(len(seq), OF_SCHEMA), nothing_unchanged(len(seq)))
+    names = [described.table.name for _, _, described in announced]
+    return schema_rows(names, [described.announced or "" for _, _, described in announced], changes), message
 
 
 def _before_column(table: StreamedTable) -> str:

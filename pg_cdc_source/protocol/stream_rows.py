@@ -16,6 +16,7 @@ from pg_cdc_source.protocol.layout import (
     CHANGE_TYPES,
     COMMIT_TS_TYPE,
     ENVELOPE_SCHEMA,
+    OF_SCHEMA,
     OF_SNAPSHOT,
     UNCHANGED_TYPE,
     Layout,
@@ -117,6 +118,20 @@ def truncate_rows(
         given["_table"] = from_texts([table.name for table in tables])
     columns = [given[field.name] if field.name in given else pa.nulls(len(tables), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def schema_rows(tables: Sequence[str], objects: Sequence[str], changes: Sequence[pa.Array]) -> pa.RecordBatch:
+    """Return a row of the envelope for each layout: of which table it is, and what its object says."""
+    n = len(tables)
+    key, before = pa.nulls(n, pa.string()), pa.nulls(n, pa.string())
+    columns = [from_texts(tables), *changes, key, from_texts(objects), before]
+    return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
+
+
+def schema_row_of_snapshot(table: str, after: str, lsn: Lsn) -> pa.RecordBatch:
+    """Return the row that stands before the rows of a table of the snapshot."""
+    changes = change_columns(np.array([OF_SCHEMA]), np.array([lsn]), np.array([0]), None, None, nothing_unchanged(1))
+    return schema_rows([table], [after], changes)
 
 
 def rows_through(batch: pa.RecordBatch, end: Position, schema: pa.Schema) -> int:

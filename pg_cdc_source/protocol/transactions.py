@@ -79,6 +79,9 @@ class Changes:
 class TransactionAssembler:
     """Collects the changes after ``start``. ``streamed`` makes the place where a streamed transaction waits.
 
+    With ``every_relation``, a relation that is sent again as it was counts as another one, too: the server does so after
+    DDL that a Relation message does not show.
+
     ``complete``: every commit through here has been received. ``received``: everything through here was kept, or there
     was nothing to keep; a new session begins there.
     """
@@ -89,10 +92,12 @@ class TransactionAssembler:
         streamed: Callable[[], StreamedTransaction],
         *,
         messages_per_chunk: int = MESSAGES_PER_CHUNK,
+        every_relation: bool = False,
     ) -> None:
         self.received = start
         self.complete = start
         self._new_streamed = streamed
+        self._every_relation = every_relation
         self._relations: dict[int, SentRelation] = {}
         self._transaction: Begin | None = None
         self._leave_out = False  # the transaction was kept in an earlier session
@@ -213,7 +218,7 @@ class TransactionAssembler:
     def _receive_relation(self, relation: RelationMessage) -> Changes | None:
         transaction = self._require_transaction(pgoutput.RELATION)
         known = self._relations.get(relation.oid)
-        if known is not None and known.relation == relation:
+        if known is not None and known.relation == relation and not self._every_relation:
             return None
         changes = None
         if known is not None:

@@ -18,6 +18,7 @@ both hold the reader's lock meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
@@ -32,9 +33,9 @@ from pg_cdc_source.values.wire import Collected
 # The buffer holds this many batches at the limits: the one that Spark works on, and the next.
 BATCHES_AHEAD = 2
 
-# What a relation's rows are to become, given the relation and the LSN of the commit from which on it is so: None where
-# they are not wanted. Raises where they cannot be.
-Match = Callable[[RelationMessage, Lsn], Described | None]
+# What a relation's rows are to become, given the relation, the LSN of the commit from which on it is so, and the
+# position of the first row: None where they are not wanted. Raises where they cannot be.
+Match = Callable[[RelationMessage, Lsn, Position], Described | None]
 
 
 class Matched:
@@ -44,11 +45,16 @@ class Matched:
         self._match = match
         self._found: dict[int, tuple[SentRelation, Described | None]] = {}
 
-    def of(self, changes: Changes, oid: int) -> Described | None:
+    def of(self, changes: Changes, oid: int, position: Position) -> Described | None:
+        """What rows of the relation become, the first of which is at ``position``."""
         sent = changes.relation(oid)
         found = self._found.get(oid)
         if found is None or found[0] is not sent:
-            found = self._found[oid] = (sent, self._match(sent.relation, sent.lsn))
+            described = self._match(sent.relation, sent.lsn, position)
+            # What is announced comes once.
+            later = None if described is None else replace(described, announced=None)
+            self._found[oid] = (sent, later)
+            return described
         return found[1]
 
 
@@ -130,7 +136,7 @@ class ChangeBuffer:
             return
         try:
             batch, last_seq = self._decoder.decode(
-                changes.messages, changes.runs, lambda oid: self._matched.of(changes, oid), changes.after
+                changes.messages, changes.runs, lambda oid, position: self._matched.of(changes, oid, position), changes.after
             )
         except BaseException as error:
             self._assembler.refused(changes)

@@ -251,7 +251,7 @@ class Capture:
         self._watch.begin(published, plan.names)
         return plan
 
-    def _match(self, relation: RelationMessage, lsn: Lsn) -> Described | None:
+    def _match(self, relation: RelationMessage, lsn: Lsn, _: Position) -> Described | None:
         return match_relation(self._planned(), relation, lsn)
 
     def _read_from(self, position: Position) -> SlotReader:

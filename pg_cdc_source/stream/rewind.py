@@ -97,8 +97,8 @@ def _read(
         last_seq = 0
         for oid, decoder in decoders.items():
 
-            def of_one(other: int, oid: int = oid) -> Described | None:
-                return matched.of(changes, other) if other == oid and images[oid].missing is None else None
+            def of_one(other: int, position: Position, oid: int = oid) -> Described | None:
+                return matched.of(changes, other, position) if other == oid and images[oid].missing is None else None
 
             batch, last_seq = decoder.decode(changes.messages, changes.runs, of_one, changes.after)
             if batch.num_rows:

@@ -163,6 +163,6 @@ class Session:
         pass
 
 
-def match(relation: RelationMessage, lsn: Lsn) -> Described | None:
+def match(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
     """What the buffer asks for: the planned table with the columns that were sent."""
     return described(BY_KEY) if relation.oid == BY_KEY.oid else None

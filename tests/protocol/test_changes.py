@@ -62,7 +62,7 @@ def decoded(
     schema = layout.schema([one.table for one in found])
     decoder = ChangeDecoder(layout, schema, len(HEADER))
     by_oid = {one.table.oid: one for one in found}
-    batch, last = decoder.decode(Messages.joined(messages), runs or [run(len(messages))], by_oid.get, skip)
+    batch, last = decoder.decode(Messages.joined(messages), runs or [run(len(messages))], lambda oid, _: by_oid.get(oid), skip)
     batch.validate(full=True)
     assert batch.schema == schema
     return batch, last
@@ -290,14 +290,66 @@ def test_a_chunk_without_wanted_rows_is_empty() -> None:
 def test_relations_without_rows_behind_the_skip_are_not_asked_for() -> None:
     """What the stream said of them is not known again after a new start in the middle."""
 
-    def describe(oid: int) -> Described:
-        assert oid == 2
+    def describe(oid: int, position: Position) -> Described:
+        assert (oid, position) == (2, (100, 3))
         return described(FULL)
 
     decoder = ChangeDecoder(TYPED, TYPED.schema([FULL]), len(HEADER))
     messages = [insert(1, ["1", None, None]), truncate(1), insert(2, ["2", None, None])]
     batch, _ = decoder.decode(Messages.joined(messages), [run(3)], describe, Position(Lsn(100), 2))
     assert batch.column("id").to_pylist() == [2]
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def announced(table: StreamedTable) -> Described:
+    return replace(described(table), announced=f"columns of {table.name}")
+
+
+def test_a_layout_stands_right_before_the_first_row_that_has_it() -> None:
+    moved = update(1, ["2", None, None], "K", ["1", None, None])
+    messages = [insert(OTHER, []), moved, insert(2, ["5", None, None]), truncate(OTHER, 2, 3), update(1, ["3"] * 3)]
+    batch, last = decoded(messages, announced(BY_KEY), announced(FULL), announced(KEYLESS), layout=ENVELOPE)
+    assert [(row["_change_type"], row["_seq"], row["_table"]) for row in batch.to_pylist()] == [
+        ("schema", 2, "public.by_key"),
+        ("delete", 2, "public.by_key"),
+        ("insert", 3, "public.by_key"),
+        ("schema", 4, "public.full"),
+        ("insert", 4, "public.full"),
+        ("truncate", 6, "public.full"),
+        ("schema", 7, "public.keyless"),
+        ("truncate", 7, "public.keyless"),
+        ("update", 9, "public.by_key"),
+    ]
+    assert last == 9
+    said = batch.to_pylist()[0]
+    assert (said["after"], said["key"], said["before"], said["_unchanged"], said["_commit_lsn"], said["_xid"]) == (
+        *("columns of public.by_key", None, None, []),
+        *(100, 4_294_967_295),
+    )
+
+
+def test_a_plain_update_is_announced_with_its_own_number() -> None:
+    batch, _ = decoded([update(1, ["1", "x", None])], announced(BY_KEY), layout=ENVELOPE)
+    assert batch.column("_seq").to_pylist() == [2, 2]
+
+
+def test_a_layout_and_its_row_are_never_cut_apart() -> None:
+    messages = [insert(1, ["1", "x", None]), insert(2, ["1", "x", None])]
+    tables = (announced(BY_KEY), announced(FULL))
+    batch, _ = decoded(messages, *tables, layout=ENVELOPE)
+    ends = [rows_through(batch, Position(Lsn(100), seq), batch.schema) for seq in range(3)]
+    assert ends == [0, 2, 4]
+    # The first rows were handed out, and the row that is left has been announced before.
+    later, _ = decoded(messages, announced(BY_KEY), described(FULL), layout=ENVELOPE, skip=Position(Lsn(100), 1))
+    assert later.column("_change_type").to_pylist() == ["insert"]
+
+
+def test_nothing_is_announced_where_a_truncate_is_not_read() -> None:
+    quiet = replace(ENVELOPE, on_truncate="ignore")
+    batch, _ = decoded([truncate(2), insert(2, ["1", None, None])], announced(FULL), layout=quiet)
+    assert [(row["_change_type"], row["_seq"]) for row in batch.to_pylist()] == [("schema", 2), ("insert", 2)]
 
 
 def test_a_skip_may_end_between_a_delete_and_its_insert() -> None:

@@ -233,7 +233,7 @@ class Changed(Transaction):
 
 
 def test_what_came_before_an_error_is_handed_out_first() -> None:
-    def refuse(relation: RelationMessage, lsn: Lsn) -> Described | None:
+    def refuse(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
         if relation.columns[2].name == "c":
             raise SchemaChangedError("column b was renamed")
         return described(BY_KEY)
@@ -258,10 +258,10 @@ def test_what_could_not_be_decoded_for_a_moment_comes_again(step: int) -> None:
     """To find out what a changed column is takes a query, which fails while the server starts again."""
     failures = [TransientError("the server is starting up")] * 3
 
-    def fail(relation: RelationMessage, lsn: Lsn) -> Described | None:
+    def fail(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
         if relation.columns[2].name == "c" and failures:
             raise failures.pop()
-        return match(relation, lsn)
+        return match(relation, lsn, position)
 
     sent = [Transaction(100, 2), Changed(200, 6), Transaction(300, 4)]
     buffer = buffer_from(how=fail)

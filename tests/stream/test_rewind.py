@@ -42,7 +42,7 @@ class Inserts(Transaction):
         return [self._id(i) for i in range(self.rows)]
 
 
-def match(relation: RelationMessage, lsn: Lsn) -> Described | None:
+def match(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
     return Described(FULL, relation, (0, 1, 2)) if relation.oid == FULL.oid else None
 
 
@@ -83,13 +83,13 @@ def test_a_table_whose_old_rows_did_not_travel_is_taken_as_it_is_and_the_log_say
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = turned_back(Server([Updates(200, 1), Inserts(300, 2)]), 305, lambda relation, lsn: described(BY_KEY))
+        found = turned_back(Server([Updates(200, 1), Inserts(300, 2)]), 305, lambda relation, lsn, position: described(BY_KEY))
     assert found == {}
     assert "its replica identity was not FULL" in caplog.text
 
 
 def test_what_cannot_be_understood_ends_it() -> None:
-    def refuse(relation: RelationMessage, lsn: Lsn) -> Described | None:
+    def refuse(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
         raise SchemaChangedError("column b was renamed")
 
     with pytest.raises(SchemaChangedError, match="column b was renamed"):

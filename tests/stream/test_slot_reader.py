@@ -135,7 +135,7 @@ class Changed(Transaction):
 def test_what_came_before_an_error_is_handed_out_first() -> None:
     """The relation changes in the middle of the third commit."""
 
-    def refuse(relation: RelationMessage, lsn: Lsn) -> Described | None:
+    def refuse(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
         if relation.columns[2].name == "c":
             raise SchemaChangedError("column b was renamed")
         return described(BY_KEY)
@@ -159,10 +159,10 @@ def test_what_came_before_an_error_is_handed_out_first() -> None:
 def test_what_could_not_be_decoded_for_a_moment_comes_again() -> None:
     failures = [TransientError("the server is starting up")] * 3
 
-    def fail(relation: RelationMessage, lsn: Lsn) -> Described | None:
+    def fail(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
         if relation.columns[2].name == "c" and failures:
             raise failures.pop()
-        return match(relation, lsn)
+        return match(relation, lsn, position)
 
     sent = [Transaction(100, 2), Changed(200, 6), Transaction(300, 4)]
     server = Server(sent)

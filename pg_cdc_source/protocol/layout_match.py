@@ -1,0 +1,217 @@
+"""Find out what the layout of a relation is, and what changed in it: Relation message, known layout and catalog.
+
+Columns are told apart by their numbers (attnum), which a Relation message does not have. PostgreSQL gives numbers in
+order, never gives one twice, and sends columns in their order. So::
+
+    the catalog has just the columns that were sent          their numbers are the catalog's
+    they were sent as before                                 their numbers are the known ones
+    otherwise the catalog is ahead of the commit:
+      all known columns are still there                      they come first; behind them are new ones
+      some are not                                           by name and type; the rest was dropped and added
+
+- Where it cannot be told, a column was dropped and another added: a rename is never guessed.
+- Old rows have what the catalog says (``fill``), or, if it cannot say so, the table counts as rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pg_cdc_source.options.names import dotted
+from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
+from pg_cdc_source.protocol.table_layout import (
+    CatalogLayout,
+    LayoutChange,
+    LayoutColumn,
+    TableLayout,
+    TypeFacts,
+    listed,
+    sent_of,
+)
+
+# What a type with its modifier is.
+TypeOf = Callable[[int, int], TypeFacts]
+
+
+def find_layout(
+    relation: RelationMessage, known: TableLayout | None, catalog: CatalogLayout | None, type_of: TypeOf
+) -> tuple[TableLayout, tuple[LayoutChange, ...]]:
+    """Return a relation's layout, and what changed since the ``known`` one; nothing where none is known.
+
+    ``catalog`` is None for a table that is gone.
+    """
+    sent = relation.columns
+    present = catalog if catalog is not None and _is_at(catalog, sent) else None
+    numbers = _numbers(sent, known, catalog, present)
+    key = _key(relation, known, present)
+    nullable = {} if catalog is None else {column.attnum: column.nullable for column in catalog.columns}
+    columns = tuple(
+        _column(column, number, column.name in key, nullable.get(number or 0, True), type_of)
+        for column, number in zip(sent, numbers, strict=True)
+    )
+    facts: CatalogLayout | TableLayout | None = present or known
+    layout = TableLayout(
+        relation.oid,
+        dotted(relation.schema, relation.name),
+        relation.identity,
+        columns,
+        _last(numbers, known, present),
+        None if facts is None else facts.files,
+        None if facts is None else facts.altered,
+    )
+    return layout, () if known is None else tuple(_changes(known, layout, catalog, present))
+
+
+def _is_at(catalog: CatalogLayout, sent: Sequence[RelationColumn]) -> bool:
+    """Whether the catalog has just the columns that were sent."""
+    return [column.sent for column in catalog.columns if column.published] == list(map(sent_of, sent))
+
+
+def _column(sent: RelationColumn, number: int | None, key: bool, nullable: bool, type_of: TypeOf) -> LayoutColumn:
+    found = type_of(sent.type_oid, sent.typmod)
+    return LayoutColumn(
+        sent.name, number, found.name, sent.type_oid, sent.typmod, found.base_oid, found.spark, nullable, key
+    )
+
+
+def _key(relation: RelationMessage, known: TableLayout | None, present: CatalogLayout | None) -> frozenset[str]:
+    """Return the columns that tell rows apart. Under FULL all are marked, and only the catalog knows the primary key."""
+    names = frozenset(column.name for column in relation.columns)
+    of_catalog = frozenset(present.key) if present is not None and present.identity == relation.identity else None
+    if relation.identity == "f":
+        key = frozenset(known.key if known is not None else ()) if of_catalog is None else of_catalog
+    else:
+        key = frozenset(column.name for column in relation.columns if column.is_key)
+    # A part of a key does not tell rows apart.
+    return key if names.issuperset(key | (of_catalog or key)) else frozenset()
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _numbers(
+    sent: Sequence[RelationColumn],
+    known: TableLayout | None,
+    catalog: CatalogLayout | None,
+    present: CatalogLayout | None,
+) -> list[int | None]:
+    if present is not None:
+        return [column.attnum for column in present.columns if column.published]
+    if known is None:
+        return [None] * len(sent)
+    if known.is_sent_as(sent):
+        return [column.attnum for column in known.columns]
+    there = set() if catalog is None else {column.attnum for column in catalog.columns}
+    numbers = [column.attnum for column in known.columns]
+    if len(numbers) <= len(sent) and there.issuperset(numbers):
+        return numbers + _added(len(sent) - len(numbers), known.last, there)
+    return _by_name_and_type(sent, known)
+
+
+def _added(count: int, last: int | None, there: set[int]) -> list[int | None]:
+    """Return the numbers of columns behind all known ones: those that follow, as long as none of them was dropped."""
+    numbers: list[int | None] = []
+    for _ in range(count):
+        last = last + 1 if last is not None and last + 1 in there else None
+        numbers.append(last)
+    return numbers
+
+
+def _by_name_and_type(sent: Sequence[RelationColumn], known: TableLayout) -> list[int | None]:
+    numbers: list[int | None] = []
+    rest = list(known.columns)
+    for column in sent:
+        at = next((i for i, other in enumerate(rest) if other.sent == sent_of(column)), None)
+        numbers.append(None if at is None else rest[at].attnum)
+        # Columns keep their order, so what was passed over does not come any more.
+        rest = rest if at is None else rest[at + 1 :]
+    return numbers
+
+
+def _last(numbers: Sequence[int | None], known: TableLayout | None, present: CatalogLayout | None) -> int | None:
+    if present is not None:
+        return present.last
+    if known is None or known.last is None or None in numbers:
+        return None
+    return max(known.last, *(number for number in numbers if number is not None), 0)
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+def _changes(
+    known: TableLayout, layout: TableLayout, catalog: CatalogLayout | None, present: CatalogLayout | None
+) -> Iterator[LayoutChange]:
+    pairs = _pairs(known, layout)
+    if known.name != layout.name:
+        yield LayoutChange("renamed", None, layout.name, known.name)
+    kept = {id(was) for was, _ in pairs if was is not None}
+    dropped = [column for column in known.columns if id(column) not in kept]
+    for column in dropped:
+        yield LayoutChange("dropped", column.attnum, column.name)
+    fills = {} if catalog is None else {column.attnum: column.fill for column in catalog.columns}
+    for was, column in pairs:
+        if was is None:
+            fill = None if column.attnum is None else fills[column.attnum]
+            yield LayoutChange("added", column.attnum, column.name, None, fill)
+            continue
+        if was.name != column.name:
+            yield LayoutChange("renamed", column.attnum, column.name, was.name)
+        if (was.type_oid, was.typmod) != (column.type_oid, column.typmod):
+            yield LayoutChange("retyped", column.attnum, column.name, was.type_name)
+    if known.identity != layout.identity or _is_rekeyed(pairs, dropped):
+        yield LayoutChange("rekeyed", None, listed(layout.key), listed(known.key))
+    if _is_rewritten(known, layout, pairs, dropped, catalog, present):
+        yield LayoutChange("rewritten")
+
+
+_Pair = tuple[LayoutColumn | None, LayoutColumn]
+
+
+def _pairs(known: TableLayout, layout: TableLayout) -> list[_Pair]:
+    """Return each column with what it was, None for one that was added."""
+    by_number = {column.attnum: column for column in known.columns if column.attnum is not None}
+    unnumbered = {column.sent: column for column in known.columns if column.attnum is None}
+    pairs: list[_Pair] = []
+    for column in layout.columns:
+        was = None if column.attnum is None else by_number.get(column.attnum)
+        pairs.append((unnumbered.get(column.sent) if was is None else was, column))
+    return pairs
+
+
+def _is_rekeyed(pairs: Sequence[_Pair], dropped: Sequence[LayoutColumn]) -> bool:
+    return any(column.key for column in dropped) or any(
+        column.key != (was is not None and was.key) for was, column in pairs
+    )
+
+
+def _is_rewritten(
+    known: TableLayout,
+    layout: TableLayout,
+    pairs: Sequence[_Pair],
+    dropped: Sequence[LayoutColumn],
+    catalog: CatalogLayout | None,
+    present: CatalogLayout | None,
+) -> bool:
+    """Whether old rows may have other values now than they came with and the other changes say."""
+    added = [column for was, column in pairs if was is None]
+    if any(column.attnum is None for column in added):
+        # What old rows have in it cannot be looked up.
+        return True
+    if added and dropped and known.is_sent_as([_as_sent(column) for column in layout.columns]):
+        # It cannot be told which rows came before a column was replaced by its like.
+        return True
+    retyped = [column for was, column in pairs if was is not None and was.sent[1:] != column.sent[1:]]
+    renamed = [column for was, column in pairs if was is not None and was.name != column.name]
+    if present is None and not (added or dropped or retyped or renamed):
+        # The catalog is ahead. What else it says is of a later commit.
+        return False
+    if catalog is None or known.files is None:
+        filled = set() if catalog is None else {c.attnum for c in catalog.columns if c.fill is not None}
+        return bool(retyped) or any(column.attnum not in filled for column in added)
+    # Without DDL it was TRUNCATE, VACUUM FULL or CLUSTER.
+    return catalog.files != known.files and catalog.altered != known.altered
+
+
+def _as_sent(column: LayoutColumn) -> RelationColumn:
+    return RelationColumn(column.key, column.name, column.type_oid, column.typmod)

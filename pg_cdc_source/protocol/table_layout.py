@@ -1,0 +1,224 @@
+"""What the columns of a table are from some row of the stream on, and what changed in them there.
+
+A Relation message says names, types and keys. What a column's number is, whether it may be NULL and what old rows got
+for a column that was added is only in the catalog, which may be ahead of the commit by any time. So it is looked up
+once, when a layout arrives, and then kept in the stream's offsets: a batch that is replayed has the same rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Literal
+
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.protocol.layout import StreamedTable
+from pg_cdc_source.protocol.pgoutput import RelationColumn
+from pg_cdc_source.values import registry
+from pg_cdc_source.values.registry import CatalogType, Column
+
+ChangeKind = Literal["added", "dropped", "renamed", "retyped", "rekeyed", "rewritten"]
+# A column's name, type and type modifier.
+Sent = tuple[str, int, int]
+
+_AS_TEXT = NumericAs("string")
+
+
+@dataclass(frozen=True, slots=True)
+class TypeFacts:
+    """What a type with its modifier is: as format_type() prints it, the type that a domain is over, Spark's name."""
+
+    name: str
+    base_oid: int
+    spark: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogColumn:
+    """A column as the catalog has it now. ``fill``: what rows from before the column was added have, as text."""
+
+    attnum: int
+    name: str
+    type_oid: int
+    typmod: int
+    nullable: bool
+    fill: str | None
+    published: bool
+
+    @property
+    def sent(self) -> Sent:
+        return self.name, self.type_oid, self.typmod
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogLayout:
+    """A table's columns as the catalog has them now, in their order.
+
+    ``key``: the columns that tell rows apart: those of the replica identity; under FULL, the primary key. ``last`` is
+    the greatest number that a column ever had. ``files`` differs after a rewrite, TRUNCATE, VACUUM FULL or CLUSTER;
+    ``altered`` differs after DDL of columns. Both together: a rewrite by DDL.
+    """
+
+    columns: tuple[CatalogColumn, ...]
+    identity: str
+    key: tuple[str, ...]
+    last: int
+    files: str
+    altered: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutColumn:
+    """A column as rows of the stream have it. ``attnum`` None: the catalog did not know the column any more."""
+
+    name: str
+    attnum: int | None
+    type_name: str
+    type_oid: int
+    typmod: int
+    base_oid: int  # of the type that a domain is over
+    spark: str
+    nullable: bool
+    key: bool
+
+    @property
+    def sent(self) -> Sent:
+        return self.name, self.type_oid, self.typmod
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """A table as rows of the stream have it. ``last``, ``files``, ``altered``: see CatalogLayout; None: not known."""
+
+    oid: int
+    name: str
+    identity: str  # pg_class.relreplident
+    columns: tuple[LayoutColumn, ...]
+    last: int | None
+    files: str | None
+    altered: str | None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns if column.key)
+
+    def is_sent_as(self, columns: Sequence[RelationColumn]) -> bool:
+        """Whether rows with these columns have this layout, as far as a Relation message tells."""
+        return [column.sent for column in self.columns] == [sent_of(column) for column in columns]
+
+    def as_streamed(self) -> StreamedTable:
+        """The table whose rows have this layout, every value as PostgreSQL's text."""
+        columns = [
+            Column(c.name, c.attnum or 0, CatalogType(c.base_oid, c.typmod), c.type_name, not c.nullable)
+            for c in self.columns
+        ]
+        return StreamedTable(
+            self.oid,
+            self.name,
+            tuple(registry.plan(column, as_string=True, numeric_as=_AS_TEXT) for column in columns),
+            tuple((c.type_oid, c.typmod) for c in self.columns),
+            self.key,
+            self.identity,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChange:
+    """What changed in a layout.
+
+    ``name`` is the column's, ``was`` its old name or type; of ``rekeyed``, both are the key's columns. ``attnum`` None:
+    the change is of the table, or the column's number is not known. ``fill``: what rows from before have in a column
+    that was added, as text, None for NULL.
+    """
+
+    change: ChangeKind
+    attnum: int | None = None
+    name: str | None = None
+    was: str | None = None
+    fill: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRecord:
+    """A layout that rows of its table have from ``position`` on, and what changed there."""
+
+    position: Position
+    layout: TableLayout
+    changes: tuple[LayoutChange, ...]
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the rows from before are others now, so that all rows of the table have to come again."""
+        return any(change.change == "rewritten" for change in self.changes)
+
+    def to_object(self) -> str:
+        """Return the JSON object that a row of the stream brings."""
+        columns = [
+            {
+                "name": c.name,
+                "attnum": c.attnum,
+                "type": c.type_name,
+                "type_oid": c.type_oid,
+                "spark": c.spark,
+                "nullable": c.nullable,
+                "key": c.key,
+            }
+            for c in self.layout.columns
+        ]
+        changes = [
+            {"change": c.change, "attnum": c.attnum, "name": c.name, "was": c.was, "fill": c.fill} for c in self.changes
+        ]
+        return json.dumps({"columns": columns, "changes": changes}, ensure_ascii=False, separators=(",", ":"))
+
+
+def sent_of(column: RelationColumn) -> Sent:
+    return column.name, column.type_oid, column.typmod
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as one text."""
+    return ", ".join(map(quoted, names))
+
+
+# --- in offsets -------------------------------------------------------------------------------------------------------
+
+
+def to_text(records: Iterable[LayoutRecord]) -> str:
+    """Return records as a text for an offset; the same records give the same text."""
+    items = [
+        [
+            *(int(record.position.lsn), record.position.seq),
+            *(record.layout.oid, record.layout.name, record.layout.identity),
+            *(record.layout.last, record.layout.files, record.layout.altered),
+            [astuple(column) for column in record.layout.columns],
+            [astuple(change) for change in record.changes],
+        ]
+        for record in records
+    ]
+    if not items:
+        return ""
+    plain = json.dumps(items, ensure_ascii=False, separators=(",", ":")).encode()
+    return base64.b64encode(zlib.compress(plain, 9)).decode()
+
+
+def from_text(text: str) -> tuple[LayoutRecord, ...]:
+    """Read what :func:`to_text` has written. Raises ValueError for other text."""
+    if not text:
+        return ()
+    try:
+        items: list[list[Any]] = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+        return tuple(
+            LayoutRecord(
+                Position(Lsn(lsn), seq),
+                TableLayout(oid, name, identity, tuple(LayoutColumn(*c) for c in columns), last, files, altered),
+                tuple(LayoutChange(*c) for c in changes),
+            )
+            for lsn, seq, oid, name, identity, last, files, altered, columns, changes in items
+        )
+    except (zlib.error, TypeError, ValueError) as error:
+        raise ValueError(f"layouts of tables: {type(error).__name__}") from None

@@ -1,0 +1,225 @@
+"""Layouts are found and compared by column numbers, and where the catalog is ahead nothing is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pg_cdc_source.protocol.layout_match import find_layout
+from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
+from pg_cdc_source.protocol.table_layout import (
+    CatalogColumn,
+    CatalogLayout,
+    LayoutChange,
+    TableLayout,
+    TypeFacts,
+)
+
+INT, TEXT, BIGINT = 23, 25, 20
+NAMES = {INT: "integer", TEXT: "text", BIGINT: "bigint"}
+# (number, name, type), of the catalog also what old rows have.
+Given = tuple[Any, ...]
+T: list[Given] = [(1, "id", INT), (2, "a", TEXT)]
+Changes = list[LayoutChange]
+
+
+def type_of(oid: int, typmod: int) -> TypeFacts:
+    return TypeFacts(NAMES[oid], oid, "string")
+
+
+def sent(*columns: tuple[str, int], key: Sequence[str] = ("id",), identity: str = "d") -> RelationMessage:
+    return RelationMessage(
+        7, "public", "t", identity, tuple(RelationColumn(identity == "f" or n in key, n, o, -1) for n, o in columns)
+    )
+
+
+def catalog(columns: list[Given], **facts: Any) -> CatalogLayout:
+    described = tuple(
+        CatalogColumn(number, name, oid, -1, name != "id", fill[0] if fill else None, published=True)
+        for number, name, oid, *fill in columns
+    )
+    last = max(number for number, *_ in columns)
+    return replace(CatalogLayout(described, "d", ("id",), last, "file", "altered"), **facts)
+
+
+def known(columns: list[Given] = T, **facts: Any) -> TableLayout:
+    message = sent(*((name, oid) for _, name, oid in columns))
+    return replace(find_layout(message, None, catalog(columns), type_of)[0], **facts)
+
+
+def shown(found: tuple[TableLayout, Sequence[LayoutChange]]) -> tuple[list[int | None], list[tuple[Any, ...]]]:
+    layout, changes = found
+    told = [tuple(v for v in (c.change, c.attnum, c.name, c.was, c.fill) if v is not None) for c in changes]
+    return [column.attnum for column in layout.columns], told
+
+
+def test_the_first_layout_has_the_catalogs_facts_and_no_changes() -> None:
+    layout, changes = find_layout(sent(("id", INT), ("a", TEXT)), None, catalog(T), type_of)
+    assert changes == ()
+    assert [(c.attnum, c.name, c.type_name, c.nullable, c.key) for c in layout.columns] == [
+        (1, "id", "integer", False, True),
+        (2, "a", "text", True, False),
+    ]
+    assert (layout.name, layout.key, layout.last, layout.files) == ("public.t", ("id",), 2, "file")
+
+
+ID, A, B = ("id", INT), ("a", TEXT), ("b", TEXT)
+ALTERED = {"altered": "again"}
+REWRITTEN = {"altered": "again", "files": "other"}
+NOW: dict[str, tuple[RelationMessage, CatalogLayout, list[int | None], list[tuple[Any, ...]]]] = {
+    "nothing": (sent(ID, A), catalog(T), [1, 2], []),
+    "VACUUM FULL": (sent(ID, A), catalog(T, files="other"), [1, 2], []),
+    "SET DEFAULT": (sent(ID, A), catalog(T, **ALTERED), [1, 2], []),
+    "SET DATA TYPE to itself, USING another value": (sent(ID, A), catalog(T, **REWRITTEN), [1, 2], [("rewritten",)]),
+    "added": (sent(ID, A, B), catalog([*T, (3, "b", TEXT)], **ALTERED), [1, 2, 3], [("added", 3, "b")]),
+    "added with a default": (
+        sent(ID, A, B),
+        catalog([*T, (3, "b", TEXT, "x")], **ALTERED),
+        [1, 2, 3],
+        [("added", 3, "b", "x")],
+    ),
+    "added with a volatile default": (
+        sent(ID, A, B),
+        catalog([*T, (3, "b", TEXT)], **REWRITTEN),
+        [1, 2, 3],
+        [("added", 3, "b"), ("rewritten",)],
+    ),
+    "dropped": (sent(ID), catalog(T[:1], last=2, **ALTERED), [1], [("dropped", 2, "a")]),
+    "renamed": (sent(ID, B), catalog([*T[:1], (2, "b", TEXT)], **ALTERED), [1, 2], [("renamed", 2, "b", "a")]),
+    "retyped": (
+        sent(ID, ("a", BIGINT)),
+        catalog([*T[:1], (2, "a", BIGINT)], **REWRITTEN),
+        [1, 2],
+        [("retyped", 2, "a", "text"), ("rewritten",)],
+    ),
+    "retyped in place": (
+        sent(ID, ("a", BIGINT)),
+        catalog([*T[:1], (2, "a", BIGINT)], **ALTERED),
+        [1, 2],
+        [("retyped", 2, "a", "text")],
+    ),
+    "dropped and added under another type": (
+        sent(ID, ("a", INT)),
+        catalog([*T[:1], (3, "a", INT)], **ALTERED),
+        [1, 3],
+        [("dropped", 2, "a"), ("added", 3, "a")],
+    ),
+    # From which row on cannot be told, so all rows come again.
+    "dropped and added under the same name and type": (
+        sent(ID, A),
+        catalog([*T[:1], (3, "a", TEXT, "x")], **ALTERED),
+        [1, 3],
+        [("dropped", 2, "a"), ("added", 3, "a", "x"), ("rewritten",)],
+    ),
+    "another key": (
+        sent(ID, A, key=["id", "a"]),
+        catalog(T, key=("id", "a"), **ALTERED),
+        [1, 2],
+        [("rekeyed", "id, a", "id")],
+    ),
+    "FULL": (
+        sent(ID, A, identity="f"),
+        catalog(T, identity="f", **ALTERED),
+        [1, 2],
+        [("rekeyed", "id", "id")],
+    ),
+    "the table's name": (
+        replace(sent(ID, A), name="u"),
+        catalog(T),
+        [1, 2],
+        [("renamed", "public.u", "public.t")],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOW)
+def test_a_change_that_the_catalog_has_just_had(what: str) -> None:
+    relation, now, numbers, changes = NOW[what]
+    assert shown(find_layout(relation, known(), now, type_of)) == (numbers, changes)
+
+
+C = ("c", TEXT)
+AHEAD: dict[str, tuple[list[Given], RelationMessage, CatalogLayout | None, list[int | None], list[tuple[Any, ...]]]] = {
+    "nothing yet": (T, sent(ID, A), catalog([*T, (3, "b", TEXT)]), [1, 2], []),
+    "nothing, the table is gone": (T, sent(ID, A), None, [1, 2], []),
+    "nothing, and it is rewritten later": (T, sent(ID, A), catalog(T[:1], **REWRITTEN), [1, 2], []),
+    "the first of two is added": (
+        T,
+        sent(ID, A, B),
+        catalog([*T, (3, "b", TEXT, "x"), (4, "c", TEXT)], **ALTERED),
+        [1, 2, 3],
+        [("added", 3, "b", "x")],
+    ),
+    "added, and dropped since": (
+        T,
+        sent(ID, A, B),
+        catalog(T, last=3, **ALTERED),
+        [1, 2, None],
+        [("added", "b"), ("rewritten",)],
+    ),
+    "renamed, and another added since": (
+        T,
+        sent(ID, B),
+        catalog([T[0], (2, "b", TEXT), (3, "c", TEXT)], **ALTERED),
+        [1, 2],
+        [("renamed", 2, "b", "a")],
+    ),
+    "renamed, and renamed again since": (
+        T,
+        sent(ID, B),
+        catalog([T[0], (2, "c", TEXT)], **ALTERED),
+        [1, 2],
+        [("renamed", 2, "b", "a")],
+    ),
+    "renamed or replaced, and dropped since": (
+        T,
+        sent(ID, B),
+        catalog(T[:1], last=3, **ALTERED),
+        [1, None],
+        [("dropped", 2, "a"), ("added", "b"), ("rewritten",)],
+    ),
+    "dropped, and another one since": (
+        [*T, (3, "b", TEXT)],
+        sent(ID, B),
+        catalog(T[:1], last=3, **ALTERED),
+        [1, 3],
+        [("dropped", 2, "a")],
+    ),
+    "dropped, and the table is gone": (T, sent(ID), None, [1], [("dropped", 2, "a")]),
+    "added, and the table is gone": (T, sent(ID, A, B), None, [1, 2, None], [("added", "b"), ("rewritten",)]),
+    "two exchange their names, later": (
+        [*T, (3, "b", TEXT)],
+        sent(ID, A, B),
+        catalog([T[0], (2, "b", TEXT), (3, "a", TEXT)], **ALTERED),
+        [1, 2, 3],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AHEAD)
+def test_a_change_that_the_catalog_is_ahead_of(what: str) -> None:
+    before, relation, now, numbers, changes = AHEAD[what]
+    assert shown(find_layout(relation, known(before), now, type_of)) == (numbers, changes)
+
+
+def test_numbers_that_the_catalog_did_not_know_are_learned_without_a_change() -> None:
+    first, _ = find_layout(sent(ID, A), None, None, type_of)
+    assert [column.attnum for column in first.columns] == [None, None]
+    assert shown(find_layout(sent(ID, A), first, catalog(T), type_of)) == ([1, 2], [])
+
+
+@pytest.mark.parametrize(("primary_key", "key"), [(("id",), ("id",)), (("id", "unpublished"), ()), ((), ())])
+def test_under_full_the_key_is_the_primary_key_if_all_of_it_is_sent(primary_key: Any, key: Any) -> None:
+    now = catalog(T, identity="f", key=primary_key)
+    layout, _ = find_layout(sent(ID, A, identity="f"), None, now, type_of)
+    assert layout.key == key
+
+
+def test_columns_that_are_not_published_do_not_count() -> None:
+    now = catalog([T[0], (2, "hidden", TEXT), (3, "a", TEXT)])
+    now = replace(now, columns=tuple(replace(c, published=c.name != "hidden") for c in now.columns))
+    assert shown(find_layout(sent(ID, A), None, now, type_of)) == ([1, 3], [])

@@ -1,0 +1,59 @@
+"""Layouts are kept in offsets as they were, and rows say them as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.table_layout import (
+    LayoutChange,
+    LayoutColumn,
+    LayoutRecord,
+    TableLayout,
+    from_text,
+    to_text,
+)
+
+ID = LayoutColumn("id", 1, "integer", 23, -1, 23, "int", nullable=False, key=True)
+NAME = LayoutColumn('na"me – ü', None, "dom", 70000, -1, 25, "string", nullable=True, key=False)
+LAYOUT = TableLayout(7, "public.t", "d", (ID, NAME), 2, "file", None)
+RECORD = LayoutRecord(Position(Lsn(100), 3), LAYOUT, (LayoutChange("added", 2, "x", None, "0"),))
+
+
+def test_a_text_gives_the_same_records_again() -> None:
+    records = (RECORD, replace(RECORD, position=Position(Lsn(200), 1), changes=()))
+    assert from_text(to_text(records)) == records
+    assert (to_text([]), from_text("")) == ("", ())
+
+
+@pytest.mark.parametrize("text", ["x", "eJw=", to_text([RECORD])[:-8]])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="layouts of tables"):
+        from_text(text)
+
+
+def test_many_tables_take_little_room() -> None:
+    columns = tuple(replace(NAME, name=f"column_{i}", attnum=i) for i in range(20))
+    records = [LayoutRecord(Position(Lsn(100), 0), replace(LAYOUT, oid=i, columns=columns), ()) for i in range(200)]
+    assert len(to_text(records)) < 20_000
+
+
+def test_a_row_says_columns_and_changes() -> None:
+    assert json.loads(RECORD.to_object()) == {
+        "columns": [
+            {"name": "id", "attnum": 1, "type": "integer", "type_oid": 23, "spark": "int", "nullable": False,
+             "key": True},
+            {"name": 'na"me – ü', "attnum": None, "type": "dom", "type_oid": 70000, "spark": "string",
+             "nullable": True, "key": False},
+        ],
+        "changes": [{"change": "added", "attnum": 2, "name": "x", "was": None, "fill": "0"}],
+    }  # fmt: skip
+
+
+def test_rows_are_read_by_the_type_that_a_domain_is_over() -> None:
+    table = LAYOUT.as_streamed()
+    assert [codec.column.type_oid for codec in table.codecs] == [23, 25]
+    assert (table.name, table.key, table.type_oids) == ("public.t", ("id",), ((23, -1), (70000, -1)))

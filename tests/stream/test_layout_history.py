@@ -1,0 +1,129 @@
+"""Offsets carry the layouts that their batch needs: so a replay announces the same, and asks the catalog nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.layout_match import TypeOf
+from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
+from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, TypeFacts, from_text
+from pg_cdc_source.stream.layout_history import LayoutHistory
+
+START = Position(Lsn(99))
+OTHER = 8
+
+
+def relation(*names: str, oid: int = 7) -> RelationMessage:
+    return RelationMessage(
+        oid, "public", f"t{oid}", "d", tuple(RelationColumn(name == "id", name, 25, -1) for name in names)
+    )
+
+
+def at(lsn: int, seq: int = 1) -> Position:
+    return Position(Lsn(lsn), seq)
+
+
+class Catalog:
+    """Counts how often it is asked. Its columns are those of the relation that it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.files = "file"
+
+    def look(self, sent: RelationMessage) -> tuple[CatalogLayout, TypeOf]:
+        self.asked += 1
+        columns = tuple(
+            CatalogColumn(ord(c.name[0]), c.name, 25, -1, nullable=True, fill=None, published=True)
+            for c in sent.columns
+        )
+        key = ("id",)
+        layout = CatalogLayout(columns, "d", key, 200, self.files, f"{self.files} {[c.name for c in columns]}")
+        return layout, lambda oid, typmod: TypeFacts("text", oid, "string")
+
+
+def announced(history: LayoutHistory, sent: RelationMessage, position: Position) -> list[str] | None:
+    """The names of the columns and the changes that are announced."""
+    text = history.describe(sent, position).announced
+    if text is None:
+        return None
+    said = json.loads(text)
+    return [c["name"] for c in said["columns"]] + [f"{c['change']} {c['name']}" for c in said["changes"]]
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return Catalog()
+
+
+def filled(catalog: Catalog) -> LayoutHistory:
+    """Of one table three layouts, from 100, 200 and 300 on; of another one from 150 on."""
+    history = LayoutHistory(catalog.look)
+    history.begin("", START)
+    assert announced(history, relation("id", "a"), at(100)) == ["id", "a"]
+    assert announced(history, relation("id", oid=OTHER), at(150)) == ["id"]
+    assert announced(history, relation("id", "a", "b"), at(200)) == ["id", "a", "b", "added b"]
+    assert announced(history, relation("id", "b"), at(300)) == ["id", "b", "dropped a"]
+    return history
+
+
+def test_a_layout_is_announced_once(catalog: Catalog) -> None:
+    history = filled(catalog)
+    assert announced(history, relation("id", "b"), at(310)) is None
+    assert announced(history, relation("id", oid=OTHER), at(320)) is None
+
+
+def test_an_offset_carries_what_its_batch_needs(catalog: Catalog) -> None:
+    history = filled(catalog)
+
+    def carried(start: Position, end: Position) -> list[tuple[int, int]]:
+        return [(r.layout.oid, int(r.position.lsn)) for r in from_text(history.text(start, end))]
+
+    assert carried(START, at(120)) == [(7, 100)]
+    assert carried(START, at(200)) == [(7, 100), (OTHER, 150), (7, 200)]
+    assert carried(at(200), at(250)) == [(7, 200), (OTHER, 150)]
+    assert carried(at(250), at(400)) == [(7, 200), (OTHER, 150), (7, 300)]
+    assert history.text(at(250), at(400)) is history.text(at(260), at(500))
+
+
+@pytest.mark.parametrize("start", [START, at(100), at(150, 7), at(199)])
+def test_a_replay_announces_the_same_and_does_not_ask(catalog: Catalog, start: Position) -> None:
+    carried = filled(catalog).text(start, at(250))
+    catalog.asked, catalog.files = 0, "rewritten since"
+    again = LayoutHistory(catalog.look)
+    again.begin(carried, at(250))
+    sent = [
+        (relation("id", "a"), at(100)),
+        (relation("id", oid=OTHER), at(150)),
+        (relation("id", "a", "b"), at(200)),
+    ]
+    found = [announced(again, described, position) for described, position in sent if position > start]
+    expected = [["id", "a"], ["id"], ["id", "a", "b", "added b"]]
+    assert found == expected[-len(found) :]
+    # A session sends every relation again before its first row; what the batch before announced is not new.
+    for described, position in sent:
+        if position <= start:
+            assert announced(again, described, right_behind(start)) is None
+    assert catalog.asked == 0
+    assert announced(again, relation("id", "b"), at(300)) == ["id", "b", "dropped a", "rewritten None"]
+
+
+def right_behind(position: Position) -> Position:
+    return Position(position.next_lsn, 2)
+
+
+def test_what_could_not_be_decoded_is_announced_again(catalog: Catalog) -> None:
+    history = filled(catalog)
+    assert announced(history, relation("id", "b"), at(300)) == ["id", "b", "dropped a"]
+
+
+def test_a_batch_tells_which_tables_are_rewritten(catalog: Catalog) -> None:
+    history = filled(catalog)
+    catalog.files = "other"
+    said = announced(history, relation("id", "c", oid=OTHER), at(400))
+    assert said == ["id", "c", "added c", "rewritten None"]
+    assert [r.layout.name for r in history.rewritten(at(350), at(400))] == ["public.t8"]
+    assert history.rewritten(START, at(350)) == history.rewritten(at(400), at(500)) == ()
