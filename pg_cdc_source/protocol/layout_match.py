@@ -75,7 +75,7 @@ def _column(sent: RelationColumn, number: int | None, key: bool, nullable: bool,
 
 
 def _key(relation: RelationMessage, known: TableLayout | None, present: CatalogLayout | None) -> frozenset[str]:
-    """Return the columns that tell rows apart. Under FULL all are marked, and only the catalog knows the primary key."""
+    """Return the columns that tell rows apart. Under FULL all are marked; only the catalog knows the primary key."""
     names = frozenset(column.name for column in relation.columns)
     of_catalog = frozenset(present.key) if present is not None and present.identity == relation.identity else None
     if relation.identity == "f":

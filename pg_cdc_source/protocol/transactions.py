@@ -79,8 +79,8 @@ class Changes:
 class TransactionAssembler:
     """Collects the changes after ``start``. ``streamed`` makes the place where a streamed transaction waits.
 
-    With ``every_relation``, a relation that is sent again as it was counts as another one, too: the server does so after
-    DDL that a Relation message does not show.
+    With ``every_relation``, a relation that is sent again as it was counts as another one, too: the server does that
+    after DDL that a Relation message does not show.
 
     ``complete``: every commit through here has been received. ``received``: everything through here was kept, or there
     was nothing to keep; a new session begins there.

@@ -136,7 +136,10 @@ class ChangeBuffer:
             return
         try:
             batch, last_seq = self._decoder.decode(
-                changes.messages, changes.runs, lambda oid, position: self._matched.of(changes, oid, position), changes.after
+                changes.messages,
+                changes.runs,
+                lambda oid, position: self._matched.of(changes, oid, position),
+                changes.after,
             )
         except BaseException as error:
             self._assembler.refused(changes)

@@ -61,6 +61,7 @@ def match_relation(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Des
     place = {column.name: i for i, column in enumerate(relation.columns)}
     _refuse_other_types(plan, table, relation, place, lsn)
     _refuse_other_columns(plan, table, place, lsn)
+    _refuse_other_identity(plan, table, relation, lsn)
     return Described(table, relation, tuple(place.get(codec.column.name) for codec in table.codecs))
 
 
@@ -124,6 +125,28 @@ def _refuse_other_columns(plan: StreamPlan, table: StreamedTable, place: dict[st
             f"{table.name}: column {added} was added before the commit at {lsn}",
             remedy=f"{_LOAD_AGAIN}; or onSchemaChange=ignore goes on without it",
         )
+
+
+def _refuse_other_identity(plan: StreamPlan, table: StreamedTable, relation: RelationMessage, lsn: Lsn) -> None:
+    """Raise where deletes come with other columns than the stream was planned with."""
+    sent = tuple(column.name for column in relation.columns if column.is_key)
+    # Under the others a key is the primary key. Of an identity that is not sent as a whole, the plan has no column.
+    is_same = relation.identity not in "di" or not table.key or set(sent) == set(table.key)
+    # A changelog refuses the first change that lacks an old row.
+    if (relation.identity == table.identity and is_same) or plan.options.change_format == "changelog":
+        return
+    if lsn >= plan.lsn:
+        raise SchemaChangedError(
+            f"{table.name}: the replica identity was changed before the commit at {lsn}, so deletes come with other "
+            "columns",
+            remedy=_LOAD_AGAIN,
+        )
+    log.warning(
+        "%s: the replica identity was changed after the commit at %s; deletes before that come with the columns %s",
+        table.name,
+        lsn,
+        ", ".join(map(quoted, sent)),
+    )
 
 
 def _is_wanted_now(options: StreamOptions, relation: RelationMessage) -> bool:

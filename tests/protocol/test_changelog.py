@@ -45,7 +45,9 @@ def changelog(
     schema = CHANGELOG.schema([table])
     found = as_sent or described(table)
     decoder = ChangeDecoder(CHANGELOG, schema, len(HEADER))
-    batch, _ = decoder.decode(Messages.joined(messages), [run(len(messages))], {table.oid: found}.get, NOTHING)
+    batch, _ = decoder.decode(
+        Messages.joined(messages), [run(len(messages))], lambda oid, _: {table.oid: found}.get(oid), NOTHING
+    )
     shaped = changelog_rows(batch, changelog_schema(table.name, schema))
     shaped.validate(full=True)
     return shaped

@@ -62,7 +62,9 @@ def decoded(
     schema = layout.schema([one.table for one in found])
     decoder = ChangeDecoder(layout, schema, len(HEADER))
     by_oid = {one.table.oid: one for one in found}
-    batch, last = decoder.decode(Messages.joined(messages), runs or [run(len(messages))], lambda oid, _: by_oid.get(oid), skip)
+    batch, last = decoder.decode(
+        Messages.joined(messages), runs or [run(len(messages))], lambda oid, _: by_oid.get(oid), skip
+    )
     batch.validate(full=True)
     assert batch.schema == schema
     return batch, last

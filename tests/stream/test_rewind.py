@@ -12,7 +12,7 @@ from messages import BY_KEY, TYPED, described, streamed, update
 from transactions import RELATION, Server, Transaction, begin, commit
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
-from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.stream.chunks import from_ipc
@@ -83,7 +83,9 @@ def test_a_table_whose_old_rows_did_not_travel_is_taken_as_it_is_and_the_log_say
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = turned_back(Server([Updates(200, 1), Inserts(300, 2)]), 305, lambda relation, lsn, position: described(BY_KEY))
+        found = turned_back(
+            Server([Updates(200, 1), Inserts(300, 2)]), 305, lambda relation, lsn, position: described(BY_KEY)
+        )
     assert found == {}
     assert "its replica identity was not FULL" in caplog.text
 

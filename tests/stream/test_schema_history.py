@@ -30,6 +30,9 @@ def sent(columns: dict[str, int] = COLUMNS, **changed: Any) -> RelationMessage:
     return replace(RelationMessage(7, "public", "t", "d", described), **changed)
 
 
+OTHER_KEY = tuple(replace(column, is_key=not column.is_key) for column in sent().columns)
+
+
 @pytest.mark.parametrize("lsn", [BEFORE, AFTER])
 def test_columns_are_found_by_name(lsn: Lsn) -> None:
     found = match_relation(plan(), sent({"a": 25, "id": 23}), lsn)
@@ -43,6 +46,8 @@ def test_columns_are_found_by_name(lsn: Lsn) -> None:
         (sent({"id": 23, "gone": 25, "a": 25}), (0, 2)),
         (sent({"id": 23}), (0, None)),
         (sent(name="earlier_name"), (0, 1)),
+        (sent(identity="f"), (0, 1)),
+        (replace(sent(), columns=OTHER_KEY), (0, 1)),
     ],
 )
 def test_what_differed_before_the_plan_is_history(relation: RelationMessage, index: tuple[int | None, ...]) -> None:
@@ -59,6 +64,8 @@ def test_what_differed_before_the_plan_is_history(relation: RelationMessage, ind
         (sent({"id": 23, "b": 25}), "column a was dropped or renamed"),
         (sent(name="u"), "public.t was renamed to public.u before the commit at 0/96"),
         (sent(oid=8), "public.t was dropped and created again"),
+        (sent(identity="f"), "public.t: the replica identity was changed before the commit at 0/96"),
+        (replace(sent(), columns=OTHER_KEY), "the replica identity was changed"),
     ],
 )
 def test_what_differs_after_the_plan_is_a_change(relation: RelationMessage, said: str) -> None:
