@@ -4,6 +4,7 @@ import importlib as _importlib
 import typing as _typing
 
 from pg_cdc_source._version import __version__ as __version__
+from pg_cdc_source.logs import follow_environment as _follow_environment
 
 if _typing.TYPE_CHECKING:
     from pg_cdc_source.errors import DefiniteError as DefiniteError
@@ -18,6 +19,8 @@ if _typing.TYPE_CHECKING:
     from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource as PgSnapshotDataSource
     from pg_cdc_source.spark.project import project as project
     from pg_cdc_source.spark.register import register as register
+
+_follow_environment()
 
 # Names are imported when they are used: processes that hold snapshots need neither Spark nor Arrow.
 _HOME = {

@@ -9,6 +9,8 @@ try:
 except Exception as error:
     # Spark looks all such packages up at once: one that raises makes every Python data source of the session unknown.
     # The message reaches the driver's log, where whoever misses the format looks.
-    logging.getLogger(__name__).warning("the format pgsnapshot is not available: %s: %s", type(error).__name__, error)
+    logging.getLogger("pg_cdc_source").warning(
+        "the format pgsnapshot is not available: %s: %s", type(error).__name__, error
+    )
 else:
     __all__ = ["DefaultSource"]

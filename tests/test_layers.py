@@ -26,6 +26,7 @@ SOURCES = {module_of(path): path for path in sorted((ROOT / PACKAGE).rglob("*.py
 # each place: what it imports besides this package and the standard library.
 PLACES: dict[str, set[str]] = {
     "_version": set(),
+    "logs": set(),
     "errors": set(),
     "offsets": set(),
     "options": {"psycopg2"},  # libpq reads its own connection strings

@@ -161,6 +161,20 @@ def read_end_of_wal(session: Session) -> Lsn:
         return Lsn.parse(cursor.fetchone()[0])
 
 
+_READ_WAL_CLOCK = """
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text,
+    extract(epoch FROM clock_timestamp())::float8
+"""
+
+
+def read_wal_clock(session: Session) -> tuple[Lsn, float]:
+    """As ``read_end_of_wal``, with the server's time in seconds since 1970."""
+    with translated("reading the WAL's position"), session.cursor() as cursor:
+        cursor.execute(_READ_WAL_CLOCK)
+        lsn, now = cursor.fetchone()
+        return Lsn.parse(lsn), now
+
+
 def _slot(row: dict[str, Any]) -> Slot:
     reason = row.get("invalidation_reason")
     if reason is None and (row["wal_status"] == "lost" or row.get("conflicting")):

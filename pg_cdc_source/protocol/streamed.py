@@ -60,6 +60,11 @@ class StreamedTransaction:
             octets = bytes(messages.buffer.data[: messages.buffer.zeros_at])
             self._blocks.append((self._file.append(octets + messages.ends.tobytes()), len(messages)))
 
+    @property
+    def file_bytes(self) -> int:
+        """What of it is in the file."""
+        return sum(length for (_, length), _ in self._blocks)
+
     def roll_back(self, subxid: int) -> None:
         """Leave out the rows of a subtransaction."""
         self._rolled_back.add(subxid)

@@ -120,6 +120,20 @@ class TransactionAssembler:
         return self._collected.size_bytes
 
     @property
+    def file_bytes(self) -> int:
+        """What of transactions that have not committed yet is in files."""
+        return sum(streamed.file_bytes for streamed in self._streamed.values())
+
+    @property
+    def oldest_us(self) -> int | None:
+        """When the first change that waits to be taken was committed, in microseconds since 1970."""
+        if not self._collected:
+            return None
+        if self._runs:
+            return self._runs[0].commit_ts
+        return None if self._transaction is None else self._transaction.commit_ts
+
+    @property
     def commit_lsn(self) -> Lsn | None:
         """The commit of the transaction that is being received, None between two."""
         return None if self._transaction is None else self._transaction.final_lsn

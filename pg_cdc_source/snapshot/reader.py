@@ -11,12 +11,15 @@ handed on; Spark repeats the task.
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
 from psycopg2 import sql
 
 from pg_cdc_source.errors import PgCdcError, TransientError
+from pg_cdc_source.logs import fields
 from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.server_errors import translated
@@ -30,6 +33,8 @@ from pg_cdc_source.snapshot.receiving import Decoded, receive
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, select_from
 from pg_cdc_source.snapshot.source import Source
 from pg_cdc_source.values.wire import Messages
+
+log = logging.getLogger(__name__)
 
 # 16 MB of heap: what a lost session repeats. A new COPY costs about a millisecond.
 BLOCKS_PER_STEP = 2048
@@ -45,9 +50,29 @@ def read_range(plan: Plan, source: Source, scan_range: ScanRange, execution: str
     ``execution`` names the SQL execution (or the stage) that all its tasks have in common.
     """
     doing = f"reading {scan_range.heap or plan.what}" + (f", {scan_range.blocks}" if scan_range.heap else "")
+    began, rows, size_bytes = time.monotonic(), 0, 0
     with contextlib.closing(ReadingSession(plan, source, scan_range, execution, doing)) as session:
-        yield from _Reader(plan, scan_range, session, doing).batches()
+        for batch in _Reader(plan, scan_range, session, doing).batches():
+            rows += batch.num_rows
+            size_bytes += batch.nbytes
+            yield batch
         session.leave()
+    log.info(
+        "read %s",
+        fields(
+            table=scan_range.heap or plan.what,
+            blocks=_blocks(scan_range.blocks) if scan_range.heap else None,
+            execution=execution,
+            rows=rows,
+            bytes=size_bytes,
+            lsn=session.lsn,
+            seconds=time.monotonic() - began,
+        ),
+    )
+
+
+def _blocks(blocks: BlockRange) -> str:
+    return f"{blocks.start_block}-{'end' if blocks.end_block_exclusive is None else blocks.end_block_exclusive}"
 
 
 class _Reader:
@@ -95,10 +120,11 @@ class _Reader:
                         attempt = 1
                         yield arrays, rows
                     break
-                except TransientError:
+                except TransientError as error:
                     self._session.close()
                     if attempt == ATTEMPTS or (done and self._range.heap is None):
                         raise
+                    log.warning("%s; connecting again", error.what)
                     attempt += 1
 
     def _steps(self) -> Iterator[BlockRange]:

@@ -6,11 +6,13 @@ A source is made while the scan is planned and shipped to every task, which impo
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import SnapshotLostError, TransientError
+from pg_cdc_source.logs import fields
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import snapshots
@@ -20,6 +22,8 @@ from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board
 from pg_cdc_source.snapshot.keeper.launch import ensure_keeper
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, ranges_in
+
+log = logging.getLogger(__name__)
 
 # Each holder of a snapshot may be lost between being found and being used; the keeper replaces it.
 _ATTEMPTS = 5
@@ -79,6 +83,7 @@ def plan_ranges(plan: Plan, options: SnapshotOptions) -> tuple[Source, list[Scan
             cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
             planned_at = float(cursor.fetchone()[0])
             cursor.execute("COMMIT")
+        log.info("planned %s", fields(table=plan.what, ranges=len(ranges), snapshot=options.snapshot))
         if options.snapshot is not None:
             return GivenSnapshot(options.snapshot), ranges
         spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.spark.copies import Sealed, SealedClass
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker_tuning import small_task
+from pg_cdc_source.stream.batch_log import described, log_batch
 from pg_cdc_source.stream.capture import Batch, Capture
 from pg_cdc_source.stream.chunks import Chunk, from_ipc
 from pg_cdc_source.stream.initial_snapshot import SnapshotPart
@@ -114,6 +116,7 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
         self._options = options
         self._schema = schema
         self._capture: Capture | None = None
+        self._newest: StreamOffset | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks read what their partitions bring, and need no capture.
@@ -133,7 +136,10 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
             first, last = StreamOffset.from_json(start), StreamOffset.from_json(end)
             if last is None or start == end:
                 return []
-            return list(_partitions(self._running().batch(first, last)))
+            began = time.monotonic()
+            batch = self._running().batch(first, last)
+            log_batch(self._options, first, last, batch, time.monotonic() - began, self._running().standing)
+            return list(_partitions(batch))
 
     def commit(self, end: dict[str, Any]) -> None:
         with short_errors():
@@ -188,9 +194,14 @@ if HAS_LIMITS:
             with short_errors():
                 limited = not isinstance(limit, ReadAllAvailable)
                 first = StreamOffset.from_json(start)
-                newest = self._running().newest(first, limited=limited)
+                newest = self._newest = self._running().newest(first, limited=limited)
                 # Spark runs a batch when the text differs.
                 return start if newest == first else newest.to_json()
+
+        def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+            """What ``query.lastProgress`` shows as the source's latest offset: where the server is by now."""
+            standing = None if self._newest is None else self._running().standing(self._newest)
+            return None if standing is None else described(self._options, standing)
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
             with short_errors():

@@ -18,7 +18,7 @@ both hold the reader's lock meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
@@ -36,6 +36,22 @@ BATCHES_AHEAD = 2
 # What a relation's rows are to become, given the relation, the LSN of the commit from which on it is so, and the
 # position of the first row: None where they are not wanted. Raises where they cannot be.
 Match = Callable[[RelationMessage, Lsn, Position], Described | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for Spark behind some position.
+
+    ``through``: up to there is nothing else. ``oldest_us``: when the first of the changes was committed, in
+    microseconds since 1970; None where there are none. ``file_bytes`` are on disk, also of transactions that have not
+    committed yet.
+    """
+
+    rows: int
+    bytes: int
+    file_bytes: int
+    through: Position
+    oldest_us: int | None
 
 
 class Matched:
@@ -179,6 +195,18 @@ class ChangeBuffer:
         """The chunks with the rows after ``start`` up to ``end``, among others."""
         self.decode()
         return self._chunks.between(start, end)
+
+    def waiting(self, position: Position) -> Waiting:
+        """What is here of the changes after ``position``."""
+        chunks = [chunk for chunk in self._chunks if chunk.last > position]
+        through = position if chunks or len(self._assembler) else max(position, self.received)
+        return Waiting(
+            sum(chunk.rows for chunk in chunks) + len(self._assembler),
+            sum(chunk.raw_bytes for chunk in chunks) + self._assembler.size_bytes,
+            self._chunks.file_bytes + self._assembler.file_bytes,
+            through,
+            chunks[0].committed_us if chunks else self._assembler.oldest_us,
+        )
 
     def drop(self, position: Position) -> bool:
         """Forget what Spark is done with; whether that makes room."""

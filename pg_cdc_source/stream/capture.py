@@ -43,6 +43,7 @@ from pg_cdc_source.stream.batches import Limits
 from pg_cdc_source.stream.buffer import ChangeBuffer
 from pg_cdc_source.stream.chunks import Chunk, ChunkStore
 from pg_cdc_source.stream.initial_snapshot import InitialSnapshot, SnapshotPart
+from pg_cdc_source.stream.lag import LagMeter, Standing
 from pg_cdc_source.stream.publication_watch import PublicationWatch
 from pg_cdc_source.stream.schema_history import match_relation
 from pg_cdc_source.stream.slot_history import SlotHistory
@@ -82,6 +83,7 @@ class Capture:
         self._given: StreamOffset | None = None  # the newest offset that this process has given out
         self._target: Position | None = None
         self._moved_at = time.monotonic()
+        self._lag = LagMeter(self._source)
 
     # --- Spark's questions --------------------------------------------------------------------------------------------
 
@@ -132,6 +134,10 @@ class Capture:
         """Spark has committed everything through ``end``: the slot may move there."""
         if end is not None and self._reader is not None and end.done == len(end.tables):
             self._reader.release(end.position)
+
+    def standing(self, end: StreamOffset) -> Standing | None:
+        """How far behind its server a stream is whose last batch ends at ``end``; None where that is not known."""
+        return self._lag.measure(self._reader, end.position)
 
     def stop_at_present(self) -> None:
         """Take nothing that is committed from now on."""

@@ -27,7 +27,10 @@ _READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 @dataclass(slots=True)
 class Chunk:
-    """Decoded rows that follow each other: ``first`` and ``last`` are positions of rows; ``raw_bytes`` uncompressed."""
+    """Decoded rows that follow each other: ``first`` and ``last`` are positions of rows; ``raw_bytes`` uncompressed.
+
+    ``committed_us`` is when the first row was committed, in microseconds since 1970; None in rows of a snapshot.
+    """
 
     rows: int
     raw_bytes: int
@@ -36,10 +39,12 @@ class Chunk:
     payload: bytes | None
     spill: Spill | None = None
     place: tuple[int, int] = (0, 0)
+    committed_us: int | None = None
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, first: Position, last: Position) -> Chunk:
-        return cls(batch.num_rows, batch.nbytes, first, last, to_ipc(batch))
+        committed_us = batch.column("_commit_ts").view(pa.int64())[0].as_py() if batch.num_rows else None
+        return cls(batch.num_rows, batch.nbytes, first, last, to_ipc(batch), committed_us=committed_us)
 
     def data(self) -> bytes:
         """The payload, wherever it is."""
@@ -60,7 +65,8 @@ class Chunk:
 class ChunkStore:
     """The chunks that Spark is not done with, in the order of their rows.
 
-    ``rows`` and ``raw_bytes`` count what is in them; ``dropped`` is how far they were forgotten.
+    ``rows`` and ``raw_bytes`` count what is in them, ``file_bytes`` what of them is in files; ``dropped`` is how far
+    they were forgotten.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class ChunkStore:
         self.dropped = start
         self.rows = 0
         self.raw_bytes = 0
+        self.file_bytes = 0
         self._new_file = new_file
         self._memory_bytes_most = memory_bytes
         self._memory_bytes = 0
@@ -124,6 +131,7 @@ class ChunkStore:
                 self._spill = self._new_file()
             self._spill.users += 1
             chunk.spill, chunk.place, chunk.payload = self._spill, self._spill.append(chunk.payload), None
+            self.file_bytes += chunk.place[1]
         else:
             self._memory_bytes += len(chunk.payload)
         self.rows += chunk.rows
@@ -137,6 +145,7 @@ class ChunkStore:
             self._memory_bytes -= len(chunk.payload)
         elif chunk.spill is not None:
             chunk.spill.users -= 1
+            self.file_bytes -= chunk.place[1]
             if not chunk.spill.users:
                 chunk.spill.close()
                 if chunk.spill is self._spill:

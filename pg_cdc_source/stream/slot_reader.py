@@ -29,7 +29,7 @@ from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
-from pg_cdc_source.stream.buffer import ChangeBuffer
+from pg_cdc_source.stream.buffer import ChangeBuffer, Waiting
 from pg_cdc_source.stream.chunks import Chunk
 
 log = logging.getLogger(__name__)
@@ -130,6 +130,11 @@ class SlotReader:
         with self._locked():
             chunks = self._buffer.batch(start, end)
         return [chunk.between(start, end) for chunk in chunks]
+
+    def waiting(self, position: Position) -> Waiting:
+        """What is here of the changes after ``position``."""
+        with self._locked():
+            return self._buffer.waiting(position)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -55,6 +55,16 @@ class SourceSession:
 
         return ASKING.retrying(attempt)
 
+    def ask_in_passing(self, question: Callable[[Session], T]) -> T | None:
+        """Run ``question`` if there is a session, for an answer that the stream can do without."""
+        if self._session is None or self._session.closed:
+            return None
+        try:
+            return question(self._session)
+        except TransientError:
+            self.close()
+            return None
+
     def read_end_of_wal(self) -> Lsn:
         """How far the WAL is safe on disk: what may be decoded."""
         return self.ask(read_end_of_wal)

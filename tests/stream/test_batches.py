@@ -17,7 +17,10 @@ MANY = 1 << 30
 def chunk(*rows: tuple[int, int]) -> Chunk:
     """Rows by LSN and number."""
     lsns, seqs = zip(*rows, strict=True)
-    batch = pa.record_batch({"_commit_lsn": pa.array(lsns, pa.int64()), "_seq": pa.array(seqs, pa.int64())})
+    times = pa.nulls(len(rows), pa.timestamp("us", "UTC"))
+    batch = pa.record_batch(
+        {"_commit_lsn": pa.array(lsns, pa.int64()), "_seq": pa.array(seqs, pa.int64()), "_commit_ts": times}
+    )
     return Chunk.of(batch, position_of(batch, 0), position_of(batch, -1))
 
 

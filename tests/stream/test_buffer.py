@@ -23,7 +23,7 @@ from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import TransactionAssembler
 from pg_cdc_source.stream import spill
 from pg_cdc_source.stream.batches import Limits
-from pg_cdc_source.stream.buffer import ChangeBuffer
+from pg_cdc_source.stream.buffer import ChangeBuffer, Waiting
 from pg_cdc_source.stream.chunks import ChunkStore, from_ipc
 from pg_cdc_source.stream.spill import Spill
 
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("accelerated")
 
 SCHEMA = TYPED.schema([BY_KEY])
 START = Position.before(100)
+EPOCH_US = 946_684_800_000_000  # PostgreSQL's, at which the scripted server commits everything
 NO_LIMITS = Limits(1000, 1 << 30)
 Row = tuple[int, int, int]
 
@@ -205,6 +206,36 @@ def test_a_full_buffer_takes_no_more_until_rows_are_dropped() -> None:
     assert buffer.drop(end)
     assert not buffer.is_full
     assert not buffer.drop(end)
+
+
+def test_what_waits_is_counted_from_a_position_on() -> None:
+    buffer = buffer_from(chunk=5, memory_bytes=0)
+    source = Source(buffer, Server([Transaction(100, 12), Transaction(200, 3)]))
+    assert buffer.waiting(START) == Waiting(0, 0, 0, START, None)
+    # The second transaction is here and not yet decoded: 10 rows are in chunks, which are in files.
+    source.receive(10)
+    all_of_it = buffer.waiting(START)
+    assert (all_of_it.rows, all_of_it.through, all_of_it.oldest_us) == (15, START, EPOCH_US)
+    assert all_of_it.file_bytes > 1000
+    rest = buffer.waiting(Position(Lsn(100)))
+    assert (rest.rows, rest.through, rest.oldest_us) == (3 + 2, Position(Lsn(100)), EPOCH_US)
+    buffer.decode()
+    source.receive(20)
+    last = Position(Lsn(200))
+    # A keepalive has told that there is nothing up to there.
+    done = buffer.waiting(last)
+    assert (done.rows, done.bytes, done.through, done.oldest_us) == (0, 0, Position.before(210), None)
+    buffer.drop(last)
+    assert buffer.waiting(last).file_bytes == 0
+
+
+def test_what_waits_of_a_transaction_that_goes_on_is_counted_as_well() -> None:
+    buffer = buffer_from(block=2)
+    Source(buffer, Server([Transaction(100, 12, streamed=True)])).receive(9)
+    waiting = buffer.waiting(START)
+    assert (waiting.rows, waiting.through) == (0, START)
+    assert waiting.file_bytes > 100
+    buffer.close()
 
 
 def test_what_spark_was_done_with_is_not_handed_out_again() -> None:

@@ -20,7 +20,10 @@ END = Position(Lsn(1 << 40))
 def batch(first: int, rows: int) -> pa.RecordBatch:
     lsns = pa.array([100 + i // 3 for i in range(first, first + rows)], pa.int64())
     seqs = pa.array([1 + i % 3 for i in range(first, first + rows)], pa.int64())
-    return pa.record_batch({"_commit_lsn": lsns, "_seq": seqs, "text": pa.array(["x" * 50] * rows)})
+    times = pa.nulls(rows, pa.timestamp("us", "UTC"))
+    return pa.record_batch(
+        {"_commit_lsn": lsns, "_seq": seqs, "_commit_ts": times, "text": pa.array(["x" * 50] * rows)}
+    )
 
 
 def row_at(i: int) -> Position:

@@ -8,12 +8,13 @@ import signal
 import sys
 
 from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.logs import FORMAT
 from pg_cdc_source.snapshot.keeper.handshake import READY, TAKEN, Settings, answer_of
 from pg_cdc_source.snapshot.keeper.server import Keeper
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s pgsnapshot keeper: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format=FORMAT)
     settings = Settings.from_json(sys.stdin.read())
     # The process that planning started leaves at once and is waited for; nobody would wait for the keeper.
     if os.fork():
