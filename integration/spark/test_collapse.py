@@ -381,6 +381,12 @@ def test_the_same_rows_twice_are_the_rows_once(spark: SparkSession) -> None:
     assert sorted(map(repr, rows_of(spark, *rows, *rows).values())) == sorted(map(repr, rows_of(spark, *rows).values()))
 
 
+def test_rows_that_say_what_the_columns_are_are_left_out(spark: SparkSession) -> None:
+    rows = [change("schema", 1, 1), change("insert", 1, 1, (1, "a"), {NUMBER: 5})]
+    (row,) = collapse(frame(spark, rows), [CASE, ID]).collect()
+    assert (row["_change_type"], row[NUMBER]) == ("insert", 5)
+
+
 def test_an_empty_batch_has_no_rows(spark: SparkSession) -> None:
     assert rows_of(spark) == {}
     assert rows_of(spark, before=True) == {}

@@ -121,6 +121,12 @@ def test_each_kind_of_change_has_the_values_that_came(db: str, table: str, spark
     assert "_before" not in project(df, table, url=db).schema.names
 
 
+def test_rows_that_say_what_the_columns_are_are_left_out(db: str, table: str, spark: SparkSession) -> None:
+    said = {"_change_type": "schema", "after": '{"columns":[],"changes":[]}'}
+    row = {"_change_type": "insert", "after": '{"id":1,"d":null,"t":"x"}'}
+    assert [r["id"] for r in project(envelope(spark, [said, row]), table, url=db).collect()] == [1]
+
+
 def test_a_stream_is_projected_as_a_batch_is(db: str, table: str, spark: SparkSession, tmp_path: Any) -> None:
     documents = [{"_change_type": "insert", "after": f'{{"id":{i},"d":"2024-01-02","t":"x"}}'} for i in range(5)]
     df = envelope(spark, documents)

@@ -80,7 +80,9 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
     expect_columns(df, ("_change_type", "_commit_lsn", "_seq", "_unchanged"), "collapse() takes rows of pgcdc")
     if {"_table", "after"} <= set(df.columns):
         raise OptionError("collapse() takes typed rows of one table, not the envelope", remedy="project() them first")
-    batch = _Batch.of(df, [keys] if isinstance(keys, str) else keys)
+    # A row that says what the columns are is no row of the table.
+    rows = df.where(F.col("_change_type") != "schema")
+    batch = _Batch.of(rows, [keys] if isinstance(keys, str) else keys)
     rows = _with_moved_keys(batch)
     found = _Found.of(batch, rows)
     rows = _last_rows(batch, _after_truncate(batch, _with_keys(batch, rows), found), found)

@@ -47,7 +47,8 @@ def project(
     ``df`` has the envelope's columns, as the option ``tables`` gives them, streaming or not. ``table`` is looked up in
     PostgreSQL now, with the connection's options (``url`` and the others). ``asString``, ``numericAs``,
     ``unrepresentable`` and ``beforeImage`` mean what they mean for ``pgcdc``. A column that a row of the envelope
-    lacks, because it was added later or the publication does not send it, is NULL and listed in ``_unchanged``.
+    lacks, because it was added later or the publication does not send it, is NULL and listed in ``_unchanged``. Rows
+    ``schema`` are left out.
 
     Raises OptionError and the errors of looking up a table. The query raises UnrepresentableError, and
     SchemaChangedError if rows have other columns than the table has now.
@@ -62,7 +63,8 @@ def project(
     # A delete has the values of the row it ended: all that travelled, at least the key.
     old = F.coalesce(F.col("before"), F.col("key"))
     image = F.when(F.col("_change_type") == "delete", old).otherwise(F.col("after"))
-    rows = df.where(F.col("_table") == name).select(*CHANGE_NAMES, image.alias(_IMAGE), "before")
+    rows = df.where((F.col("_table") == name) & (F.col("_change_type") != "schema"))
+    rows = rows.select(*CHANGE_NAMES, image.alias(_IMAGE), "before")
     # Not the method itself: its function would be looked up before the versions are compared.
     return rows.mapInArrow(lambda batches: projection.read(batches), spark_schema(projection.schema))
 

@@ -1,0 +1,146 @@
+"""What the catalog says of a table: the columns' numbers, what old rows have in them, whether it was rewritten."""
+
+from __future__ import annotations
+
+import contextlib
+
+import psycopg2
+import pytest
+from driving import run
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.postgres.table_layouts import read_layout, read_type_facts
+from pg_cdc_source.protocol.table_layout import CatalogLayout
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, a text NOT NULL)", "INSERT INTO t VALUES (1, 'x')"
+
+
+def layout(pg: Session, table: str = "t") -> CatalogLayout:
+    ((oid,),) = run(pg, f"SELECT '{table}'::regclass::oid::bigint")
+    found = read_layout(pg, "p", oid)
+    assert found is not None
+    return found
+
+
+def test_columns_keep_their_numbers(pg: Session) -> None:
+    run(pg, *TABLE, "ALTER TABLE t ADD b int", "ALTER TABLE t DROP a", "ALTER TABLE t RENAME b TO c")
+    found = layout(pg)
+    assert [(c.attnum, c.name, c.nullable) for c in found.columns] == [(1, "id", False), (3, "c", True)]
+    assert (found.identity, found.key, found.last) == ("d", ("id",), 3)
+    assert read_layout(pg, "p", 1) is None
+
+
+FILLS = {
+    "int DEFAULT 7": "7",
+    "text DEFAULT ''": "",
+    "text DEFAULT 'NULL'": "NULL",
+    r"""text DEFAULT E'a "quoted" \\ {braced}, text\n'""": 'a "quoted" \\ {braced}, text\n',
+    "int[] DEFAULT '{1,NULL}'": "{1,NULL}",
+    "text[] DEFAULT ARRAY['a b', '\"']": r'{"a b","\""}',
+    "box DEFAULT '(1,2),(3,4)'": "(3,4),(1,2)",
+    "timestamptz DEFAULT '2024-02-29 12:00+02'": "2024-02-29 10:00:00+00",
+    "bytea DEFAULT '\\x00ff'": "\\x00ff",
+    "numeric(8, 2) DEFAULT 1.5": "1.50",
+    "bool DEFAULT true": "t",
+    "jsonb DEFAULT '{\"a\": [1]}'": '{"a": [1]}',
+    "timestamptz DEFAULT now()": None,  # the time of the statement
+    "int": None,
+    "int DEFAULT NULL": None,
+}
+
+
+@pytest.mark.parametrize("column", FILLS)
+def test_what_old_rows_have_in_a_column_that_was_added(column: str, pg: Session) -> None:
+    run(pg, *TABLE)
+    before = layout(pg)
+    run(pg, f"ALTER TABLE t ADD b {column}")
+    found = layout(pg)
+    if "now()" not in column:
+        assert found.columns[-1].fill == FILLS[column]
+    # format() prints as the stream does, a cast does not always.
+    assert run(pg, "SELECT CASE WHEN b IS NOT NULL THEN format('%s', b) END FROM t") == [(found.columns[-1].fill,)]
+    assert (found.files == before.files, found.altered == before.altered) == (True, False)
+    # Another default for new rows says nothing of the old ones.
+    run(pg, "ALTER TABLE t ALTER b DROP DEFAULT")
+    assert layout(pg).columns[-1].fill == found.columns[-1].fill
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_rewritten", "is_altered"),
+    [
+        ("ALTER TABLE t ADD b float8 DEFAULT random()", True, True),
+        ("ALTER TABLE t ADD b int GENERATED ALWAYS AS (id * 2) STORED", True, True),
+        ("ALTER TABLE t ADD b bigserial", True, True),
+        ("ALTER TABLE t ALTER id TYPE bigint", True, True),
+        ("ALTER TABLE t ALTER id TYPE int USING id * 2", True, True),
+        ("ALTER TABLE t ALTER a TYPE varchar", False, True),
+        ("ALTER TABLE t DROP a", False, True),
+        ("ALTER TABLE t ALTER a SET DEFAULT 'y'", False, True),
+        ("TRUNCATE t", True, False),
+        ("VACUUM FULL t", True, False),
+        ("ANALYZE t", False, False),
+        ("CREATE INDEX ON t (a)", False, False),
+    ],
+)
+def test_a_rewrite_by_ddl_is_told_from_others(
+    statement: str, is_rewritten: bool, is_altered: bool, pg: Session
+) -> None:
+    run(pg, *TABLE)
+    before = layout(pg)
+    run(pg, statement)
+    after = layout(pg)
+    assert (after.files != before.files, after.altered != before.altered) == (is_rewritten, is_altered)
+
+
+def test_partitions_know_what_old_rows_have(pg: Session) -> None:
+    run(pg, "CREATE TABLE r (id int PRIMARY KEY, a text) PARTITION BY RANGE (id)",
+        "CREATE TABLE r_1 PARTITION OF r DEFAULT", "INSERT INTO r VALUES (1, 'x')")  # fmt: skip
+    before = layout(pg, "r")
+    run(pg, "ALTER TABLE r ADD b int DEFAULT 5")
+    found = layout(pg, "r")
+    assert [c.fill for c in found.columns] == [None, None, "5"]
+    assert found.files == before.files
+    run(pg, "ALTER TABLE r ALTER b TYPE bigint")
+    assert layout(pg, "r").files != before.files
+
+
+def test_nobody_waits_for_ddl_that_goes_on(pg: Session, db: str) -> None:
+    run(pg, "CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)", "CREATE TABLE r_1 PARTITION OF r DEFAULT")
+    with contextlib.closing(psycopg2.connect(db)) as other, other.cursor() as cursor:
+        cursor.execute("ALTER TABLE r ADD b int")
+        run(pg, "SET lock_timeout = '1s'")
+        assert [c.name for c in layout(pg, "r").columns] == ["id"]
+
+
+def test_what_a_publication_sends(pg: Session) -> None:
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id) STORED, a text, b text)")
+    lists = pg.server_version >= 150000
+    run(pg, "CREATE PUBLICATION p FOR TABLE t" + (" (id, b)" if lists else ""))
+    assert [c.name for c in layout(pg).columns if c.published] == (["id", "b"] if lists else ["id", "a", "b"])
+    if pg.server_version >= 180000:
+        run(pg, "DROP PUBLICATION p", "CREATE PUBLICATION p FOR TABLE t WITH (publish_generated_columns = stored)")
+        assert [c.name for c in layout(pg).columns if c.published] == ["id", "g", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("identity", "key"), [("DEFAULT", ("id",)), ("FULL", ("id",)), ("USING INDEX t_a_key", ("a",)), ("NOTHING", ())]
+)
+def test_the_key_is_that_of_the_identity(identity: str, key: tuple[str, ...], pg: Session) -> None:
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, a text NOT NULL UNIQUE)", f"ALTER TABLE t REPLICA IDENTITY {identity}")
+    assert layout(pg).key == key
+
+
+def test_types_by_their_numbers(pg: Session) -> None:
+    run(pg, "CREATE DOMAIN d AS int", "CREATE TABLE t (a d, b numeric(8, 2), c int[], e timestamptz)")
+    raw = run(pg, "SELECT atttypid::bigint, atttypmod FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
+                  " ORDER BY attnum")  # fmt: skip
+    types = [(oid, typmod) for oid, typmod in raw]
+    found = read_type_facts(pg, [*types, (4_000_000, -1)])
+    assert [(found[key].name, found[key].spark) for key in types] == [
+        ("d", "int"),
+        ("numeric(8,2)", "decimal(8,2)"),
+        ("integer[]", "array<int>"),
+        ("timestamp with time zone", "timestamp"),
+    ]
+    assert found[types[0]].base_oid == 23
+    assert (found[4_000_000, -1].base_oid, found[4_000_000, -1].spark) == (4_000_000, "string")

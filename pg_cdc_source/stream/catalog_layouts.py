@@ -1,0 +1,69 @@
+"""What the catalog says of tables' layouts, in a session of its own: the thread that reads may be the one to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.table_layouts import read_layout, read_type_facts
+from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
+from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
+from pg_cdc_source.protocol.table_layout import CatalogLayout, TableLayout, TypeFacts
+from pg_cdc_source.stream.stream_plan import session_name
+
+T = TypeVar("T")
+TypeKey = tuple[int, int]
+_TypeQuestion = Callable[[Session], dict[TypeKey, TypeFacts]]
+
+
+class CatalogLayouts:
+    """Looks tables up. What a type is does not change while its oid is in use, so it is asked for once."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._options = options
+        self._session: Session | None = None
+        self._types: dict[TypeKey, TypeFacts] = {}
+
+    def look(self, relation: RelationMessage) -> tuple[CatalogLayout | None, TypeOf]:
+        """What the catalog says of a table now, None where it is gone; and what its types are."""
+        found = self._ask(lambda session: read_layout(session, self._options.publication, relation.oid))
+        types = [(column.type_oid, column.typmod) for column in relation.columns]
+        return found, self._types_of(types, self._ask)
+
+    def read(self, session: Session, relation: Relation) -> TableLayout:
+        """The layout of a table as the transaction of ``session`` sees it."""
+        found = read_layout(session, self._options.publication, relation.oid)
+        assert found is not None
+        columns = tuple(
+            RelationColumn(found.identity == "f" or column.name in found.key, *column.sent)
+            for column in found.columns
+            if column.published
+        )
+        sent = RelationMessage(relation.oid, relation.schema, relation.name, found.identity, columns)
+        types = [(column.type_oid, column.typmod) for column in columns]
+        return find_layout(sent, None, found, self._types_of(types, lambda question: question(session)))[0]
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _types_of(self, types: Sequence[TypeKey], ask: Callable[[_TypeQuestion], dict[TypeKey, TypeFacts]]) -> TypeOf:
+        if missing := sorted(set(types) - self._types.keys()):
+            self._types |= ask(lambda session: read_type_facts(session, missing))
+        return lambda oid, typmod: self._types[oid, typmod]
+
+    def _ask(self, question: Callable[[Session], T]) -> T:
+        if self._session is None or self._session.closed:
+            self._session = connect(self._options.connection, session_name(self._options, "layouts"))
+        try:
+            return question(self._session)
+        except PgCdcError:
+            self.close()
+            raise
