@@ -344,7 +344,7 @@ def test_another_server_limits_and_lost_wal(drive: Drive, monkeypatch: pytest.Mo
         # As if it had been given up right after it was looked at.
         options = parse_connection_options({"url": url})
         with pytest.raises(SlotLostError, match=r"(?s)given up by the server.*Remedy: "):
-            ReplicationStream(options, "pgcdc:s:changes", "s", "s", Lsn(1), streaming=False).receive()
+            ReplicationStream(options, "pgcdc:s:changes", "s", ["s"], Lsn(1), streaming=False).receive()
         driver.start()
         driver.refusal("slot s was given up by the server", "wal_removed", "max_slot_wal_keep_size", kind=SlotLostError)
 

@@ -720,6 +720,84 @@ def test_inserts_of_a_table_without_a_key_stream(pg: Session, drive: Drive) -> N
     assert values(rows, "_change_type", "v") == [("insert", 1), ("insert", 2), ("truncate", None)]
 
 
+MIXED = (
+    "CREATE TABLE keyed (id int PRIMARY KEY, v text)",
+    "CREATE TABLE log (v text)",
+    "CREATE TABLE parted (v int) PARTITION BY LIST (v)",
+    "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES IN (1)",
+    "CREATE TABLE parted_2 PARTITION OF parted (PRIMARY KEY (v)) FOR VALUES IN (2)",
+    "INSERT INTO keyed VALUES (1, 'a')",
+    "INSERT INTO log VALUES ('a')",
+    "INSERT INTO parted VALUES (1), (2)",
+)
+
+
+def test_inserts_of_tables_without_a_key_come_beside_the_changes_of_others(pg: Session, drive: Drive) -> None:
+    run(pg, *MIXED)
+    driver = drive(tables="public.*", keyless="insertOnly")
+    driver.take(4)
+    found = run(pg, "SELECT pubname, tablename FROM pg_publication_tables ORDER BY 1, 2")
+    assert [row for row in found if row[1] in ("keyed", "log")] == [("s", "keyed"), ("s_inserts", "log")]
+    kinds_sent = "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = 's_inserts'"
+    assert run(pg, kinds_sent) == [(True, False, False, True)]
+    run(pg, "UPDATE keyed SET v = 'b'", "UPDATE log SET v = 'b'", "INSERT INTO log VALUES ('c')", "DELETE FROM log",
+        "UPDATE parted SET v = 2 WHERE v = 3", "INSERT INTO parted VALUES (1)", "DELETE FROM parted WHERE v = 1",
+        "TRUNCATE log", "DELETE FROM keyed")  # fmt: skip
+    assert values(driver.take(5), "_change_type", "_table", "after") == [
+        ("update", "public.keyed", '{"id":1,"v":"b"}'),
+        ("insert", "public.log", '{"v":"c"}'),
+        ("insert", "public.parted", '{"v":1}'),
+        ("truncate", "public.log", None),
+        ("delete", "public.keyed", None),
+    ]
+    driver.restart()
+    run(pg, "INSERT INTO log VALUES ('d')")
+    assert values(driver.take(1), "_table", "after") == [("public.log", '{"v":"d"}')]
+
+
+def test_a_table_without_a_key_may_be_the_only_one(pg: Session, drive: Drive) -> None:
+    run(pg, "CREATE TABLE log (v text)", "INSERT INTO log VALUES ('a')")
+    driver = drive(dbtable="log", keyless="insertOnly")
+    driver.take(1)
+    assert run(pg, "SELECT pubname FROM pg_publication_tables") == [("s_inserts",)]
+    run(pg, "UPDATE log SET v = 'b'", "INSERT INTO log VALUES ('c')")
+    assert values(driver.take(1), "_change_type", "v") == [("insert", "c")]
+
+
+@pytest.mark.parametrize(
+    ("alter", "says"),
+    [
+        ("DROP PUBLICATION s_inserts", "publication s has lost public.log"),
+        ("ALTER PUBLICATION s_inserts SET (publish = 'truncate')", "publication s_inserts is not one of inserts and"),
+        ("ALTER PUBLICATION s_inserts DROP TABLE log", "publication s has lost public.log"),
+    ],
+)
+@pytest.mark.parametrize("running", [True, False])
+def test_inserts_that_are_published_no_longer_end_the_stream(
+    alter: str, says: str, running: bool, pg: Session, drive: Drive
+) -> None:
+    run(pg, "CREATE TABLE keyed (id int PRIMARY KEY)", "CREATE TABLE log (v text)", "INSERT INTO log VALUES ('a')")
+    driver = drive(tables="log,keyed", keyless="insertOnly")
+    driver.take(1)
+    driver.batch()
+    if running:
+        run(pg, alter)
+        driver.refusal(says, kind=PgCdcError)
+    else:
+        driver.stop()
+        run(pg, alter)
+        driver.start()
+        expected = says if says.startswith("publication s_inserts") else "publication s does not have public.log"
+        driver.refusal(expected, kind=PgCdcError)
+
+
+def test_a_second_publication_without_its_first_is_not_taken(pg: Session, drive: Drive) -> None:
+    run(pg, "CREATE TABLE log (v text)", "CREATE TABLE other (v text)", "CREATE PUBLICATION s_inserts FOR TABLE other")
+    driver = drive(dbtable="log", keyless="insertOnly")
+    driver.refusal("publication s_inserts exists", 'DROP PUBLICATION "s_inserts"', kind=ServerSetupError)
+    assert run(pg, "SELECT count(*) FROM pg_publication") == [(1,)]
+
+
 def test_without_a_key_whole_rows_tell(pg: Session, drive: Drive) -> None:
     run(pg, "CREATE TABLE t (v int, w text)", "ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t VALUES (1, 'a')")
     driver = drive(tables="t")

@@ -31,6 +31,7 @@ Unrepresentable = Literal["error", "null"]
 PublicationMode = Literal["create", "require"]
 StartFrom = Literal["snapshot", "slot", "now"]
 OnSchemaChange = Literal["fail", "ignore"]
+Keyless = Literal["fail", "insertOnly"]
 OnTruncate = Literal["emit", "fail", "ignore"]
 ChangeFormat = Literal["plain", "changelog"]
 Group = Literal["connection", "pgsnapshot", "pgcdc"]
@@ -193,6 +194,15 @@ _STREAM_OPTIONS = (
         "`create`: create a publication that is missing; `require`: only check it",
         one_of(get_args(PublicationMode)),
         "create",
+    ),
+    Option(
+        "keyless",
+        "pgcdc",
+        "what a publication that is created does with tables that have no usable replica identity (primary key or "
+        "`REPLICA IDENTITY FULL`): `fail`; `insertOnly` publishes their inserts and truncates, in a second publication "
+        "with `_inserts` behind its name",
+        one_of(get_args(Keyless)),
+        "fail",
     ),
     Option(
         "startFrom",

@@ -9,6 +9,7 @@ from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import (
     ChangeFormat,
+    Keyless,
     OnSchemaChange,
     OnTruncate,
     PublicationMode,
@@ -17,8 +18,23 @@ from pg_cdc_source.options.declared import (
 )
 from pg_cdc_source.options.given import Given, read_given
 from pg_cdc_source.options.habits import ONE_OR_SEVERAL_TABLES
-from pg_cdc_source.options.names import QualifiedName, TablePattern
+from pg_cdc_source.options.names import MAX_NAME_BYTES, QualifiedName, TablePattern
 from pg_cdc_source.options.numeric_as import NumericAs
+
+
+@dataclass(frozen=True, slots=True)
+class Publications:
+    """The names of a stream's publications: that of its tables, and that of those of which only inserts are sent.
+
+    ``inserts`` is None where the stream has no such tables; where it has one, that publication may not exist.
+    """
+
+    name: str
+    inserts: str | None = None
+
+
+# What the name of the second one ends with.
+INSERTS = "_inserts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +51,7 @@ class StreamOptions:
     failover: bool
     publication: str
     publication_mode: PublicationMode
+    keyless: Keyless
     start_from: StartFrom
     max_rows_per_batch: int
     max_bytes_per_batch: int
@@ -47,6 +64,10 @@ class StreamOptions:
     unrepresentable: Unrepresentable
     partition_bytes: int
     slot_timeout_seconds: float
+
+    @property
+    def publications(self) -> Publications:
+        return Publications(self.publication, self.publication + INSERTS if self.keyless == "insertOnly" else None)
 
 
 def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
@@ -65,6 +86,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         failover=values["failover"],
         publication=values["publication"] or values["slot"],
         publication_mode=values["publicationMode"],
+        keyless=values["keyless"],
         start_from=values["startFrom"],
         max_rows_per_batch=values["maxRowsPerBatch"],
         max_bytes_per_batch=values["maxBytesPerBatch"],
@@ -99,6 +121,12 @@ def _stream_contradictions(given: Given) -> Iterator[OptionError]:
             "no slot is given",
             remedy="choose a name for the stream's replication slot in the option slot; it is created when missing, "
             "and no other stream may use it",
+        )
+    publication = values["publication"] or values["slot"] or ""
+    if values["keyless"] == "insertOnly" and len((publication + INSERTS).encode()) > MAX_NAME_BYTES:
+        yield OptionError(
+            f"the publication's name is too long for keyless=insertOnly, which adds {INSERTS} to it",
+            remedy=f"choose a publication with a name of {MAX_NAME_BYTES - len(INSERTS)} bytes at most",
         )
     for name in ("failover", "partitionBytes", "slotTimeout"):
         if name in names and values["startFrom"] == "slot":

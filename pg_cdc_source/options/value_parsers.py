@@ -79,10 +79,10 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
 
 def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        word = text.strip().lower()
-        if word not in choices:
-            raise OptionError(f"{text!r} is not a choice", remedy=f"use {in_words(choices)}")
-        return word
+        for choice in choices:
+            if text.strip().lower() == choice.lower():
+                return choice
+        raise OptionError(f"{text!r} is not a choice", remedy=f"use {in_words(choices)}")
 
     return parse
 

@@ -13,7 +13,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psycopg2.extras
 from psycopg2 import sql
@@ -39,7 +39,14 @@ class ReplicationStream:
     """One walsender's stream of one slot, for one thread. ``system`` and ``timeline`` are those of its server."""
 
     def __init__(
-        self, options: ConnectionOptions, name: str, slot: str, publication: str, start: Lsn, *, streaming: bool
+        self,
+        options: ConnectionOptions,
+        name: str,
+        slot: str,
+        publications: Sequence[str],
+        start: Lsn,
+        *,
+        streaming: bool,
     ) -> None:
         """Start at ``start``. With ``streaming``, large transactions come before they commit, from PostgreSQL 14 on."""
         self._doing = f"reading slot {slot}"
@@ -53,7 +60,7 @@ class ReplicationStream:
                 translated(self._doing),
                 self._session.cursor(cursor_factory=psycopg2.extras.ReplicationCursor) as cursor,
             ):
-                command = _start_command(self._session, slot, publication, start, streaming=streaming)
+                command = _start_command(self._session, slot, publications, start, streaming=streaming)
                 cursor.start_replication_expert(command, decode=False)
             self._pgconn = self._session.pgconn_ptr
             self._copied = ctypes.c_void_p()
@@ -128,10 +135,13 @@ class ReplicationStream:
             return libpq.error_of(self._pgconn, result, self._doing, "the server ended the stream")
 
 
-def _start_command(session: Session, slot: str, publication: str, start: Lsn, *, streaming: bool) -> sql.Composed:
+def _start_command(
+    session: Session, slot: str, publications: Sequence[str], start: Lsn, *, streaming: bool
+) -> sql.Composed:
     # The option is a list of identifiers inside a string literal. Replication commands know only the plainest form of
     # a literal, and psycopg2 would write E'…' where the role has standard_conforming_strings off.
-    names = "'" + sql.Identifier(publication).as_string(session).replace("'", "''") + "'"
+    identifiers = ",".join(str(sql.Identifier(name).as_string(session)) for name in publications)
+    names = "'" + identifiers.replace("'", "''") + "'"
     protocol = "'2', streaming 'on'" if streaming and session.server_version >= 140000 else "'1'"
     return sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version {}, publication_names {})").format(
         sql.Identifier(slot), sql.SQL(str(start)), sql.SQL(protocol), sql.SQL(names)

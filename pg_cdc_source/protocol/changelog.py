@@ -36,6 +36,7 @@ CHANGELOG_FIELDS = (
     pa.field("_commit_version", pa.int64()),
     pa.field("_commit_timestamp", COMMIT_TS_TYPE),
 )
+_GIVEN = ("snapshot", "insert", "update", "delete")
 _TYPES = ("insert", "update_preimage", "update_postimage", "delete")
 _INSERT, _PREIMAGE, _POSTIMAGE, _DELETE = range(4)
 
@@ -60,6 +61,11 @@ def changelog_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return typed rows with ``_before`` as rows of a changelog's ``schema``, in the same order."""
     n = rows.num_rows
     given = rows.column("_change_type")
+    if not pc.all(pc.is_in(given, from_texts(_GIVEN))).as_py() and n:
+        raise SchemaChangedError(
+            "the rows of the table come again, and a changelog has no row that tells a sink to give up those it has",
+            remedy="start over with a new checkpoint location and a new slot, into an empty sink",
+        )
     is_update, is_delete = (to_numpy(pc.equal(given, kind)) for kind in ("update", "delete"))
     source = np.repeat(np.arange(n), 1 + is_update)
     is_preimage = np.zeros(len(source), np.bool_)

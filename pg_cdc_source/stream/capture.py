@@ -252,7 +252,7 @@ class Capture:
         if create:
             published = publication.ensure_publication(session, options)
         else:
-            published = publication.require_publication(session, options.publication)
+            published = publication.require_publication(session, options.publications)
         plan = plan_stream(session, options, published, self._source.read_end_of_wal())
         self._watch.begin(published, plan.names)
         return plan

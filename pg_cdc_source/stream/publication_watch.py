@@ -49,7 +49,7 @@ class PublicationWatch:
         """Raise SchemaChangedError where the publication does not send any longer what is read."""
         self._looked_at = time.monotonic()
         try:
-            lost = publication.find_lost(self._source.open(), self._options.publication, self.mark, names)
+            lost = publication.find_lost(self._source.open(), self._options.publications, self.mark, names)
         except TransientError:
             # The next look is soon enough.
             self._source.close()

@@ -154,7 +154,7 @@ def _is_wanted_now(options: StreamOptions, relation: RelationMessage) -> bool:
     try:
         # A session of its own: this may be the thread that reads.
         with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
-            published = publication.read_publication(session, options.publication)
+            published = publication.read_publication(session, options.publications)
             if published is None:
                 return True
             wanted = publication.stream_tables(session, options, published)

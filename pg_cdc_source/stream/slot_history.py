@@ -22,6 +22,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import SlotLostError
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, end_of_timeline
 from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.replication import ReplicationStream
@@ -115,11 +116,12 @@ class SlotHistory:
         # Each time: while a session is lost, the slot may be lost too, or be made anew.
         with contextlib.closing(connect(options.connection, session_name(options, "source"))) as session:
             self._slot_with(session, start)
+            publications = publication.existing_names(session, options.publications)
         stream = ReplicationStream(
             options.connection,
             session_name(options, "changes"),
             options.slot,
-            options.publication,
+            publications,
             start,
             streaming=streaming,
         )

@@ -46,7 +46,7 @@ def read_typed_schema(options: StreamOptions) -> pa.Schema:
     with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
         refuse_transaction_pooler(options.connection, session, session_name(options, "planning"))
         relation = catalog.find_relation(session, options.dbtable)
-        unpublished = publication.read_unpublished(session, options.publication, relation)
+        unpublished = publication.read_unpublished(session, options.publications, relation)
         scanned = _plan_scan(session, options, relation, unpublished, None)
     return typed_schema(str(relation), scanned.codecs, before_image=options.before_image)
 

@@ -6,7 +6,7 @@ from given_options import STREAM, parse_stream, refused_stream
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.numeric_as import NumericAs
-from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
+from pg_cdc_source.options.stream_options import Publications, StreamOptions, parse_stream_options
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,7 @@ from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_opt
         ("onSchemaChange", "emit", "fail or ignore"),
         ("onTruncate", "delete", "emit, fail or ignore"),
         ("changeFormat", "cdf", "plain or changelog"),
+        ("keyless", "inserts", "fail or insertOnly"),
         ("asString", "a, A", "twice"),
         ("numericAs", "float", "decimal(p,s)"),
         ("unrepresentable", "NaN", "error or null"),
@@ -58,6 +59,7 @@ def test_what_a_stream_is_not_given_has_the_documented_default() -> None:
         failover=False,
         publication="orders_1",
         publication_mode="create",
+        keyless="fail",
         start_from="snapshot",
         max_rows_per_batch=1_000_000,
         max_bytes_per_batch=128 << 20,
@@ -79,6 +81,7 @@ def test_everything_that_a_stream_is_given_arrives() -> None:
         failover="true",
         publication="Orders",
         publicationMode="require",
+        keyless="insertonly",
         startFrom="Snapshot",
         maxRowsPerBatch="5000",
         maxBytesPerBatch="1GB",
@@ -100,6 +103,7 @@ def test_everything_that_a_stream_is_given_arrives() -> None:
         failover=True,
         publication="Orders",
         publication_mode="require",
+        keyless="insertOnly",
         start_from="snapshot",
         max_rows_per_batch=5000,
         max_bytes_per_batch=1 << 30,
@@ -126,6 +130,7 @@ def test_everything_that_a_stream_is_given_arrives() -> None:
         ({"slot": "s", "tables": "a", "numericAs": "double"}, "numericAs is not used with tables"),
         ({"slot": "s", "tables": "a", "unrepresentable": "null"}, "unrepresentable is not used with tables"),
         ({"slot": "s", "tables": "a", "changeFormat": "plain"}, "changeFormat is not used with tables"),
+        ({**STREAM, "keyless": "insertOnly", "publication": "p" * 56}, "too long for keyless=insertOnly"),
         ({**STREAM, "changeFormat": "changelog", "beforeImage": "true"}, "beforeImage is not used with changeFormat="),
         (
             {**STREAM, "changeFormat": "changelog", "onTruncate": "emit"},
@@ -150,6 +155,8 @@ def test_contradictions_of_a_stream_are_refused(options: dict[str, str], says: s
 def test_what_does_not_contradict_in_a_stream_is_taken() -> None:
     assert parse_stream(startFrom="now", slotTimeout="1s").slot_timeout_seconds == 1
     assert parse_stream(startFrom="slot", maxRowsPerBatch="7").max_rows_per_batch == 7
+    assert parse_stream(publication="p").publications == Publications("p")
+    assert parse_stream(publication="p" * 55, keyless="insertOnly").publications.inserts == "p" * 55 + "_inserts"
     assert parse_stream(changeFormat="changelog").before_image
     assert parse_stream(changeFormat="changelog").on_truncate == "fail"
     assert parse_stream(changeFormat="changelog", onTruncate="ignore").on_truncate == "ignore"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from messages import (
@@ -30,8 +31,8 @@ from pg_cdc_source.errors import OptionError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.protocol.changelog import CHANGELOG_FIELDS, changelog_rows, changelog_schema
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
-from pg_cdc_source.protocol.layout import StreamedTable
-from pg_cdc_source.protocol.stream_rows import snapshot_rows
+from pg_cdc_source.protocol.layout import TRUNCATED, StreamedTable
+from pg_cdc_source.protocol.stream_rows import change_columns, nothing_unchanged, snapshot_rows, truncate_rows
 from pg_cdc_source.values.wire import Messages
 
 pytestmark = pytest.mark.usefixtures("accelerated")
@@ -146,6 +147,14 @@ def test_a_truncate_has_no_row() -> None:
         changelog([truncate(2)])
     assert "onTruncate=ignore" in caught.value.remedy
     assert "onTruncate=emit" not in caught.value.remedy
+
+
+def test_rows_that_come_again_are_refused() -> None:
+    schema = CHANGELOG.schema([FULL])
+    changes = change_columns(np.array([TRUNCATED]), np.array([7]), np.array([0]), None, None, nothing_unchanged(1))
+    rows = truncate_rows([FULL], changes, CHANGELOG, schema)
+    with pytest.raises(SchemaChangedError, match="come again"):
+        changelog_rows(rows, changelog_schema(FULL.name, schema))
 
 
 @pytest.mark.parametrize("name", ["_commit_version", "_Commit_Timestamp"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
-from pg_cdc_source.options.stream_options import parse_stream_options
+from pg_cdc_source.options.stream_options import Publications, parse_stream_options
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.stream import publication_watch
 from pg_cdc_source.stream.publication_watch import PublicationWatch
@@ -55,7 +55,7 @@ def test_the_publication_is_looked_at_once_within_its_time(looks: list[Any], mon
     watched.mark = "mark"
     watched.look_sometimes(NAMES)
     watched.look_sometimes(NAMES)
-    assert looks == [("session", "user", "mark", NAMES)]
+    assert looks == [("session", Publications("user"), "mark", NAMES)]
     monkeypatch.setattr(publication_watch, "WATCH_SECONDS", 0.0)
     watched.look_sometimes(NAMES)
     assert len(looks) == 2

@@ -92,8 +92,8 @@ def _tell_slot(usage: Usage | None, options: StreamOptions) -> str:
 def _find_publication(session: Session, options: StreamOptions, *, made: bool) -> Planned:
     """The publication; one that exists has nothing to create."""
     if made:
-        return Planned(publication.require_publication(session, options.publication), (), "")
-    found = publication.read_publication(session, options.publication)
+        return Planned(publication.require_publication(session, options.publications), (), "")
+    found = publication.read_publication(session, options.publications)
     return Planned(found, (), "") if found is not None else publication.plan_publication(session, options)
 
 
@@ -122,7 +122,12 @@ def _tell_tables(plan: StreamPlan) -> str:
 
 def _require_identities(session: Session, published: Publication, plan: StreamPlan) -> str:
     sends_old_values = published.updates or published.deletes
-    relations = [scanned.relation for scanned in plan.scans if scanned.relation is not None]
+    only_inserted = {table.relation.oid for table in published.tables if table.inserts_only}
+    relations = [
+        scanned.relation
+        for scanned in plan.scans
+        if scanned.relation is not None and scanned.relation.oid not in only_inserted
+    ]
     without, steps = publication.without_identity(session, relations if sends_old_values else [])
     if without:
         raise ScarceError(

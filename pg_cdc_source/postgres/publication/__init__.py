@@ -9,7 +9,8 @@ found here, before anything is read:
 - **Inheritance.** Changes of children come under the children's names, while a SELECT of the parent has their rows: a
   stream of the parent would disagree with its snapshot, so parents are refused.
 - **Replica identity.** From the moment a publication has a table without one, PostgreSQL refuses UPDATE and DELETE
-  there. This package never does that to a production database: it does not create such a publication.
+  there. This package never does that to a production database: it does not create such a publication. With
+  ``keyless=insertOnly`` such tables have a second one, which sends neither and stops neither.
 - **Identity of partitions.** WAL has the old values of the leaf's identity, pgoutput labels them by the root's. Where
   the leaf's has less, columns would look NULL that are not: refused.
 - **Row filters, column lists.** A stream has the rows and columns that its publication sends, from its snapshot on.
@@ -29,7 +30,7 @@ from pg_cdc_source.postgres.publication.plan import (
     require_publication,
     require_rights,
 )
-from pg_cdc_source.postgres.publication.read import Publication, PublishedTable, read_publication
+from pg_cdc_source.postgres.publication.read import Publication, PublishedTable, existing_names, read_publication
 from pg_cdc_source.postgres.publication.sent import SentTable, read_sent_tables, read_unpublished
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "ReplicaIdentity",
     "SentTable",
     "ensure_publication",
+    "existing_names",
     "find_change",
     "find_lost",
     "mark_of",

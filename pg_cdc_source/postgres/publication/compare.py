@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres.publication.listing import MOST_NAMED
 from pg_cdc_source.postgres.publication.read import Publication, read_publication
 from pg_cdc_source.postgres.server_errors import translated
@@ -71,9 +72,9 @@ def _parsed_entries(listed: Sequence[str]) -> Iterator[tuple[int, tuple[set[str]
         yield int(table), (set(entries.split("+")), rest[len(entries) :], int(attached or 0))
 
 
-def find_lost(session: Session, name: str, mark: str, names: Mapping[int, str]) -> str:
+def find_lost(session: Session, publications: Publications, mark: str, names: Mapping[int, str]) -> str:
     """Say what a publication no longer sends of a stream's tables (names by oid); empty where it sends everything."""
-    publication = read_publication(session, name)
+    publication = read_publication(session, publications)
     if publication is None:
         return "was dropped"
     if changed := find_change(mark, mark_of(publication, names), names):
@@ -82,7 +83,7 @@ def find_lost(session: Session, name: str, mark: str, names: Mapping[int, str]) 
     lost = [oid for oid in names if oid not in published]
     if not lost:
         return ""
-    with translated(f"reading publication {quoted(name)}"), session.cursor() as cursor:
+    with translated(f"reading publication {quoted(publications.name)}"), session.cursor() as cursor:
         cursor.execute("SELECT oid::bigint FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[])", (lost,))
         there = {oid for (oid,) in cursor}
     gone = [f"{names[oid]}{'' if oid in there else ', which was dropped'}" for oid in sorted(lost)[:MOST_NAMED]]

@@ -77,12 +77,25 @@ def read_identities(session: Session, oids: Sequence[int]) -> dict[int, ReplicaI
 
 def without_identity(session: Session, relations: Sequence[Relation]) -> tuple[str, str]:
     """Name the tables and partitions without a usable identity, and the SQL that gives them one; empty if none."""
-    trees = read_trees(session, relations)
-    stored = [node.relation for tree in trees.values() for node in tree if node.relation.kind == "r"]
-    identities = read_identities(session, [relation.oid for relation in stored])
-    without = [relation for relation in stored if not identities[relation.oid].columns]
+    identities, without = _lacking(session, relations)
     steps = (identity_sql(session, r, "DEFAULT" if identities[r.oid].kind == "f" else "FULL") for r in few(without))
     return listed(without), "; ".join(steps)
+
+
+def keyless_of(session: Session, relations: Sequence[Relation]) -> list[Relation]:
+    """Those of ``relations`` that have no usable identity, or of which a partition has none."""
+    _, without = _lacking(session, relations)
+    lacking = {relation.oid for relation in without}
+    trees = read_trees(session, relations)
+    return [r for r in relations if not lacking.isdisjoint(node.relation.oid for node in trees[r.oid])]
+
+
+def _lacking(session: Session, relations: Sequence[Relation]) -> tuple[dict[int, ReplicaIdentity], list[Relation]]:
+    """Those tables and partitions that hold rows and have no usable identity; and the identities of all that do."""
+    trees = read_trees(session, relations)
+    stored = {node.relation.oid: node.relation for tree in trees.values() for node in tree if node.relation.kind == "r"}
+    identities = read_identities(session, list(stored))
+    return identities, [relation for oid, relation in stored.items() if not identities[oid].columns]
 
 
 def identity_sql(session: Session, relation: Relation, identity: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import psycopg2
@@ -12,15 +12,16 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import AccessError, OptionError, ServerSetupError, TransientError
 from pg_cdc_source.options.names import TablePattern, quoted
-from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.options.stream_options import Publications, StreamOptions
 from pg_cdc_source.postgres.catalog import Relation, Server, read_server
 from pg_cdc_source.postgres.publication.choose import find_table, stream_tables
-from pg_cdc_source.postgres.publication.identity import without_identity
+from pg_cdc_source.postgres.publication.identity import keyless_of, without_identity
 from pg_cdc_source.postgres.publication.listing import by_name
 from pg_cdc_source.postgres.publication.read import (
     GENERATED_VERSION,
     Publication,
     PublishedTable,
+    read_one,
     read_publication,
 )
 from pg_cdc_source.postgres.publication.sent import read_sent_tables
@@ -43,22 +44,23 @@ def ensure_publication(session: Session, options: StreamOptions) -> Publication:
     Call it before the slot is created: decoding looks for the publication as of each change's own time. Nothing is
     created that PostgreSQL or ``stream_tables`` would refuse afterwards.
     """
-    found = read_publication(session, options.publication)
+    found = read_publication(session, options.publications)
     if found is not None:
         return found
     _create(session, options.publication, plan_publication(session, options).create)
-    found = read_publication(session, options.publication)
+    found = read_publication(session, options.publications)
     if found is None:
         raise TransientError(f"publication {quoted(options.publication)} was dropped as soon as it was created")
     return found
 
 
-def require_publication(session: Session, name: str) -> Publication:
+def require_publication(session: Session, names: Publications) -> Publication:
     """The publication of a slot that exists. It has to be older than the slot, so a missing one is not created."""
-    found = read_publication(session, name)
+    found = read_publication(session, names)
     if found is None:
         raise ServerSetupError(
-            f"publication {quoted(name)} does not exist any more: changes made since it was dropped cannot be decoded",
+            f"publication {quoted(names.name)} does not exist any more: changes made since it was dropped cannot be "
+            "decoded",
             remedy="start over with a new checkpoint location and a new slot",
         )
     return found
@@ -68,7 +70,12 @@ def plan_publication(session: Session, options: StreamOptions) -> Planned:
     """What ``ensure_publication`` creates where there is none. Raises everything that prevents it, except rights."""
     server = read_server(session)
     relations = _wanted(session, options)
-    create = _create_sql(session, server, options.publication, relations)
+    kinds = _kinds_of(session, options, relations)
+    create = _create_sql(session, server, options.publication, kinds.listed)
+    if options.publications.inserts is not None and kinds.inserts_only:
+        _refuse_leftover(session, options.publications.inserts)
+        second = _create_sql(session, server, options.publications.inserts, kinds.inserts_only, "insert, truncate")
+        create = f"{create}; {second}"
     missing = f"publication {quoted(options.publication)} does not exist"
     if options.publication_mode == "require":
         raise ServerSetupError(
@@ -78,8 +85,6 @@ def plan_publication(session: Session, options: StreamOptions) -> Planned:
         raise ServerSetupError(
             f"{missing}, and a standby cannot create it", remedy=f"on the primary, as the tables' owner: {create}"
         )
-    ancestors = read_ancestors(session, [relation.oid for relation in relations])
-    oids = {relation.oid for relation in relations}
     planned = Publication(
         0,
         options.publication,
@@ -91,15 +96,50 @@ def plan_publication(session: Session, options: StreamOptions) -> Planned:
         truncates=True,
         generated=server.version_num >= GENERATED_VERSION,
         tables=tuple(
-            PublishedTable(relation, None, None, (), None)
-            for relation in relations
-            if not any(ancestor.oid in oids for ancestor in ancestors.get(relation.oid, ()))
+            PublishedTable(relation, None, None, (), None, inserts_only=relation in kinds.inserts_only)
+            for relation in kinds.roots
         ),
     )
     streamed = stream_tables(session, options, planned)
     read_sent_tables(session, planned, streamed, whole=options.change_format == "changelog")
-    _refuse_without_identity(session, server, options, streamed)
+    _refuse_without_identity(
+        session, options, [relation for relation in streamed if relation not in kinds.inserts_only]
+    )
     return Planned(planned, tuple(relations), create)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """Tables to be published: ``roots`` are those under whose names changes come.
+
+    ``listed`` have a publication of all kinds of changes, ``inserts_only`` another one.
+    """
+
+    roots: tuple[Relation, ...]
+    listed: tuple[Relation, ...]
+    inserts_only: tuple[Relation, ...]
+
+
+def _kinds_of(session: Session, options: StreamOptions, relations: Sequence[Relation]) -> _Kinds:
+    ancestors = read_ancestors(session, [relation.oid for relation in relations])
+
+    def outside(others: Collection[Relation]) -> tuple[Relation, ...]:
+        """Those that are no partitions of others."""
+        oids = {other.oid for other in others}
+        return tuple(r for r in relations if oids.isdisjoint(above.oid for above in ancestors.get(r.oid, ())))
+
+    roots = outside(relations)
+    inserts_only = tuple(keyless_of(session, roots)) if options.keyless == "insertOnly" else ()
+    listed = tuple(relation for relation in outside(inserts_only) if relation not in inserts_only)
+    return _Kinds(roots, listed, inserts_only)
+
+
+def _refuse_leftover(session: Session, name: str) -> None:
+    if read_one(session, name) is not None:
+        raise ServerSetupError(
+            f"publication {quoted(name)} exists, and the one that it belongs to does not",
+            remedy=f"DROP PUBLICATION {sql.Identifier(name).as_string(session)}; or name another publication",
+        )
 
 
 _FIND_LACKING_RIGHTS = """
@@ -174,6 +214,7 @@ def _publishable_tables(session: Session, pattern: TablePattern) -> list[Relatio
 def _create_sql(
     session: Session, server: Server, name: str, relations: Sequence[Relation], publish: str | None = None
 ) -> str:
+    tables = sql.SQL(", ").join(relation.identifier for relation in relations)
     settings = ["publish_via_partition_root = true"]
     if publish is not None:
         settings.insert(0, f"publish = '{publish}'")
@@ -181,9 +222,9 @@ def _create_sql(
         # Snapshots have these columns too. Without them, PostgreSQL refuses UPDATE and DELETE where an identity has
         # such a column.
         settings.append("publish_generated_columns = stored")
-    create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(
+    create = sql.SQL("CREATE PUBLICATION {}{} WITH ({})").format(
         sql.Identifier(name),
-        sql.SQL(", ").join(relation.identifier for relation in relations),
+        sql.SQL(" FOR TABLE {}").format(tables) if relations else sql.SQL(""),
         sql.SQL(", ".join(settings)),
     )
     return str(create.as_string(session))
@@ -209,15 +250,12 @@ def _create(session: Session, name: str, create: str) -> None:
         raise translate(error, f"creating publication {quoted(name)}") from None
 
 
-def _refuse_without_identity(
-    session: Session, server: Server, options: StreamOptions, relations: Sequence[Relation]
-) -> None:
+def _refuse_without_identity(session: Session, options: StreamOptions, relations: Sequence[Relation]) -> None:
     without, steps = without_identity(session, relations)
     if not without:
         return
-    inserts_only = _create_sql(session, server, options.publication, relations, "insert, truncate")
     raise ServerSetupError(
         f"publication {quoted(options.publication)} is not created, because from then on PostgreSQL would "
         f"refuse every UPDATE and DELETE on {without}: no primary key or other usable replica identity",
-        remedy=f"add a primary key; or {steps}; or, for inserts alone, create it yourself: {inserts_only}",
+        remedy=f"add a primary key; or {steps}; or keyless=insertOnly publishes the inserts of such tables alone",
     )

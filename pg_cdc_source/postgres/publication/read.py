@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication.before_15 import is_before_15, read_attached
+from pg_cdc_source.postgres.publication.listing import by_name
 from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.trees import read_ancestors
 
 # From these versions on, a publication can have schemas, row filters and column lists; and send stored generated
 # columns.
@@ -23,7 +27,8 @@ class PublishedTable:
 
     ``entries`` are the oids of the catalog's rows that list it, its schema or its root; none where all tables are
     published. ``attached`` is the transaction that last attached a partition which the server may not have noticed, 0
-    if there is none; None where the server notices every one (see ``before_15``).
+    if there is none; None where the server notices every one (see ``before_15``). With ``inserts_only``, updates and
+    deletes of the table are not sent.
     """
 
     relation: Relation
@@ -31,11 +36,15 @@ class PublishedTable:
     row_filter: str | None
     entries: tuple[int, ...]
     attached: int | None
+    inserts_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What a publication sends. ``generated``: also stored generated columns (PostgreSQL 18)."""
+    """What a publication sends. ``generated``: also stored generated columns (PostgreSQL 18).
+
+    Of a stream with two publications, it is the first one with the tables of both.
+    """
 
     oid: int
     name: str
@@ -110,7 +119,45 @@ ORDER BY f.nspname COLLATE "C", f.relname COLLATE "C"
 """
 
 
-def read_publication(session: Session, name: str) -> Publication | None:
+def read_publication(session: Session, names: Publications) -> Publication | None:
+    """A stream's publication and its tables, sorted by name; None where there is none.
+
+    Raises ServerSetupError where the one for inserts does not send what the stream takes it for.
+    """
+    found = read_one(session, names.name)
+    inserts = None if found is None or names.inserts is None else read_one(session, names.inserts)
+    return found if found is None or inserts is None else _joined(session, found, inserts)
+
+
+def existing_names(session: Session, names: Publications) -> tuple[str, ...]:
+    """The publications to ask the slot for: PostgreSQL refuses one that is missing, or passes over it."""
+    if names.inserts is None or read_one(session, names.inserts) is None:
+        return (names.name,)
+    return (names.name, names.inserts)
+
+
+def _joined(session: Session, found: Publication, inserts: Publication) -> Publication:
+    """``found`` with the tables of ``inserts`` as well. A table of both has everything that either sends."""
+    sends = (inserts.inserts, inserts.truncates, inserts.updates, inserts.deletes, inserts.via_root, inserts.generated)
+    if sends != (True, True, False, False, found.via_root, found.generated):
+        raise ServerSetupError(
+            f"publication {quoted(inserts.name)} is not one of inserts and truncates with the settings of "
+            f"{quoted(found.name)}: keyless=insertOnly takes it for that",
+            remedy="ALTER PUBLICATION ... SET its publish to 'insert, truncate' and the other settings to be the same; "
+            "or drop it, and give its tables a primary key or REPLICA IDENTITY FULL",
+        )
+    tables = {table.relation.oid: replace(table, inserts_only=True) for table in inserts.tables}
+    tables |= {table.relation.oid: table for table in found.tables}
+    if found.via_root:
+        above = read_ancestors(session, list(tables))
+        tables = {
+            oid: table for oid, table in tables.items() if tables.keys().isdisjoint(a.oid for a in above.get(oid, ()))
+        }
+    relations = by_name([table.relation for table in tables.values()])
+    return replace(found, tables=tuple(tables[relation.oid] for relation in relations))
+
+
+def read_one(session: Session, name: str) -> Publication | None:
     """The publication of this name and its tables, sorted by name; None where there is none."""
     with translated(f"reading publication {quoted(name)}"), session.cursor() as cursor:
         cursor.execute(_READ_PUBLICATION, (name,))

@@ -9,6 +9,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication.identity import ReplicaIdentity, identity_sql, read_identities
 from pg_cdc_source.postgres.publication.listing import few, listed
@@ -44,10 +45,10 @@ def read_sent_tables(
     trees = read_trees(session, relations)
     identities = read_identities(session, [node.relation.oid for tree in trees.values() for node in tree])
     unpublished = _unpublished_columns(session, publication, relations)
-    filters = {table.relation.oid: table.row_filter for table in publication.tables}
+    published = {table.relation.oid: table for table in publication.tables}
     tables = []
     for relation in relations:
-        if publication.updates or publication.deletes:
+        if (publication.updates or publication.deletes) and not published[relation.oid].inserts_only:
             _refuse_lesser_identities(session, [node.relation for node in trees[relation.oid]], identities)
             if whole:
                 _require_whole(session, relation, identities[relation.oid])
@@ -56,7 +57,7 @@ def read_sent_tables(
         if identity.kind != "f" and columns != identity.columns:
             columns = ()
         key = () if set(identity.primary_key) & set(missing) else identity.primary_key
-        tables.append(SentTable(relation, identity.kind, columns, key, missing, filters[relation.oid]))
+        tables.append(SentTable(relation, identity.kind, columns, key, missing, published[relation.oid].row_filter))
     return tuple(tables)
 
 
@@ -103,9 +104,9 @@ def _named(identity: ReplicaIdentity) -> str:
     return "the whole row" if identity.kind == "f" else ", ".join(map(quoted, identity.columns))
 
 
-def read_unpublished(session: Session, name: str, relation: Relation) -> tuple[str, ...]:
+def read_unpublished(session: Session, names: Publications, relation: Relation) -> tuple[str, ...]:
     """Names of a table's columns that a publication does not send; of a missing one, that it would not send."""
-    return _unpublished_columns(session, read_publication(session, name), [relation])[relation.oid]
+    return _unpublished_columns(session, read_publication(session, names), [relation])[relation.oid]
 
 
 _READ_COLUMNS = """
