@@ -14,6 +14,7 @@ from pg_cdc_source.options.value_parsers import (
     condition,
     duration,
     importable_function,
+    message_prefixes,
     not_blank,
     one_of,
     password,
@@ -245,6 +246,13 @@ _STREAM_OPTIONS = (
         "and its default is `fail`",
         one_of(get_args(OnTruncate)),
         "emit",
+    ),
+    Option(
+        "messagePrefixes",
+        "pgcdc",
+        "with `tables`: prefixes of logical decoding messages (`pg_logical_emit_message()`, PostgreSQL 14 and later), "
+        "separated by commas, that come as rows with the change type `message`",
+        message_prefixes,
     ),
     _OF_SNAPSHOTS["asString"],
     _OF_SNAPSHOTS["numericAs"],

@@ -116,6 +116,10 @@ HABITS: dict[Group, dict[str, str]] = {
         ),
         **dict.fromkeys(("readchangefeed", "readchangedata"), "leave it out: every row of the stream is a change"),
         "truncate.handling.mode": "use onTruncate: emit, fail or ignore",
+        **dict.fromkeys(
+            ("message.prefix.include.list", "message.prefixes", "messages"), "use messagePrefixes: prefixes, by commas"
+        ),
+        "message.prefix.exclude.list": "use messagePrefixes: only messages of its prefixes come",
         "decimal.handling.mode": "use numericAs: string, double or decimal(p,s)",
         **dict.fromkeys(("include.before", "before", "includebefore"), "use beforeImage"),
         "unavailable.value.placeholder": "leave it out: _unchanged lists the columns whose values did not travel",

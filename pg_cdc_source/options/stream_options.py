@@ -59,6 +59,7 @@ class StreamOptions:
     before_image: bool
     on_schema_change: OnSchemaChange
     on_truncate: OnTruncate
+    message_prefixes: tuple[str, ...]
     as_string: tuple[str, ...]
     numeric_as: NumericAs
     unrepresentable: Unrepresentable
@@ -94,6 +95,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         before_image=values["beforeImage"] or is_changelog,
         on_schema_change=values["onSchemaChange"],
         on_truncate="fail" if is_changelog and "onTruncate" not in given.names else values["onTruncate"],
+        message_prefixes=values["messagePrefixes"] or (),
         as_string=values["asString"] or (),
         numeric_as=values["numericAs"],
         unrepresentable=values["unrepresentable"],
@@ -115,6 +117,11 @@ def _stream_contradictions(given: Given) -> Iterator[OptionError]:
                     f"{name} is not used with tables, whose rows hold PostgreSQL's own text in JSON",
                     remedy=f"remove {name} here and pass it to project(), which gives the typed rows of one table",
                 )
+    elif "messagePrefixes" in names:
+        yield OptionError(
+            "messagePrefixes is not used with dbtable, whose rows have the table's columns",
+            remedy="use tables, whose rows can also hold messages; or remove messagePrefixes",
+        )
     yield from _changelog_contradictions(given)
     if "slot" not in names:
         yield OptionError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.options.names import MAX_NAME_BYTES, QualifiedName
+from pg_cdc_source.options.names import MAX_NAME_BYTES, QualifiedName, check_characters
 from pg_cdc_source.options.suggestions import in_words
 
 # Binary units, as in postgresql.conf: 1kB is 1024 bytes.
@@ -26,6 +26,8 @@ _DURATION_UNITS = {
 }
 _DURATION = re.compile(_NUMBER + r"\s*(ms|s|min|m|h|d|)", re.IGNORECASE | re.ASCII)
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
+# The prefix of logical decoding messages that ask the stream itself for something.
+OWN_PREFIX = "pgcdc"
 _SNAPSHOT_ID = re.compile(r"[0-9A-F]+(?:-[0-9A-F]+)+", re.ASCII)
 
 
@@ -125,6 +127,25 @@ def publication_name(text: str) -> str:
             remedy="write the publication's name as the catalog holds it",
         )
     return text
+
+
+def message_prefixes(text: str) -> tuple[str, ...]:
+    not_blank(text)
+    check_characters(text)
+    prefixes = tuple(prefix.strip() for prefix in text.split(","))
+    for prefix in prefixes:
+        if not prefix:
+            raise OptionError(
+                f"{text!r} has a prefix that is empty", remedy="separate prefixes by one comma: outbox,audit"
+            )
+        if prefix == OWN_PREFIX:
+            raise OptionError(
+                f"the prefix {OWN_PREFIX} is reserved: its messages ask the stream for something, and are no rows",
+                remedy="leave it out; choose another prefix for messages of your own",
+            )
+        if prefixes.count(prefix) > 1:
+            raise OptionError(f"the prefix {prefix} is named twice", remedy="name it once")
+    return prefixes
 
 
 def streamed_table(text: str) -> QualifiedName:

@@ -24,6 +24,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres import libpq
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.protocol.walsender import HEADER_BYTES
@@ -48,7 +49,10 @@ class ReplicationStream:
         *,
         streaming: bool,
     ) -> None:
-        """Start at ``start``. With ``streaming``, large transactions come before they commit, from PostgreSQL 14 on."""
+        """Start at ``start``. With ``streaming``, large transactions come before they commit, from PostgreSQL 14 on.
+
+        Logical decoding messages come from that version on as well, of all prefixes.
+        """
         self._doing = f"reading slot {slot}"
         self._session = connect(options, name, replication=True)
         try:
@@ -142,7 +146,10 @@ def _start_command(
     # a literal, and psycopg2 would write E'…' where the role has standard_conforming_strings off.
     identifiers = ",".join(str(sql.Identifier(name).as_string(session)) for name in publications)
     names = "'" + identifiers.replace("'", "''") + "'"
-    protocol = "'2', streaming 'on'" if streaming and session.server_version >= 140000 else "'1'"
+    protocol = "'1'"
+    # pgoutput refuses what it does not know yet. Streaming came with the same version as messages.
+    if session.server_version >= MESSAGES_VERSION:
+        protocol = "'2', streaming 'on', messages 'true'" if streaming else "'1', messages 'true'"
     return sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version {}, publication_names {})").format(
         sql.Identifier(slot), sql.SQL(str(start)), sql.SQL(protocol), sql.SQL(names)
     )

@@ -14,6 +14,7 @@ from pg_cdc_source.errors import DefiniteError, PgCdcError, ServerSetupError, Tr
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres.catalog import Server
+from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.server_errors import translate, translated
 from pg_cdc_source.postgres.slots import read_user
 
@@ -32,16 +33,18 @@ class NewSlot:
     for_stream: bool
 
 
-def require_consistent_point(server: Server, *, stream: bool = False, failover: bool = False) -> None:
+def require_consistent_point(
+    server: Server, *, stream: bool = False, failover: bool = False, messages: bool = False
+) -> None:
     """Raise ServerSetupError when this server or role cannot make a logical slot (see ``lacks_for_slot``)."""
-    for error in lacks_for_slot(server, stream=stream, failover=failover):
+    for error in lacks_for_slot(server, stream=stream, failover=failover, messages=messages):
         raise error
 
 
-def lacks_for_slot(server: Server, *, stream: bool, failover: bool) -> Iterator[ServerSetupError]:
+def lacks_for_slot(server: Server, *, stream: bool, failover: bool, messages: bool) -> Iterator[ServerSetupError]:
     """Everything that keeps this server or role from making a logical slot, worded for a stream or for a snapshot.
 
-    ``failover`` asks for a slot that standbys keep a copy of.
+    ``failover`` asks for a slot that standbys keep a copy of, ``messages`` for logical decoding messages.
     """
     what, otherwise = ("a stream", "") if stream else ("a consistent point", _DO_WITHOUT)
     if server.wal_level != "logical":
@@ -66,6 +69,11 @@ def lacks_for_slot(server: Server, *, stream: bool, failover: bool) -> Iterator[
         yield ServerSetupError(
             "a standby makes no slots that other standbys keep copies of",
             remedy="connect to the primary, or leave out the option failover",
+        )
+    if messages and server.version_num < MESSAGES_VERSION:
+        yield ServerSetupError(
+            "pgoutput sends logical decoding messages from PostgreSQL 14 on",
+            remedy="leave out the option messagePrefixes; an outbox can be a table that the stream reads",
         )
 
 

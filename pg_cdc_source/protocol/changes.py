@@ -5,8 +5,9 @@ A chunk of messages, a few thousand, is joined into one buffer. Messages of the 
 array. Rows of several relations are put into the stream's order again afterwards.
 
 - Columns are found by name in the relation as the stream last described it, never by position in today's table.
-- ``_seq`` counts within a commit over all messages, also those of tables that are not read: so it is the same in
-  every replay. An update takes two numbers, because it may become a delete and an insert.
+- ``_seq`` counts within a commit over all messages of rows, also those of tables that are not read: so it is the same
+  in every replay. An update takes two numbers, because it may become a delete and an insert. Logical decoding messages
+  count for themselves (:mod:`~pg_cdc_source.protocol.decoding_messages`).
 - A value that did not travel is NULL and listed in ``_unchanged``, unless an old image of the row has it.
 """
 
@@ -33,6 +34,7 @@ from pg_cdc_source.protocol.stream_rows import (
     envelope_columns,
     envelope_rows,
     lists_of_names,
+    message_rows,
     nothing_unchanged,
     rows_through,
     schema_rows,
@@ -118,6 +120,12 @@ class _Chunk:
             xid=np.array([run.xid for run in runs], np.int64)[run_of],
         )
 
+    @property
+    def is_row(self) -> Flags:
+        """Which messages are of one row, and name its relation."""
+        flags: Flags = (self.tags != pgoutput.TRUNCATE) & (self.tags != pgoutput.MESSAGE)
+        return flags
+
     def after(self, position: Position) -> Flags:
         """Return which messages have rows after ``position``."""
         if position.lsn < self.lsn[0]:
@@ -127,7 +135,7 @@ class _Chunk:
 
     def first_changes(self, wanted: Flags, *, with_truncates: bool) -> dict[int, tuple[int, int]]:
         """Return for each relation with ``wanted`` changes the first one: its message, and the least number in it."""
-        rows = np.flatnonzero(wanted & (self.tags != pgoutput.TRUNCATE))
+        rows = np.flatnonzero(wanted & self.is_row)
         oids, at = np.unique(self.oids[rows], return_index=True)
         message = rows[at]
         numbers = self.seq[message] - (self.tags[message] == pgoutput.UPDATE)
@@ -172,9 +180,9 @@ class ChangeDecoder:
         """
         chunk = _Chunk.of(messages, runs, self._header_bytes)
         wanted = chunk.after(skip)
-        is_row = wanted & (chunk.tags != pgoutput.TRUNCATE)
         first = chunk.first_changes(wanted, with_truncates=self._layout.on_truncate != "ignore")
         found = {oid: describe(oid, Position(Lsn(chunk.lsn[i]), number)) for oid, (i, number) in first.items()}
+        is_row = wanted & chunk.is_row
         parts: list[_Part] = []
         announced: list[tuple[int, int, Described]] = []
         for oid, described in found.items():
@@ -195,6 +203,8 @@ class ChangeDecoder:
                 named = [(k, described.table) for k, described in tables if described is not None]
                 if named:
                     parts.append(self._truncated(chunk, i, len(message.oids), named))
+        if (which := np.flatnonzero(wanted & (chunk.tags == pgoutput.MESSAGE))).size:
+            parts.append(self._messages(messages, chunk, which))
         batch = self._in_order(parts, _announcements(chunk, announced))
         # A skip may end within a message: between a delete and its insert, or among the tables of a TRUNCATE.
         return batch.slice(rows_through(batch, skip, self._schema)), int(chunk.seq[-1])
@@ -291,6 +301,11 @@ class ChangeDecoder:
             objects = json_objects(envelope_columns(table.codecs), old_texts, not_sent)
             before = pc.if_else(from_numpy(changed.has_old), objects, null(pa.string()))
         return envelope_rows(table, changes, texts, absent, deleted=changed.is_delete, before=before)
+
+    def _messages(self, messages: Messages, chunk: _Chunk, which: Ints) -> _Part:
+        found = [pgoutput.read(messages.octets(i), self._header_bytes) for i in which.tolist()]
+        lsn, seq, ts, xid = (column[which] for column in (chunk.lsn, chunk.seq, chunk.ts, chunk.xid))
+        return message_rows(found, lsn, seq, ts, xid, self._schema), which
 
     def _truncated(self, chunk: _Chunk, i: int, relations: int, named: list[tuple[int, StreamedTable]]) -> _Part:
         """Return a row for each of the tables that message ``i`` truncates, by their places among its relations."""

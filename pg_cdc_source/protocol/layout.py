@@ -5,8 +5,10 @@ The columns are the same for rows of the initial snapshot and for changes:
 - ``_change_type`` is one of :data:`CHANGE_TYPES`.
 - ``_commit_lsn`` is the LSN of the commit record; for rows of the snapshot the greatest LSN that it contains.
 - ``_seq`` counts within the commit from 1; rows of the snapshot have 0. A row ``schema`` has the LSN and number of the
-  row that it stands before.
-- ``_commit_ts`` and ``_xid`` are those of the commit; rows of the snapshot have none.
+  row that it stands before. Messages count for themselves, behind all rows
+  (see :mod:`~pg_cdc_source.protocol.decoding_messages`).
+- ``_commit_ts`` and ``_xid`` are those of the commit; rows of the snapshot have none, nor have messages that are not
+  transactional.
 - ``_unchanged`` lists the columns whose value did not travel (TOAST).
 """
 
@@ -23,9 +25,9 @@ from pg_cdc_source.options.names import quoted
 from pg_cdc_source.values.registry import Codec
 
 # Not an Arrow array: making the first one imports pandas, which planning has no use for.
-CHANGE_TYPES = ("snapshot", "insert", "update", "delete", "truncate", "schema")
+CHANGE_TYPES = ("snapshot", "insert", "update", "delete", "truncate", "schema", "message")
 # Their places there.
-OF_SNAPSHOT, INSERTED, UPDATED, DELETED, TRUNCATED, OF_SCHEMA = range(6)
+OF_SNAPSHOT, INSERTED, UPDATED, DELETED, TRUNCATED, OF_SCHEMA, MESSAGE = range(7)
 
 COMMIT_TS_TYPE = pa.timestamp("us", tz="UTC")
 UNCHANGED_TYPE = pa.list_(pa.field("element", pa.string(), nullable=True))

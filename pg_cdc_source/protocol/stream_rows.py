@@ -1,4 +1,4 @@
-"""Build record batches of a stream's rows out of decoded columns: typed rows, envelope rows, rows of the snapshot."""
+"""Build record batches of a stream's rows: typed rows, the envelope's, those of the snapshot, and messages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.decoding_messages import NO_XID, content_as_json
 from pg_cdc_source.protocol.envelope import EnvelopeColumn, json_objects
 from pg_cdc_source.protocol.layout import (
     BEFORE,
@@ -16,12 +17,14 @@ from pg_cdc_source.protocol.layout import (
     CHANGE_TYPES,
     COMMIT_TS_TYPE,
     ENVELOPE_SCHEMA,
+    MESSAGE,
     OF_SCHEMA,
     OF_SNAPSHOT,
     UNCHANGED_TYPE,
     Layout,
     StreamedTable,
 )
+from pg_cdc_source.protocol.pgoutput import Message
 from pg_cdc_source.values.arrow import from_numpy, from_texts, null, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints
 from pg_cdc_source.values.registry import Codec
@@ -132,6 +135,22 @@ def schema_row_of_snapshot(table: str, after: str, lsn: Lsn) -> pa.RecordBatch:
     """Return the row that stands before the rows of a table of the snapshot."""
     changes = change_columns(np.array([OF_SCHEMA]), np.array([lsn]), np.array([0]), None, None, nothing_unchanged(1))
     return schema_rows([table], [after], changes)
+
+
+def message_rows(
+    messages: Sequence[Message], lsn: Ints, seq: Ints, commit_ts: Ints, xid: Ints, schema: pa.Schema
+) -> pa.RecordBatch:
+    """Return a row of the envelope for each message: its prefix as the key, its content as ``after``."""
+    n = len(messages)
+    changes = change_columns(np.full(n, MESSAGE), lsn, seq, commit_ts, xid, nothing_unchanged(n))
+    given = dict(zip((field.name for field in CHANGE_FIELDS), changes, strict=True))
+    of_commit = from_numpy(xid != NO_XID)
+    for name in ("_commit_ts", "_xid"):
+        given[name] = pc.if_else(of_commit, given[name], null(given[name].type))
+    given["key"] = from_texts([message.prefix for message in messages])
+    given["after"] = from_texts([content_as_json(message.content) for message in messages])
+    columns = [given[field.name] if field.name in given else pa.nulls(n, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def rows_through(batch: pa.RecordBatch, end: Position, schema: pa.Schema) -> int:

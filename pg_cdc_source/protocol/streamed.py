@@ -37,18 +37,17 @@ class BlockFile(Protocol):
     def close(self) -> None: ...
 
 
-class StreamedTransaction:
-    """The messages of one transaction that has not committed yet. ``new_file`` is called once a block is full."""
+class Waiting:
+    """Messages that wait in their order. ``new_file`` is called once a block of them is full."""
 
     def __init__(self, new_file: Callable[[], BlockFile], messages_per_block: int = MESSAGES_PER_BLOCK) -> None:
         self.waiting = Collected(messages_per_block, BLOCK_BYTES)
         self._new_file = new_file
         self._file: BlockFile | None = None
         self._blocks: list[tuple[tuple[int, int], int]] = []  # the place of each, and how many messages it has
-        self._rolled_back: set[int] = set()
 
     def append(self, data: bytes) -> None:
-        """Add a message of the transaction."""
+        """Add a message."""
         self.waiting.append(data)
         self.make_room()
 
@@ -65,27 +64,48 @@ class StreamedTransaction:
         """What of it is in the file."""
         return sum(length for (_, length), _ in self._blocks)
 
-    def roll_back(self, subxid: int) -> None:
-        """Leave out the rows of a subtransaction."""
-        self._rolled_back.add(subxid)
-
-    def parts(self) -> Iterator[Messages]:
-        """The messages in their order: rows that follow each other together, every other message alone.
-
-        Each has the xid of its subtransaction still, ``XID_BYTES`` at ``XID_AT``.
-        """
+    def blocks(self) -> Iterator[Messages]:
+        """Take the messages in their order, many at a time."""
         for place, count in self._blocks:
             assert self._file is not None
             block = self._file.read(place)
             size_bytes = len(block) - count * np.dtype(np.int64).itemsize
             ends = np.frombuffer(block[size_bytes:], np.int64)
-            yield from self._parts_of(Messages.of(block[:size_bytes], ends))
-        yield from self._parts_of(self.waiting.take())
+            yield Messages.of(block[:size_bytes], ends)
+        yield self.waiting.take()
 
     def close(self) -> None:
         """Give up the file."""
         if self._file is not None:
             self._file.close()
+
+
+class StreamedTransaction(Waiting):
+    """The messages of one transaction that has not committed yet.
+
+    ``has_messages``: some are logical decoding messages. ``is_unclear``: a subtransaction was rolled back when there
+    were such, and PostgreSQL does not say which were of it: with every one it sends the xid of the whole transaction
+    (reorderbuffer.c: ReorderBufferApplyMessage).
+    """
+
+    def __init__(self, new_file: Callable[[], BlockFile], messages_per_block: int = MESSAGES_PER_BLOCK) -> None:
+        super().__init__(new_file, messages_per_block)
+        self.has_messages = False
+        self.is_unclear = False
+        self._rolled_back: set[int] = set()
+
+    def roll_back(self, subxid: int) -> None:
+        """Leave out the rows of a subtransaction."""
+        self._rolled_back.add(subxid)
+        self.is_unclear |= self.has_messages
+
+    def parts(self) -> Iterator[Messages]:
+        """Take the messages in their order: rows that follow each other together, every other message alone.
+
+        Each has the xid of its subtransaction still, ``XID_BYTES`` at ``XID_AT``.
+        """
+        for block in self.blocks():
+            yield from self._parts_of(block)
 
     def _parts_of(self, messages: Messages) -> Iterator[Messages]:
         if not len(messages):

@@ -20,21 +20,24 @@ This is a state machine: no socket, no thread, no clock, no log. Whoever drives 
   first rows of one that was cut by position (``Changes.after``).
 - A transaction that is streamed (protocol 2) waits by itself, and is replayed when its commit comes: at the place, and
   with the numbers, that it would have had otherwise.
+- Logical decoding messages that somebody wants wait until their commit has come, and follow its rows.
 - Messages of rows need not pass through Python one by one: ``rows`` says where they may go without being looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from pg_cdc_source.errors import WireError
+from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.protocol.changes import Run
+from pg_cdc_source.protocol.decoding_messages import FIRST_MESSAGE_SEQ, NO_XID, OWN_PREFIX, lsn_of_its_own
 from pg_cdc_source.protocol.pgoutput import (
     Begin,
     Commit,
+    Message,
     RelationMessage,
     StreamAbort,
     StreamCommit,
@@ -77,13 +80,14 @@ class Changes:
 
 
 class TransactionAssembler:
-    """Collects the changes after ``start``. ``streamed`` makes the place where a streamed transaction waits.
+    """Collects the changes after ``start``, and logical decoding messages that begin with one of ``prefixes``.
 
-    With ``every_relation``, a relation that is sent again as it was counts as another one, too: the server does that
-    after DDL that a Relation message does not show.
+    ``streamed`` makes the place where a streamed transaction waits. With ``every_relation``, a relation that is sent
+    again as it was counts as another one, too: the server does that after DDL that a Relation message does not show.
 
     ``complete``: every commit through here has been received. ``received``: everything through here was kept, or there
-    was nothing to keep; a new session begins there.
+    was nothing to keep; a new session begins there. ``requests``: contents of messages with this package's own prefix,
+    each with its commit; the caller takes them out.
     """
 
     def __init__(
@@ -91,11 +95,16 @@ class TransactionAssembler:
         start: Position,
         streamed: Callable[[], StreamedTransaction],
         *,
+        prefixes: Collection[str] = (),
         messages_per_chunk: int = MESSAGES_PER_CHUNK,
         every_relation: bool = False,
     ) -> None:
         self.received = start
         self.complete = start
+        self.requests: list[tuple[Position, bytes]] = []
+        self._prefixes = frozenset((*prefixes, OWN_PREFIX))
+        self._messages: StreamedTransaction | None = None  # of the transaction, to follow its rows
+        self._asked: list[bytes] = []  # requests of the transaction
         self._new_streamed = streamed
         self._every_relation = every_relation
         self._relations: dict[int, SentRelation] = {}
@@ -129,9 +138,9 @@ class TransactionAssembler:
         """When the first change that waits to be taken was committed, in microseconds since 1970."""
         if not self._collected:
             return None
-        if self._runs:
-            return self._runs[0].commit_ts
-        return None if self._transaction is None else self._transaction.commit_ts
+        first = self._runs[0] if self._runs else self._transaction
+        # A message that is not transactional has no time.
+        return None if first is None or first.xid == NO_XID else first.commit_ts
 
     @property
     def commit_lsn(self) -> Lsn | None:
@@ -150,7 +159,7 @@ class TransactionAssembler:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether a streamed transaction has committed: until not, :meth:`replay` comes before the next message."""
+        """Whether what had to wait for a commit is due: until not, :meth:`replay` comes before the next message."""
         return self._replay is not None
 
     # --- what comes in ------------------------------------------------------------------------------------------------
@@ -167,6 +176,7 @@ class TransactionAssembler:
         for streamed in self._streamed.values():
             streamed.close()
         self._streamed.clear()
+        self._forget_messages()
 
     def receive(self, data: bytes) -> Changes | Keepalive | None:
         """Take one message, and give what it makes due. Raises WireError for one that cannot come here."""
@@ -179,7 +189,9 @@ class TransactionAssembler:
             raise WireError(f"replication: expected XLogData or a keepalive, got {data[:1]!r} with {len(data)} bytes")
         tag = data[HEADER_BYTES]
         if self._in_stream is not None and tag != pgoutput.STREAM_STOP:
-            self._in_stream.append(data)
+            if tag != pgoutput.MESSAGE or self._is_wanted(_without_xid(data)):
+                self._in_stream.append(data)
+                self._in_stream.has_messages |= tag == pgoutput.MESSAGE
             return None
         return self._receive_message(tag, data)
 
@@ -190,7 +202,7 @@ class TransactionAssembler:
         return self._take_if_full()
 
     def replay(self) -> Changes | None:
-        """Take a streamed transaction as if it came only now, up to where a chunk is full or to its end."""
+        """Take what had to wait as if it came only now, up to where a chunk is full or to its end."""
         assert self._replay is not None
         changes = next(self._replay, None)
         if changes is None:
@@ -209,7 +221,9 @@ class TransactionAssembler:
         if isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Commit):
-            self._commit(message.commit_lsn)
+            return self._finish(message.commit_lsn)
+        elif isinstance(message, Message):
+            return self._receive_emitted(message, data)
         elif isinstance(message, StreamStart):
             if message.xid not in self._streamed:
                 self._streamed[message.xid] = self._new_streamed()
@@ -219,10 +233,51 @@ class TransactionAssembler:
         elif isinstance(message, StreamAbort):
             self._abort(message)
         elif isinstance(message, StreamCommit):
-            if message.xid not in self._streamed:
-                raise WireError(f"pgoutput: Stream Commit: expected a transaction that was streamed, got {message.xid}")
-            self._replay = self._replayed(self._streamed[message.xid], message)
+            self._replay = self._replayed(self._streamed_whole(message.xid), message)
         return None
+
+    def _streamed_whole(self, xid: int) -> StreamedTransaction:
+        if xid not in self._streamed:
+            raise WireError(f"pgoutput: Stream Commit: expected a transaction that was streamed, got {xid}")
+        streamed = self._streamed[xid]
+        if streamed.is_unclear:
+            # A later session is sent only what was committed.
+            raise TransientError(
+                f"transaction {xid} was sent before its commit, a part of it was rolled back, and PostgreSQL does not "
+                "say which of its logical decoding messages are of that part"
+            )
+        return streamed
+
+    def _is_wanted(self, data: bytes) -> bool:
+        return pgoutput.read(data, HEADER_BYTES).prefix in self._prefixes
+
+    def _receive_emitted(self, message: Message, data: bytes) -> Changes | None:
+        if message.transactional:
+            self._require_transaction(pgoutput.MESSAGE)
+            self._keep_emitted(message, data)
+            return None
+        if not message.lsn:
+            raise WireError("pgoutput: Message: expected the LSN of its end, got 0/0")
+        lsn = lsn_of_its_own(message)
+        self._begin(Begin(lsn, 0, NO_XID))
+        self._keep_emitted(message, data)
+        return self._finish(lsn)
+
+    def _keep_emitted(self, message: Message, data: bytes) -> None:
+        if self._leave_out or message.prefix not in self._prefixes:
+            return
+        if message.prefix == OWN_PREFIX:
+            self._asked.append(message.content)
+            return
+        if self._messages is None:
+            self._messages = self._new_streamed()
+        self._messages.append(data)
+
+    def _forget_messages(self) -> None:
+        self._asked = []
+        if self._messages is not None:
+            self._messages.close()
+            self._messages = None
 
     def _require_transaction(self, tag: int) -> Begin:
         if self._transaction is None:
@@ -250,11 +305,36 @@ class TransactionAssembler:
         self._next_seq = 1
         self._run_start = len(self._collected)
 
-    def _commit(self, commit_lsn: Lsn) -> None:
+    def _finish(self, commit_lsn: Lsn) -> Changes | None:
+        """Take the messages of a transaction that has committed, up to where a chunk is full, and end it."""
         if self._transaction is None or commit_lsn != self._transaction.final_lsn:
             raise WireError("pgoutput: expected the Commit of the transaction that began, got another")
+        if self._messages is None:
+            self._commit(commit_lsn)
+            return None
+        rest = self._committed(commit_lsn)
+        changes = next(rest, None)
+        # Mostly they are few, and all is done.
+        self._replay = None if changes is None else rest
+        return changes
+
+    def _committed(self, commit_lsn: Lsn) -> Iterator[Changes]:
+        """End the transaction behind its messages, if it has any; give what gets full on the way."""
+        self._end_run()
+        if self._messages is not None:
+            self._next_seq = FIRST_MESSAGE_SEQ
+            for block in self._messages.blocks():
+                while len(block):
+                    block = block[self._collected.extend(block, HEADER_BYTES, 0) :]
+                    if changes := self._take_if_full():
+                        yield changes
+        self._commit(commit_lsn)
+
+    def _commit(self, commit_lsn: Lsn) -> None:
         self._end_run()
         self._transaction = None
+        self.requests += ((Position(commit_lsn), content) for content in self._asked)
+        self._forget_messages()
         self._advance(Position(commit_lsn))
 
     def _abort(self, abort: StreamAbort) -> None:
@@ -274,7 +354,7 @@ class TransactionAssembler:
             if tag not in pgoutput.ROWS:
                 data = part.octets(0)
                 if tag in pgoutput.IN_STREAM:
-                    data = data[:XID_AT] + data[XID_AT + XID_BYTES :]
+                    data = _without_xid(data)
                 if changes := self._receive_message(tag, data):
                     yield changes
                 continue
@@ -282,7 +362,7 @@ class TransactionAssembler:
                 part = part[self._collected.extend(part, XID_AT, XID_BYTES) :]
                 if changes := self._take_if_full():
                     yield changes
-        self._commit(commit.commit_lsn)
+        yield from self._committed(commit.commit_lsn)
         self._streamed.pop(commit.xid).close()
 
     def _advance(self, position: Position) -> None:
@@ -326,3 +406,8 @@ class TransactionAssembler:
             self._run_start = len(self._collected)
             # Known after decoding; only a transaction that is cut by a chunk's end needs it.
             self._next_seq = 0
+
+
+def _without_xid(data: bytes) -> bytes:
+    """A message of a streamed transaction as it is outside of one."""
+    return data[:XID_AT] + data[XID_AT + XID_BYTES :]

@@ -17,18 +17,23 @@ both hold the reader's lock meanwhile.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
+from pg_cdc_source.protocol.decoding_messages import OWN_PREFIX, read_request
 from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.protocol.transactions import Changes, SentRelation, TransactionAssembler
 from pg_cdc_source.protocol.walsender import Keepalive
 from pg_cdc_source.stream.batches import Limits, end_of_batch
 from pg_cdc_source.stream.chunks import Chunk, ChunkStore
 from pg_cdc_source.values.wire import Collected
+
+log = logging.getLogger(__name__)
 
 # The buffer holds this many batches at the limits: the one that Spark works on, and the next.
 BATCHES_AHEAD = 2
@@ -54,6 +59,13 @@ class Waiting:
     oldest_us: int | None
 
 
+class Request(NamedTuple):
+    """Somebody has asked, in the commit at ``position``, for tables to be read again: their names, or EVERY_TABLE."""
+
+    position: Position
+    tables: tuple[str, ...]
+
+
 class Matched:
     """What relations' rows are to become, found out once for each."""
 
@@ -75,14 +87,20 @@ class Matched:
 
 
 class ChangeBuffer:
-    """The changes of a slot from where ``assembler`` begins.
+    """The changes of ``slot`` from where ``assembler`` begins.
 
     ``error``: what made reading or decoding end for good. ``lost``: what keeps the present session from going on; the
     next one brings what could not be decoded again.
     """
 
     def __init__(
-        self, assembler: TransactionAssembler, decoder: ChangeDecoder, match: Match, chunks: ChunkStore, limits: Limits
+        self,
+        assembler: TransactionAssembler,
+        decoder: ChangeDecoder,
+        match: Match,
+        chunks: ChunkStore,
+        limits: Limits,
+        slot: str,
     ) -> None:
         self.error: BaseException | None = None
         self.lost: TransientError | None = None
@@ -91,6 +109,8 @@ class ChangeBuffer:
         self._matched = Matched(match)
         self._chunks = chunks
         self._limits = limits
+        self._slot = slot
+        self._requests: list[Request] = []
 
     # --- the slot's side ----------------------------------------------------------------------------------------------
 
@@ -126,6 +146,8 @@ class ChangeBuffer:
         """Keep what the session before has brought; the rest of its transaction comes with the whole again."""
         self.decode()
         self._assembler.begin_session()
+        # What was asked for behind this comes again as well.
+        self._requests = [request for request in self._requests if request.position <= self.received]
         self.lost = None
 
     def receive(self, data: bytes) -> bool:
@@ -134,6 +156,7 @@ class ChangeBuffer:
         if isinstance(event, Keepalive):
             return event.wants_answer
         self._keep(event)
+        self._note_requests()
         return False
 
     def make_room(self) -> None:
@@ -142,6 +165,7 @@ class ChangeBuffer:
     def replay(self) -> None:
         """Take a part of a streamed transaction that has committed."""
         self._keep(self._assembler.replay())
+        self._note_requests()
 
     def decode(self) -> None:
         """Decode what waits."""
@@ -170,6 +194,16 @@ class ChangeBuffer:
         if batch.num_rows:
             self._chunks.append(batch)
 
+    def _note_requests(self) -> None:
+        for position, content in self._assembler.requests:
+            try:
+                asked = read_request(content)
+                if asked.slot in (None, self._slot):
+                    self._requests.append(Request(position, asked.tables))
+            except ValueError as error:
+                log.warning("the %s message in the commit at %s is ignored: %s", OWN_PREFIX, position, error)
+        self._assembler.requests.clear()
+
     # --- Spark's side -------------------------------------------------------------------------------------------------
 
     def has(self, end: Position) -> bool:
@@ -180,7 +214,8 @@ class ChangeBuffer:
     def end_of_batch(self, start: Position, ceiling: Position | None, *, only_rows: bool = False) -> Position:
         """Where a batch from ``start`` ends; ``start`` itself where there is nothing for one.
 
-        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end without a row before it is nothing.
+        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end is nothing that has neither a row nor a request
+        before it.
         """
         # Within a commit that goes on, chunks are left to fill.
         if self._assembler.complete > start or self.is_full:
@@ -208,8 +243,13 @@ class ChangeBuffer:
             chunks[0].committed_us if chunks else self._assembler.oldest_us,
         )
 
+    def requests(self, after: Position, through: Position) -> list[Request]:
+        """What was asked for behind ``after`` and up to ``through``, in order; everything through there has come."""
+        return [request for request in self._requests if after < request.position <= through]
+
     def drop(self, position: Position) -> bool:
         """Forget what Spark is done with; whether that makes room."""
+        self._requests = [request for request in self._requests if request.position > position]
         return self._chunks.drop(position)
 
     def close(self) -> None:
@@ -217,5 +257,7 @@ class ChangeBuffer:
         self._assembler.close()
 
     def _is_quiet(self, start: Position, end: Position) -> bool:
-        """Whether there is neither a row after ``start`` up to ``end``, nor an error to be told of behind it."""
-        return self.error is None and not any(chunk.last > start and chunk.first <= end for chunk in self._chunks)
+        """Whether nothing is after ``start`` up to ``end``, neither row nor request, and no error right behind it."""
+        if self.error is not None or self.requests(start, end):
+            return False
+        return not any(chunk.last > start and chunk.first <= end for chunk in self._chunks)

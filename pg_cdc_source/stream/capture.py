@@ -265,11 +265,14 @@ class Capture:
             plan = self._planned()
             self._history.require_free(position)
             buffer = ChangeBuffer(
-                TransactionAssembler(position, functools.partial(StreamedTransaction, Spill)),
+                TransactionAssembler(
+                    position, functools.partial(StreamedTransaction, Spill), prefixes=self._options.message_prefixes
+                ),
                 ChangeDecoder(plan.layout, plan.schema, HEADER_BYTES),
                 self._match,
                 ChunkStore(position),
                 self._limits,
+                self._options.slot,
             )
             sessions = itertools.count()
 

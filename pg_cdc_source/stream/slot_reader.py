@@ -29,7 +29,7 @@ from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
-from pg_cdc_source.stream.buffer import ChangeBuffer, Waiting
+from pg_cdc_source.stream.buffer import ChangeBuffer, Request, Waiting
 from pg_cdc_source.stream.chunks import Chunk
 
 log = logging.getLogger(__name__)
@@ -135,6 +135,11 @@ class SlotReader:
         """What is here of the changes after ``position``."""
         with self._locked():
             return self._buffer.waiting(position)
+
+    def requests(self, after: Position, through: Position) -> list[Request]:
+        """What was asked for behind ``after`` and up to ``through``, which is here: it was cut or read through."""
+        with self._locked():
+            return self._buffer.requests(after, through)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -40,7 +40,9 @@ class SourceSession:
             refuse_transaction_pooler(options.connection, self._session, self._name)
             server = catalog.read_server(self._session)
             self.in_recovery = server.in_recovery
-            slot_creation.require_consistent_point(server, stream=True, failover=options.failover)
+            slot_creation.require_consistent_point(
+                server, stream=True, failover=options.failover, messages=bool(options.message_prefixes)
+            )
         return self._session
 
     def ask(self, question: Callable[[Session], T]) -> T:

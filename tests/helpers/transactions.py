@@ -44,6 +44,12 @@ def commit(lsn: int) -> bytes:
     return HEADER + b"C" + struct.pack(">BQQq", 0, lsn, lsn + 1, 0)
 
 
+def message(lsn: int, prefix: str = "outbox", content: bytes = b"{}", *, transactional: bool = True) -> bytes:
+    """A logical decoding message whose WAL record ends at ``lsn``."""
+    head = struct.pack(">BQ", transactional, lsn) + prefix.encode() + b"\0"
+    return HEADER + b"M" + head + struct.pack(">I", len(content)) + content
+
+
 def keepalive(end: int, *, wants_answer: bool = False) -> bytes:
     return struct.pack(">cQQ?", b"k", end, 0, wants_answer)
 
@@ -70,28 +76,44 @@ def in_stream(message: bytes, xid: int) -> bytes:
 
 @dataclass(frozen=True)
 class Transaction:
-    """A commit of ``rows`` rows; ``streamed`` before it commits, with rows of a subtransaction that is rolled back."""
+    """A commit of ``rows`` rows; ``streamed`` before it commits, with rows of a subtransaction that is rolled back.
+
+    Among the rows stand ``emitted`` logical decoding messages of the prefix ``outbox``, and others that nobody wants.
+    ``alone``: a message that is not transactional comes first, and its record ends where the commit's begins.
+    """
 
     lsn: int
     rows: int
     streamed: bool = False
+    emitted: int = 0
+    alone: bool = False
+
+    def sent_after(self, received: Position) -> list[bytes]:
+        """What a session that starts there brings: records from there on."""
+        found = [message(self.lsn, transactional=False)] if self.alone and self.lsn > received.next_lsn else []
+        return found + (self.messages() if self.lsn >= received.next_lsn else [])
 
     def messages(self) -> list[bytes]:
         changes = [self._change(i) for i in range(self.rows)]
+        for i in range(self.emitted):
+            pair = (message(self.lsn - 50, "other"), message(self.lsn - 50))
+            changes[3 * i : 3 * i] = pair if i % 2 else reversed(pair)
         if not self.streamed:
             return [begin(self.lsn), RELATION, *changes, commit(self.lsn)]
         xid, rolled_back = self.lsn, self.lsn + 1
         half = len(changes) // 2
+        # A message beside what was rolled back might be a part of that.
+        gone = [] if self.emitted else changes
         return [
             stream_start(xid),
             *(in_stream(message, xid) for message in (RELATION, *changes[:half])),
             STREAM_STOP,
             keepalive(self.lsn),
             stream_start(xid),
-            *(in_stream(message, rolled_back) for message in changes),
+            *(in_stream(message, rolled_back) for message in gone),
             *(in_stream(message, xid) for message in changes[half:]),
             STREAM_STOP,
-            stream_abort(xid, rolled_back),
+            *([stream_abort(xid, rolled_back)] if gone else []),
             stream_commit(xid, self.lsn),
         ]
 
@@ -99,13 +121,14 @@ class Transaction:
         values = (str(i), f"row {self.lsn}", "0.50")
         return update(BY_KEY.oid, values) if i % 3 == 2 else insert(BY_KEY.oid, values)
 
-    def expected(self) -> list[tuple[int, int, int]]:
-        """(LSN, number, id) of each row: an update takes two numbers."""
-        found, seq = [], 0
+    def expected(self) -> list[tuple[int, int, int | None]]:
+        """(LSN, number, id) of each row: an update takes two numbers. Messages have no id, and follow the rows."""
+        found: list[tuple[int, int, int | None]] = [(self.lsn - 1, 10**15 + 1, None)] if self.alone else []
+        seq = 0
         for i in range(self.rows):
             seq += 2 if i % 3 == 2 else 1
             found.append((self.lsn, seq, i))
-        return found
+        return found + [(self.lsn, 10**15 + 1 + i, None) for i in range(self.emitted)]
 
 
 @dataclass
@@ -119,22 +142,22 @@ class Server:
 
     def connect(self, received: Position) -> Any:
         self.sessions += 1
-        sent = [t for t in self.transactions if t.lsn >= received.next_lsn]
-        return Session(self, sent, self.losses.pop() if self.losses else -1)
+        return Session(self, received, self.losses.pop() if self.losses else -1)
 
 
 class Session:
     """What a ReplicationStream is to its caller."""
 
-    def __init__(self, server: Server, transactions: Sequence[Transaction], lost_after: int) -> None:
+    def __init__(self, server: Server, received: Position, lost_after: int) -> None:
         self.server = server
-        self.messages = self._script(transactions)
+        self.messages = self._script(received)
         self.rest = lost_after
 
-    def _script(self, transactions: Sequence[Transaction]) -> Iterator[bytes | None]:
-        for transaction in transactions:
-            yield from transaction.messages()
-            yield None
+    def _script(self, received: Position) -> Iterator[bytes | None]:
+        for transaction in self.server.transactions:
+            if sent := transaction.sent_after(received):
+                yield from sent
+                yield None
         last = max((t.lsn for t in self.server.transactions), default=0)
         while True:
             yield keepalive(last + 10)

@@ -67,6 +67,7 @@ def test_what_a_stream_is_not_given_has_the_documented_default() -> None:
         before_image=False,
         on_schema_change="fail",
         on_truncate="emit",
+        message_prefixes=(),
         as_string=(),
         numeric_as=NumericAs("string"),
         unrepresentable="error",
@@ -111,6 +112,7 @@ def test_everything_that_a_stream_is_given_arrives() -> None:
         before_image=True,
         on_schema_change="ignore",
         on_truncate="fail",
+        message_prefixes=(),
         as_string=("at",),
         numeric_as=NumericAs("double"),
         unrepresentable="null",
@@ -136,6 +138,7 @@ def test_everything_that_a_stream_is_given_arrives() -> None:
             {**STREAM, "changeFormat": "changelog", "onTruncate": "emit"},
             "onTruncate=emit is not used with changeFormat=",
         ),
+        ({**STREAM, "messagePrefixes": "outbox"}, "messagePrefixes is not used with dbtable"),
         ({**STREAM, "startFrom": "slot", "partitionBytes": "1MB"}, "partitionBytes is not used with startFrom=slot"),
         ({**STREAM, "startFrom": "slot", "slotTimeout": "1s"}, "slotTimeout is not used with startFrom=slot"),
         ({**STREAM, "startFrom": "slot", "failover": "true"}, "failover is not used with startFrom=slot"),
@@ -152,6 +155,22 @@ def test_contradictions_of_a_stream_are_refused(options: dict[str, str], says: s
         assert "project()" in message
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (" ", "empty"),
+        ("outbox,,audit", "a prefix that is empty"),
+        ("outbox, outbox", "named twice"),
+        ("outbox, pgcdc", "the prefix pgcdc is reserved"),
+        ("a\0", "character"),
+    ],
+)
+def test_malformed_prefixes_of_messages_are_refused(text: str, says: str) -> None:
+    message = refused_stream({"tables": "a", "slot": "s", "messagePrefixes": text})
+    assert message.startswith("[OPTION] option messagePrefixes: ")
+    assert says in message
+
+
 def test_what_does_not_contradict_in_a_stream_is_taken() -> None:
     assert parse_stream(startFrom="now", slotTimeout="1s").slot_timeout_seconds == 1
     assert parse_stream(startFrom="slot", maxRowsPerBatch="7").max_rows_per_batch == 7
@@ -161,3 +180,5 @@ def test_what_does_not_contradict_in_a_stream_is_taken() -> None:
     assert parse_stream(changeFormat="changelog").on_truncate == "fail"
     assert parse_stream(changeFormat="changelog", onTruncate="ignore").on_truncate == "ignore"
     assert parse_stream_options({"tables": "a", "slot": "s", "partitionBytes": "1MB"}).partition_bytes == 1 << 20
+    messages = parse_stream_options({"tables": "a", "slot": "s", "messagePrefixes": "outbox, Audit log"})
+    assert messages.message_prefixes == ("outbox", "Audit log")

@@ -58,13 +58,19 @@ class Blocks:
 
 
 def assembler(start: Position = START, chunk: int = 1000, block: int = 1000) -> TransactionAssembler:
-    return TransactionAssembler(start, lambda: StreamedTransaction(Blocks, block), messages_per_chunk=chunk)
+    return TransactionAssembler(
+        start, lambda: StreamedTransaction(Blocks, block), prefixes=("outbox",), messages_per_chunk=chunk
+    )
 
 
-def rows_of(changes: Changes) -> tuple[list[tuple[int, int, int]], int]:
-    """(LSN, number, id) of the rows that were not handed out before, and the last number."""
+Row = tuple[int, int, int | None]
+
+
+def rows_of(changes: Changes) -> tuple[list[Row], int]:
+    """(LSN, number, id) of the rows that were not handed out before, and the last number; messages have no id."""
     _, tags, _ = tags_and_oids(changes.messages, len(HEADER))
-    rows, at, seq = [], 0, 0
+    rows: list[Row] = []
+    at = seq = 0
     for run in changes.runs:
         seq = run.first_seq - 1
         for i in range(at, at + run.messages):
@@ -72,7 +78,8 @@ def rows_of(changes: Changes) -> tuple[list[tuple[int, int, int]], int]:
             # Tag, oid, "N", number of columns, "t", length: the id is what comes behind.
             number = changes.messages.octets(i)[len(HEADER) + 13 :].split(b"t")[0]
             if Position(run.commit_lsn, seq) > changes.after:
-                rows.append((int(run.commit_lsn), seq, int(number)))
+                is_message = tags[i] == pgoutput.MESSAGE
+                rows.append((int(run.commit_lsn), seq, None if is_message else int(number)))
         at += run.messages
     assert at == len(changes.messages)
     return rows, seq
@@ -95,9 +102,11 @@ def given_by(what: TransactionAssembler, messages: Iterator[bytes], *, unseen: b
             event = what.replay()
 
 
-transactions = st.lists(st.tuples(st.integers(0, 12) | st.integers(0, 60), st.booleans()), min_size=1, max_size=8).map(
-    lambda sizes: [Transaction(100 * (i + 1), rows, streamed) for i, (rows, streamed) in enumerate(sizes)]
-)
+transactions = st.lists(
+    st.tuples(st.integers(0, 12) | st.integers(0, 60), st.booleans(), st.just(0) | st.integers(0, 12), st.booleans()),
+    min_size=1,
+    max_size=8,
+).map(lambda sizes: [Transaction(100 * (i + 2), *size) for i, size in enumerate(sizes)])
 
 
 @settings(max_examples=200, deadline=None)
@@ -113,7 +122,7 @@ def test_every_change_comes_once_with_its_commit_and_number(
     sent: list[Transaction], chunk: int, block: int, losses: list[int], unseen: bool, asked: set[int]
 ) -> None:
     what = assembler(chunk=chunk, block=block)
-    found: list[tuple[int, int, int]] = []
+    found: list[Row] = []
     opened = Blocks.opened
 
     def keep(changes: Changes | None) -> None:
@@ -125,7 +134,7 @@ def test_every_change_comes_once_with_its_commit_and_number(
     for lost_after in [*losses, None]:
         keep(what.take())
         what.begin_session()
-        script = [m for t in sent if t.lsn >= what.received.next_lsn for m in t.messages()][:lost_after]
+        script = [m for t in sent for m in t.sent_after(what.received)][:lost_after]
         for i, message in enumerate(script):
             for changes in given_by(what, iter([message]), unseen=unseen):
                 keep(changes)
@@ -134,7 +143,7 @@ def test_every_change_comes_once_with_its_commit_and_number(
                 # What is complete was taken, and nothing of what goes on counts as complete.
                 assert what.received >= what.complete
                 assert [row for row in found if row[0] <= what.complete.lsn] == [
-                    row for t in sent if t.lsn <= what.complete.lsn for row in t.expected()
+                    row for t in sent for row in t.expected() if row[0] <= what.complete.lsn
                 ]
     keep(what.take())
     assert found == [row for t in sent for row in t.expected()]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import BY_KEY, HEADER, TYPED, described
-from transactions import OTHER_RELATION, Server, Transaction, match
+from transactions import OTHER_RELATION, Server, Transaction, match, message
 
 from pg_cdc_source.errors import DefiniteError, SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
@@ -33,7 +33,7 @@ SCHEMA = TYPED.schema([BY_KEY])
 START = Position.before(100)
 EPOCH_US = 946_684_800_000_000  # PostgreSQL's, at which the scripted server commits everything
 NO_LIMITS = Limits(1000, 1 << 30)
-Row = tuple[int, int, int]
+Row = tuple[int, int, int | None]
 
 
 class Files:
@@ -66,11 +66,14 @@ def buffer_from(
 ) -> ChangeBuffer:
     new_file = Spill if files is None else files.new
     return ChangeBuffer(
-        TransactionAssembler(start, lambda: StreamedTransaction(new_file, block), messages_per_chunk=chunk),
+        TransactionAssembler(
+            start, lambda: StreamedTransaction(new_file, block), prefixes=("outbox",), messages_per_chunk=chunk
+        ),
         ChangeDecoder(TYPED, SCHEMA, len(HEADER)),
         how,
         ChunkStore(start, new_file, memory_bytes),
         limits,
+        "orders",
     )
 
 
@@ -136,9 +139,11 @@ def batches(
             start = end
 
 
-transactions = st.lists(st.tuples(st.integers(0, 12) | st.integers(0, 60), st.booleans()), min_size=1, max_size=8).map(
-    lambda sizes: [Transaction(100 * (i + 1), rows, streamed) for i, (rows, streamed) in enumerate(sizes)]
-)
+transactions = st.lists(
+    st.tuples(st.integers(0, 12) | st.integers(0, 60), st.booleans(), st.just(0) | st.integers(0, 12), st.booleans()),
+    min_size=1,
+    max_size=8,
+).map(lambda sizes: [Transaction(100 * (i + 2), *size) for i, size in enumerate(sizes)])
 some_steps = st.lists(st.integers(1, 100), min_size=1, max_size=5)
 
 
@@ -178,7 +183,7 @@ def test_batches_hold_every_row_once_and_end_between_commits(
         buffer.close()
     assert files.open == 0
     assert [row for _, rows in found for row in rows] == [row for t in sent for row in t.expected()]
-    sizes = {t.lsn: t.rows for t in sent}
+    sizes = {t.lsn: t.rows + t.emitted for t in sent}
     for end, rows in found:
         assert len(rows) <= limit
         if end.seq != last.seq:
@@ -299,3 +304,63 @@ def test_what_could_not_be_decoded_for_a_moment_comes_again(step: int) -> None:
     found = list(batches(buffer, Source(buffer, Server(sent)), START, Position(Lsn(300)), forever([step])))
     assert not failures
     assert [row for _, rows in found for row in rows] == [row for t in sent for row in t.expected()]
+
+
+ASK = b'{"snapshot": ["public.orders"], "slot": "orders"}'
+ORDERS = ("public.orders",)
+
+
+class Asking(Transaction):
+    """A commit with a request, one that is malformed, and one for another slot's stream."""
+
+    def messages(self) -> list[bytes]:
+        first, *rest = super().messages()
+        contents = (ASK, b"{}", b'{"snapshot": ["a.other"], "slot": "other"}')
+        return [first, *(message(self.lsn - 40, "pgcdc", content) for content in contents), *rest]
+
+
+def asked(buffer: ChangeBuffer, after: Position, through: Position) -> list[tuple[int, tuple[str, ...]]]:
+    return [(int(request.position.lsn), request.tables) for request in buffer.requests(after, through)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(losses=st.lists(st.integers(1, 40), max_size=4), step=st.integers(1, 20), chunk=st.integers(1, 10))
+def test_a_request_comes_once_with_the_batch_that_has_its_commit(losses: list[int], step: int, chunk: int) -> None:
+    sent = [Transaction(200, 5), Asking(300, 4), Transaction(400, 7), Asking(500, 0), Transaction(600, 2)]
+    buffer = buffer_from(limits=Limits(3, 1 << 30), chunk=chunk)
+    at, found = START, []
+    for end, _ in batches(buffer, Source(buffer, Server(sent, losses)), START, Position(Lsn(600)), forever([step])):
+        found += asked(buffer, at, end)
+        at = end
+    assert found == [(300, ORDERS), (500, ORDERS)]
+
+
+def test_a_request_stays_until_spark_is_done_with_it_and_is_no_quiet_end(caplog: pytest.LogCaptureFixture) -> None:
+    buffer, at = buffer_from(), Position(Lsn(300))
+    source = Source(buffer, Server([Asking(300, 0)]))
+    source.receive(20)
+    assert buffer.end_of_batch(START, at, only_rows=True) == at
+    for _ in range(2):
+        assert asked(buffer, START, at) == [(300, ORDERS)], "a batch may be asked for again"
+    assert asked(buffer, at, Position(Lsn(400))) == asked(buffer, START, Position.before(300)) == []
+    buffer.drop(at)
+    assert asked(buffer, START, at) == []
+    (warning,) = caplog.messages
+    assert warning.startswith("the pgcdc message in the commit at 0/12C is ignored: it is not an object")
+
+
+def test_a_request_behind_what_could_not_be_decoded_for_a_moment_comes_once() -> None:
+    failures = [TransientError("the server is starting up")] * 2
+
+    def fail(relation: RelationMessage, lsn: Lsn) -> Described | None:
+        if failures:
+            raise failures.pop()
+        return match(relation, lsn)
+
+    buffer = buffer_from(how=fail)
+    end = Position(Lsn(300))
+    sent = [Transaction(200, 2), Asking(300, 3)]
+    found = list(batches(buffer, Source(buffer, Server(sent)), START, end, forever([100])))
+    assert not failures
+    assert [row for _, rows in found for row in rows] == [row for t in sent for row in t.expected()]
+    assert asked(buffer, Position(Lsn(200)), end) == [(300, ORDERS)]

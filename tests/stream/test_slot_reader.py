@@ -45,6 +45,7 @@ def reading(server: Any, limits: Limits = LIMITS, how: Any = match, *, chunk: in
         how,
         ChunkStore(START),
         limits,
+        "s",
     )
     reader = SlotReader(server.connect, buffer)
     try:

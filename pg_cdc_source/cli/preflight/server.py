@@ -88,12 +88,16 @@ def _connection_options(given: Mapping[str, str]) -> ConnectionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """How many slots and walsenders have to be free: of each the lasting ones, and the ones needed for a moment."""
+    """How many slots and walsenders have to be free: of each the lasting ones, and the ones needed for a moment.
+
+    The others are what :func:`~pg_cdc_source.postgres.slot_creation.lacks_for_slot` takes.
+    """
 
     slots: tuple[int, int]
     walsenders: tuple[int, int]
     stream: bool
     failover: bool
+    messages: bool
 
 
 def check_replication(reached: Reached[Given], need: Callable[[Given], Need], failed: Status = "wrong") -> None:
@@ -117,7 +121,11 @@ def check_replication(reached: Reached[Given], need: Callable[[Given], Need], fa
 
     def open_walsender() -> str:
         needed = need(options())
-        lacks.extend(slot_creation.lacks_for_slot(reached.server(), stream=needed.stream, failover=needed.failover))
+        lacks.extend(
+            slot_creation.lacks_for_slot(
+                reached.server(), stream=needed.stream, failover=needed.failover, messages=needed.messages
+            )
+        )
         if lacks:
             raise lacks.pop(0)
         # The only way to find out whether something between here and the server refuses it.

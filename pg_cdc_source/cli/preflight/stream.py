@@ -30,7 +30,7 @@ def check_stream(reached: Reached[StreamOptions]) -> None:
     def need(options: StreamOptions) -> Need:
         # One walsender is needed for a moment to create the slot, and one slot to turn back an unfinished snapshot.
         slots = (0 if made() else 1, 1 if options.start_from == "snapshot" else 0)
-        return Need(slots, (1, 1), stream=True, failover=options.failover)
+        return Need(slots, (1, 1), stream=True, failover=options.failover, messages=bool(options.message_prefixes))
 
     _check_slot(reached)
     found = checks.run("publication", lambda: _find_publication(session(), options(), made=made()), _tell_publication)

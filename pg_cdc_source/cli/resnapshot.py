@@ -1,0 +1,110 @@
+"""The command ``pg-cdc resnapshot``."""
+
+from __future__ import annotations
+
+import contextlib
+from json import dumps
+from typing import Annotated
+
+import typer
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.cli.exits import failed
+from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSetupError
+from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.options.names import QualifiedName, quoted
+from pg_cdc_source.postgres.catalog import find_relation, read_server
+from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION, emit_message
+from pg_cdc_source.postgres.publication import Publication, read_publication
+from pg_cdc_source.postgres.slot_checks import check_slot
+from pg_cdc_source.postgres.slots import Slot, read_slot
+from pg_cdc_source.protocol.decoding_messages import EVERY_TABLE, OWN_PREFIX, Asked, write_request
+
+
+def resnapshot(
+    url: Annotated[str, typer.Argument(help="The server, as in the option url: a libpq URI or connection string.")],
+    slot: Annotated[str, typer.Option(help="The slot of the stream that is to read the tables again.")],
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="Read this table again. May be repeated.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Read every table of the stream again.")] = False,
+    publication: Annotated[
+        str | None, typer.Option(help="The stream's publication.", show_default="the slot's name")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Ask a stream to read tables again, while it runs and without a new checkpoint.
+
+    The request is a message in the WAL, at one exact place. The query that reads the slot then gives a truncate row of
+    each table, the table's rows, and the changes after them. One that does not run now does so when it runs again.
+    """
+    if every == bool(table):
+        raise typer.BadParameter("name tables by --table, or all of them by --all", param_hint="--table")
+    try:
+        with contextlib.closing(connect(parse_connection_options({"url": url}), "pg-cdc:resnapshot")) as session:
+            _require_primary(session)
+            found = _find_slot(session, slot)
+            published = _find_publication(session, publication or slot)
+            tables = (EVERY_TABLE,) if every else _find_tables(session, published, table or [])
+            lsn = emit_message(session, OWN_PREFIX, write_request(Asked(tables, slot)))
+    except PgCdcError as error:
+        raise failed(error) from None
+    if json:
+        asked = {"slot": slot, "publication": published.name, "tables": tables, "lsn": str(lsn)}
+        print(dumps(asked | {"active_pid": found.active_pid}))
+        return
+    print(f"asked at {lsn} for {'every table' if every else ', '.join(tables)}")
+    when = (
+        "Nobody reads it now; the request waits in it."
+        if found.active_pid is None
+        else f"Its reader has pid {found.active_pid}."
+    )
+    print(f"The query that reads slot {slot} gives a truncate row, the rows and then the changes of each. {when}")
+
+
+def _require_primary(session: Session) -> None:
+    """Raise ServerSetupError where no message can be written, or none would be sent."""
+    server = read_server(session)
+    if server.version_num < MESSAGES_VERSION:
+        raise ServerSetupError(
+            "a stream is asked by a logical decoding message, which pgoutput sends from PostgreSQL 14 on",
+            remedy="start over with a new checkpoint location and a new slot",
+        )
+    if server.in_recovery:
+        raise ServerSetupError(
+            "this server is a standby, and the request has to be written into the WAL",
+            remedy="connect to the primary; for a slot of the standby, run there: SELECT pg_logical_emit_message(true, "
+            f"'{OWN_PREFIX}', '{write_request(Asked(('public.orders',)))}')",
+        )
+
+
+def _find_slot(session: Session, name: str) -> Slot:
+    found = read_slot(session, name)
+    if found is None:
+        raise OptionError(f"slot {name} does not exist on this server", remedy="pg-cdc slots lists the server's slots")
+    check_slot(found, session.info.dbname)
+    return found
+
+
+def _find_publication(session: Session, name: str) -> Publication:
+    found = read_publication(session, name)
+    if found is None:
+        raise OptionError(
+            f"publication {quoted(name)} does not exist",
+            remedy="name the stream's publication by --publication (the option publication of its query)",
+        )
+    return found
+
+
+def _find_tables(session: Session, published: Publication, names: list[str]) -> tuple[str, ...]:
+    """The full names of tables that the publication has under these names."""
+    relations = [find_relation(session, QualifiedName.parse(name)) for name in names]
+    has = {table.relation.oid for table in published.tables}
+    missing = [str(relation) for relation in relations if relation.oid not in has]
+    if missing:
+        raise AccessError(
+            f"publication {quoted(published.name)} does not have {', '.join(missing)}",
+            remedy="name tables of the stream; a partition is read under the name that it is published by, its root's",
+        )
+    return tuple(dict.fromkeys(map(str, relations)))
