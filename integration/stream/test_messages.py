@@ -1,0 +1,216 @@
+"""Logical decoding messages through a real stream: an outbox, exactly once, whatever ends transactions and sessions."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from driving import Drive, Driver, Row, querying, run, values
+from psycopg2.extensions import connection as Session
+from pyspark.sql import DataFrame, SparkSession
+from watch import wait_until
+
+from pg_cdc_source import project
+from pg_cdc_source.errors import ServerSetupError
+from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.stream.slot_reader import SlotReader
+
+EMIT = "SELECT pg_logical_emit_message(true, 'outbox', {})"
+MESSAGE_SEQ = 10**15 + 1
+
+
+pytestmark = pytest.mark.corner
+
+
+@pytest.fixture(autouse=True)
+def _table(pg: Session) -> None:
+    run(
+        pg,
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)",
+    )
+
+
+def require_messages(pg: Session) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
+
+
+def begun(drive: Drive, **options: str) -> Driver:
+    driver = drive(tables="public.*", publication="p", messagePrefixes="outbox, Audit", **options)
+    driver.batch()
+    driver.take(0)
+    return driver
+
+
+@pytest.fixture
+def outbox(pg: Session, drive: Drive) -> Driver:
+    require_messages(pg)
+    return begun(drive)
+
+
+def told(rows: list[Row]) -> list[tuple[object, ...]]:
+    return values(rows, "_change_type", "key", "after")
+
+
+def is_ordered(rows: list[Row]) -> bool:
+    positions = values(rows, "_commit_lsn", "_seq")
+    return positions == sorted(set(positions))
+
+
+def test_before_14_messages_are_refused(pg: Session, drive: Drive) -> None:
+    if pg.server_version >= 140000:
+        pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
+    driver = drive(tables="public.*", publication="p", messagePrefixes="outbox")
+    driver.refusal("messages from PostgreSQL 14 on", "messagePrefixes", kind=ServerSetupError)
+    drive(tables="public.*", publication="p").batch()
+
+
+def test_messages_of_a_commit_follow_its_rows(pg: Session, outbox: Driver) -> None:
+    run(
+        pg,
+        "BEGIN;"
+        + EMIT.format("'first'")
+        + "; INSERT INTO t VALUES (1, 'a'); SELECT pg_logical_emit_message(true, 'other', 'not asked for');"
+        + "SAVEPOINT s;"
+        + EMIT.format("'rolled back'")
+        + "; ROLLBACK TO s;"
+        + EMIT.format("'\\xff00'::bytea")
+        + "; INSERT INTO t VALUES (2, 'b'); COMMIT",
+        "BEGIN;" + EMIT.format("'never'") + "; ROLLBACK",
+        "INSERT INTO t VALUES (3, 'c')",
+    )
+    rows = outbox.take(5)
+    assert told(rows) == [
+        ("insert", '{"id":1}', '{"id":1,"v":"a"}'),
+        ("insert", '{"id":2}', '{"id":2,"v":"b"}'),
+        ("message", "outbox", '"first"'),
+        ("message", "outbox", '"\\\\xff00"'),
+        ("insert", '{"id":3}', '{"id":3,"v":"c"}'),
+    ]
+    assert [row["_seq"] for row in rows] == [1, 2, MESSAGE_SEQ, MESSAGE_SEQ + 1, 1]
+    assert len({(row["_commit_lsn"], row["_xid"], row["_commit_ts"]) for row in rows[:4]}) == 1
+    assert {(row["_table"], row["before"]) for row in rows[2:4]} == {(None, None)}
+
+
+def test_messages_that_are_not_transactional_come_at_once(pg: Session, outbox: Driver) -> None:
+    """Each ends where the next record begins, which may be a commit's."""
+    lsns = []
+    for i in range(20):
+        run(pg, "BEGIN", f"INSERT INTO t VALUES ({i}, 'x')")
+        ((lsn,),) = run(pg, "SELECT pg_logical_emit_message(false, 'Audit', 'at once')::text")
+        lsns.append(Lsn.parse(lsn))
+        run(pg, "COMMIT" if i % 2 else "ROLLBACK")
+    rows = outbox.take(30)
+    assert is_ordered(rows)
+    alone = [row for row in rows if row["_change_type"] == "message"]
+    assert values(alone, "_commit_lsn", "_seq", "_commit_ts", "_xid", "key", "after") == [
+        (lsn - 1, MESSAGE_SEQ, None, None, "Audit", '"at once"') for lsn in lsns
+    ]
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_messages_of_a_large_transaction_come_with_its_commit(
+    pg: Session, drive: Drive, rolled_back: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is streamed before it commits. Of a part that is rolled back PostgreSQL sends messages as if of the whole."""
+    require_messages(pg)
+    run(
+        pg,
+        "DO $$BEGIN EXECUTE format('ALTER DATABASE %I SET logical_decoding_work_mem = ''64kB''',"
+        " current_database()); END$$",
+    )
+    caplog.set_level(logging.WARNING)
+    outbox = begun(drive, maxRowsPerBatch="700")
+    run(pg, "BEGIN", EMIT.format("'first'"), "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 2000) i")
+    if rolled_back:
+        run(pg, "SAVEPOINT s", EMIT.format("'gone'"))
+        run(pg, "INSERT INTO t SELECT -i, repeat('x', 100) FROM generate_series(1, 2000) i", "ROLLBACK TO s")
+    run(pg, "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(2001, 3000) i")
+    run(
+        pg,
+        "SELECT count(pg_logical_emit_message(true, 'outbox', i::text)) FROM generate_series(1, 1500) AS i",
+        "COMMIT",
+    )
+    rows = outbox.take(4501)
+    assert outbox.batches >= 7
+    assert is_ordered(rows)
+    assert [row["_change_type"] for row in rows] == ["insert"] * 3000 + ["message"] * 1501
+    assert [row["after"] for row in rows[3000:]] == ['"first"', *(f'"{i}"' for i in range(1, 1501))]
+    said = [text for text in caplog.messages if "does not say which of its logical decoding messages" in text]
+    assert len(said) == rolled_back
+    ((streamed,),) = run(pg, "SELECT stream_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = 's'")
+    assert streamed
+
+
+def test_messages_come_once_over_lost_sessions_and_restarts(pg: Session, outbox: Driver) -> None:
+    """A batch may end between messages of one commit."""
+    outbox.restart(maxRowsPerBatch="40")
+    for i in range(6):
+        run(
+            pg,
+            f"BEGIN; INSERT INTO t VALUES ({i}, 'a');"
+            f"SELECT pg_logical_emit_message(true, 'outbox', '{i} ' || k) FROM generate_series(1, 100) AS k; COMMIT",
+            f"SELECT pg_logical_emit_message(false, 'Audit', '{i}')",
+        )
+    rows: list[Row] = []
+    for step in range(100):
+        if len(rows) >= 612:
+            break
+        rows += outbox.batch()
+        if step % 3 == 1:
+            run(
+                pg, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = 's' AND active"
+            )
+        if step % 5 == 4:
+            outbox.restart()
+    assert is_ordered(rows)
+    expected = [
+        one
+        for i in range(6)
+        for one in (
+            ("insert", f'{{"id":{i}}}', f'{{"id":{i},"v":"a"}}'),
+            *(("message", "outbox", f'"{i} {k}"') for k in range(1, 101)),
+            ("message", "Audit", f'"{i}"'),
+        )
+    ]
+    assert told(rows) == expected
+
+
+def test_requests_are_seen_with_the_batch_that_has_them(pg: Session, outbox: Driver) -> None:
+    run(pg, "INSERT INTO t VALUES (1, 'a')")
+    outbox.take(1)
+    start = outbox.offset.position
+    run(
+        pg,
+        "SELECT pg_logical_emit_message(true, 'pgcdc', '{\"snapshot\": [\"public.t\"]}')",
+        "SELECT pg_logical_emit_message(true, 'pgcdc', 'nonsense')",
+        "INSERT INTO t VALUES (2, 'b')",
+    )
+    wait_until(outbox.batch)
+    reader: SlotReader = outbox._reader._capture._reader
+    (request,) = reader.requests(start, outbox.offset.position)
+    assert request.tables == ("public.t",)
+    assert start < request.position <= outbox.offset.position
+    assert reader.requests(request.position, Position(Lsn(outbox.offset.position.lsn))) == []
+
+
+def test_an_outbox_in_spark(spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> None:
+    """As docs/stream.md shows it; rows of tables are typed beside the messages."""
+    require_messages(pg)
+    options = {"tables": "public.*", "publication": "p", "messagePrefixes": "outbox"}
+    with querying(spark, tmp_path, pg, db, **options) as query:
+        typed: list[tuple[int, str]] = []
+
+        def events(batch: DataFrame) -> DataFrame:
+            typed.extend((row.id, row.v) for row in project(batch, "public.t", url=db).collect())
+            return batch.where("_change_type = 'message'").selectExpr("get_json_object(after, '$') AS event")
+
+        query.each = events
+        query.start()
+        wait_until(lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's' AND active"), 120)
+        run(pg, "BEGIN; INSERT INTO t VALUES (1, 'a');" + EMIT.format('\'{"event": "paid"}\'') + "; COMMIT")
+        query.take(1)
+    assert query.rows == [{"event": '{"event": "paid"}'}]
+    assert typed == [(1, "a")]
