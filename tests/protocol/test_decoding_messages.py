@@ -78,7 +78,7 @@ def test_a_message_is_a_row_of_the_envelope() -> None:
     alone = message(300, "audit", b"\xff", transactional=False)
     sent = [ROW, message(150, "outbox", b'{"id": 1}'), message(160, "outbox", b""), alone]
     runs = [run(1, 200), run(2, 200, 10**15 + 1), Run(Lsn(299), 0, 0, 10**15 + 1, 1)]
-    batch, last = decoder.decode(Messages.joined(sent), runs, lambda _: described(BY_KEY), NOTHING)
+    batch, last = decoder.decode(Messages.joined(sent), runs, lambda _oid, _position: described(BY_KEY), NOTHING)
     batch.validate(full=True)
     of_row, *rows = batch.to_pylist()
     assert of_row["_table"] == BY_KEY.name
@@ -91,7 +91,9 @@ def test_a_message_is_a_row_of_the_envelope() -> None:
     assert last == 10**15 + 1
     assert [r["_commit_ts"] for r in rows] == [of_row["_commit_ts"], of_row["_commit_ts"], None]
     assert {(r["_table"], tuple(r["_unchanged"]), r["before"]) for r in rows} == {(None, (), None)}
-    after_first, _ = decoder.decode(Messages.joined(sent), runs, lambda _: None, Position(Lsn(200), 10**15 + 1))
+    after_first, _ = decoder.decode(
+        Messages.joined(sent), runs, lambda _oid, _position: None, Position(Lsn(200), 10**15 + 1)
+    )
     assert after_first.column("_seq").to_pylist() == [10**15 + 2, 10**15 + 1]
 
 
@@ -175,7 +177,7 @@ def test_other_bytes_are_a_wire_error_and_nothing_else(data: bytes, streamed: bo
         changes = fed(*messages).take()
         if changes is not None:
             decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]), len(HEADER))
-            batch, _ = decoder.decode(changes.messages, changes.runs, lambda _: None, changes.after)
+            batch, _ = decoder.decode(changes.messages, changes.runs, lambda _oid, _position: None, changes.after)
             batch.validate(full=True)
             assert batch.column("_change_type").to_pylist() == ["message"]
 

@@ -352,10 +352,10 @@ def test_a_request_stays_until_spark_is_done_with_it_and_is_no_quiet_end(caplog:
 def test_a_request_behind_what_could_not_be_decoded_for_a_moment_comes_once() -> None:
     failures = [TransientError("the server is starting up")] * 2
 
-    def fail(relation: RelationMessage, lsn: Lsn) -> Described | None:
+    def fail(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
         if failures:
             raise failures.pop()
-        return match(relation, lsn)
+        return match(relation, lsn, position)
 
     buffer = buffer_from(how=fail)
     end = Position(Lsn(300))
