@@ -14,6 +14,7 @@ from watch import wait_until
 from pg_cdc_source import project
 from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.stream.buffer import Request
 from pg_cdc_source.stream.slot_reader import SlotReader
 
 EMIT = "SELECT pg_logical_emit_message(true, 'outbox', {})"
@@ -188,12 +189,23 @@ def test_requests_are_seen_with_the_batch_that_has_them(pg: Session, outbox: Dri
         "SELECT pg_logical_emit_message(true, 'pgcdc', 'nonsense')",
         "INSERT INTO t VALUES (2, 'b')",
     )
-    wait_until(outbox.batch)
     reader: SlotReader = outbox._reader._capture._reader
-    (request,) = reader.requests(start, outbox.offset.position)
-    assert request.tables == ("public.t",)
-    assert start < request.position <= outbox.offset.position
-    assert reader.requests(request.position, Position(Lsn(outbox.offset.position.lsn))) == []
+    found: list[Request] = []
+    at = start
+
+    def look() -> list[Row]:
+        nonlocal at
+        rows = outbox.batch()
+        # The request alone makes a batch, too.
+        found.extend(reader.requests(at, outbox.offset.position))
+        at = outbox.offset.position
+        return rows
+
+    ((row,),) = [wait_until(look)]
+    assert row["after"] == '{"id":2,"v":"b"}'
+    ((position, tables),) = found
+    assert tables == ("public.t",)
+    assert start < position < Position(Lsn(row["_commit_lsn"]))
 
 
 def test_an_outbox_in_spark(spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> None:
