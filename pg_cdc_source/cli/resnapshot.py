@@ -10,13 +10,15 @@ import typer
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.cli.exits import failed
+from pg_cdc_source.cli.given_options import given_options
 from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSetupError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.names import QualifiedName, quoted
+from pg_cdc_source.options.stream_options import INSERTS, Publications
 from pg_cdc_source.postgres.catalog import find_relation, read_server
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION, emit_message
-from pg_cdc_source.postgres.publication import Publication, read_publication
+from pg_cdc_source.postgres.publication import read_publication
 from pg_cdc_source.postgres.slot_checks import check_slot
 from pg_cdc_source.postgres.slots import Slot, read_slot
 from pg_cdc_source.protocol.decoding_messages import EVERY_TABLE, OWN_PREFIX, Asked, write_request
@@ -25,6 +27,12 @@ from pg_cdc_source.protocol.decoding_messages import EVERY_TABLE, OWN_PREFIX, As
 def resnapshot(
     url: Annotated[str, typer.Argument(help="The server, as in the option url: a libpq URI or connection string.")],
     slot: Annotated[str, typer.Option(help="The slot of the stream that is to read the tables again.")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", "-o", metavar="NAME=VALUE", help="A further option of the connection. May be repeated."
+        ),
+    ] = None,
     table: Annotated[
         list[str] | None, typer.Option(metavar="TABLE", help="Read this table again. May be repeated.")
     ] = None,
@@ -41,17 +49,18 @@ def resnapshot(
     """
     if every == bool(table):
         raise typer.BadParameter("name tables by --table, or all of them by --all", param_hint="--table")
+    given, name = given_options([*(option or []), f"url={url}"]), publication or slot
     try:
-        with contextlib.closing(connect(parse_connection_options({"url": url}), "pg-cdc:resnapshot")) as session:
+        with contextlib.closing(connect(parse_connection_options(given), "pg-cdc:resnapshot")) as session:
             _require_primary(session)
             found = _find_slot(session, slot)
-            published = _find_publication(session, publication or slot)
-            tables = (EVERY_TABLE,) if every else _find_tables(session, published, table or [])
+            published = _find_published(session, name)
+            tables = (EVERY_TABLE,) if every else _find_tables(session, name, published, table or [])
             lsn = emit_message(session, OWN_PREFIX, write_request(Asked(tables, slot)))
     except PgCdcError as error:
         raise failed(error) from None
     if json:
-        asked = {"slot": slot, "publication": published.name, "tables": tables, "lsn": str(lsn)}
+        asked = {"slot": slot, "publication": name, "tables": tables, "lsn": str(lsn)}
         print(dumps(asked | {"active_pid": found.active_pid}))
         return
     print(f"asked at {lsn} for {'every table' if every else ', '.join(tables)}")
@@ -87,24 +96,24 @@ def _find_slot(session: Session, name: str) -> Slot:
     return found
 
 
-def _find_publication(session: Session, name: str) -> Publication:
-    found = read_publication(session, name)
-    if found is None:
+def _find_published(session: Session, name: str) -> set[int]:
+    """The oids of the publication's tables, also of those whose inserts alone are sent."""
+    found = [read_publication(session, Publications(each)) for each in (name, name + INSERTS)]
+    if found[0] is None:
         raise OptionError(
             f"publication {quoted(name)} does not exist",
             remedy="name the stream's publication by --publication (the option publication of its query)",
         )
-    return found
+    return {table.relation.oid for one in found if one is not None for table in one.tables}
 
 
-def _find_tables(session: Session, published: Publication, names: list[str]) -> tuple[str, ...]:
+def _find_tables(session: Session, publication: str, published: set[int], names: list[str]) -> tuple[str, ...]:
     """The full names of tables that the publication has under these names."""
     relations = [find_relation(session, QualifiedName.parse(name)) for name in names]
-    has = {table.relation.oid for table in published.tables}
-    missing = [str(relation) for relation in relations if relation.oid not in has]
+    missing = [str(relation) for relation in relations if relation.oid not in published]
     if missing:
         raise AccessError(
-            f"publication {quoted(published.name)} does not have {', '.join(missing)}",
+            f"publication {quoted(publication)} does not have {', '.join(missing)}",
             remedy="name tables of the stream; a partition is read under the name that it is published by, its root's",
         )
     return tuple(dict.fromkeys(map(str, relations)))
