@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg2
@@ -554,11 +555,12 @@ def test_a_partition_that_comes_or_goes_before_the_snapshot_is_read_is_noticed(w
         "CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)", "INSERT INTO t VALUES (1)",
         "CREATE TABLE t_2 (id int)", "INSERT INTO t_2 VALUES (11)")  # fmt: skip
     with open_snapshot(db) as before:
-        plan, _, ranges = planned(before, dbtable="t")
+        plan, planned_source, ranges = planned(before, dbtable="t")
     attach = "ALTER TABLE t ATTACH PARTITION t_2 FOR VALUES FROM (10) TO (20)"
     run(pg, attach if what == "attached" else "ALTER TABLE t DETACH PARTITION t_1")
     with open_snapshot(db) as later:
-        source = GivenSnapshot(later.options["snapshot"])
+        assert isinstance(planned_source, GivenSnapshot)
+        source = replace(planned_source, snapshot_id=later.options["snapshot"])
         if pg.server_version < 140000:
             # One range is the whole tree, which PostgreSQL expands itself.
             rows = [row for batch in read_range(plan, source, ranges[0], "test") for row in batch.to_pylist()]

@@ -6,10 +6,18 @@ from collections.abc import Sequence
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, SlotLostError, TransientError
+from pg_cdc_source.errors import (
+    AccessError,
+    OptionError,
+    PgCdcError,
+    ServerSetupError,
+    SlotLostError,
+    TransientError,
+)
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres.catalog import read_server
+from pg_cdc_source.postgres.instances import read_instance
 from pg_cdc_source.postgres.slots import Slot, User, read_usages, read_user
 
 _PLUGIN = "pgoutput"
@@ -28,6 +36,18 @@ def missing_error(name: str, *, begun: bool) -> SlotLostError | OptionError:
     return OptionError(
         f"slot {name} does not exist, and startFrom=slot starts from one that does",
         remedy="use startFrom=snapshot or startFrom=now, which create it; or correct the option slot",
+    )
+
+
+def missing_now(session: Session, name: str) -> PgCdcError:
+    """The error for the slot of a stream that has begun, which is not on the server that this session has come to."""
+    if not read_instance(session).in_recovery:
+        return missing_error(name, begun=True)
+    return ServerSetupError(
+        f"slot {name} is not on this server, which is a standby",
+        remedy="connect to the primary, where the stream's slot is; several servers in host with "
+        "target_session_attrs=read-write find it by themselves. If the stream has read from this standby, its slot was "
+        f"dropped: {_START_OVER}",
     )
 
 

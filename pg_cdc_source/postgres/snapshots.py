@@ -34,6 +34,7 @@ from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.postgres.catalog import Server, read_server
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.instances import Instance, read_instance, require_instance
 from pg_cdc_source.postgres.locks import begin_locking, lock_relation, release_locks
 from pg_cdc_source.postgres.server_errors import translate, translated
 from pg_cdc_source.postgres.slot_creation import (
@@ -59,15 +60,17 @@ class SnapshotSpec:
 
 @dataclass(slots=True)
 class Held:
-    """A snapshot and the sessions that keep it open, each with the id that it has exported."""
+    """A snapshot of ``instance`` and the sessions that keep it open, each with the id that it has exported."""
 
     lsn: Lsn | None
+    instance: Instance
     holders: list[tuple[Session, str]] = field(default_factory=list)
 
     def add_holder(self, options: ConnectionOptions, name_for: Callable[[str], str], source_id: str) -> None:
         """Import ``source_id`` into one more session, export it there, and announce it under ``name_for(id)``."""
         session = connect(options, name_for(""))
         try:
+            require_instance(session, self.instance, "holding a snapshot")
             import_snapshot(session, source_id)
             own_id = export_snapshot(session)
             with translated("announcing a snapshot"), session.cursor() as cursor:
@@ -115,28 +118,26 @@ def make_snapshot(
     """
     session = connect(options, name_for(""))
     try:
-        server = read_server(session)
+        server, instance = read_server(session), read_instance(session)
         # On a standby a slot waits for a record that the primary writes now and then, or never: too long for ``auto``.
         if spec.consistent_point == "require" or (spec.consistent_point == "auto" and not server.in_recovery):
             try:
                 require_consistent_point(server, stream=stream, failover=spec.failover)
-                new_slot = _at_new_slot(options, spec, name_for(""), session, server, stream=stream)
+                new_slot = _at_new_slot(options, spec, name_for(""), session, server, instance, stream=stream)
                 with new_slot as (consistent_point, snapshot_id):
-                    return _hold(options, Lsn(consistent_point - 1), name_for, holders, snapshot_id)
+                    held = Held(Lsn(consistent_point - 1), instance)
+                    return _hold(options, held, name_for, holders, snapshot_id)
             except (ServerSetupError, TransientError):
                 if spec.consistent_point == "require":
                     raise
         with translated("opening a snapshot"), session.cursor() as cursor:
             cursor.execute(_BEGIN)
-        return _hold(options, None, name_for, holders, export_snapshot(session))
+        return _hold(options, Held(None, instance), name_for, holders, export_snapshot(session))
     finally:
         session.close()
 
 
-def _hold(
-    options: ConnectionOptions, lsn: Lsn | None, name_for: Callable[[str], str], holders: int, source_id: str
-) -> Held:
-    held = Held(lsn)
+def _hold(options: ConnectionOptions, held: Held, name_for: Callable[[str], str], holders: int, source_id: str) -> Held:
     try:
         for _ in range(holders):
             held.add_holder(options, name_for, source_id)
@@ -148,7 +149,14 @@ def _hold(
 
 @contextmanager
 def _at_new_slot(
-    options: ConnectionOptions, spec: SnapshotSpec, name: str, watcher: Session, server: Server, *, stream: bool
+    options: ConnectionOptions,
+    spec: SnapshotSpec,
+    name: str,
+    watcher: Session,
+    server: Server,
+    instance: Instance,
+    *,
+    stream: bool,
 ) -> Iterator[tuple[Lsn, str]]:
     """Create the slot and yield its consistent point and the id of its snapshot, which is open during the block.
 
@@ -166,6 +174,7 @@ def _at_new_slot(
     session = connect(options, name, replication=True)
     created = False
     try:
+        require_instance(session, instance, f"creating slot {slot.name}")
         with session.cursor() as cursor:
             with translated("opening a snapshot"):
                 cursor.execute(_BEGIN)
@@ -204,7 +213,8 @@ def import_snapshot(session: Session, snapshot_id: str) -> None:
                 cursor.execute("ROLLBACK")
             raise SnapshotLostError(
                 f"snapshot {snapshot_id} has ended ({error.diag.message_primary})",
-                remedy="keep the session that exported it open until the last reader is done, and run the action again",
+                remedy="keep the session that exported it open until the last reader is done, and run the action "
+                "again. Only the server that exported it knows it: name that one, and no endpoint of several",
             ) from None
         raise translate(error, f"importing snapshot {snapshot_id}") from None
 

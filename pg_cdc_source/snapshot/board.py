@@ -22,6 +22,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import DefiniteError, SnapshotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.instances import Instance, other_server, read_instance
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot.reasons import error_in
@@ -104,10 +105,11 @@ def read_readers(session: Session, keeper: str) -> dict[str, set[int]]:
     return readers
 
 
-def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
+def find_snapshot(session: Session, keeper: str, request: Request, planned_on: Instance) -> Snapshot:
     """The snapshot of the request's execution; asks the keeper to make it where there is none, and waits, bounded.
 
-    Raises the keeper's error where the execution has failed, SnapshotLostError where no keeper answers.
+    Raises the keeper's error where the execution has failed, SnapshotLostError where no keeper answers, and
+    ServerSetupError where that is because this session has come to another server than ``planned_on``.
     """
     start = next_ring = time.monotonic()
     answer_seconds = ANSWER_SECONDS + request.spec.slot_timeout_seconds
@@ -122,6 +124,9 @@ def find_snapshot(session: Session, keeper: str, request: Request) -> Snapshot:
             _check_fits(session, snapshot, request)
             return snapshot
         if not keeper_runs and time.monotonic() - start > LOST_KEEPER_SECONDS:
+            found = read_instance(session)
+            if (found.address, found.in_recovery) != (planned_on.address, planned_on.in_recovery):
+                raise other_server(f"looking for keeper {keeper}", planned_on, found)
             raise SnapshotLostError(
                 f"no process on the driver's host holds snapshots for this DataFrame (keeper {keeper} has ended)",
                 remedy="load the DataFrame again: planning starts a new one",

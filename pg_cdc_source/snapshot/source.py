@@ -17,6 +17,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.instances import Instance, read_instance, require_instance
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board
@@ -31,9 +32,10 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class GivenSnapshot:
-    """A snapshot that ``open_snapshot()`` or a stream's query holds."""
+    """A snapshot that ``open_snapshot()`` or a stream's query holds, on the server that it or the planning has seen."""
 
     snapshot_id: str
+    instance: Instance
 
     def session_name(self, execution: str, oid: int) -> str:
         """The application_name of a session that reads the relation ``oid`` (0: a query)."""
@@ -41,6 +43,7 @@ class GivenSnapshot:
 
     def import_into(self, session: Session, execution: str, doing: str) -> Lsn | None:
         """Begin the session's transaction in the snapshot; gives the snapshot's LSN where it has one."""
+        require_instance(session, self.instance, doing)
         lsn = snapshots.announced_lsn(session, self.snapshot_id)
         snapshots.import_snapshot(session, self.snapshot_id)
         return lsn
@@ -48,10 +51,15 @@ class GivenSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class KeptSnapshot:
-    """The snapshot that the keeper of this name makes for an execution. ``request`` lacks only the execution."""
+    """The snapshot that the keeper of this name makes for an execution. ``request`` lacks only the execution.
+
+    A task finds keeper, snapshot and its id on the server that it has come to, so it never takes another server's. It
+    may have come to another one than ``planned_on``, which was restarted or failed over; the keeper then has as well.
+    """
 
     keeper: str
     request: board.Request
+    planned_on: Instance
 
     def session_name(self, execution: str, oid: int) -> str:
         """As above; the keeper counts sessions of this name as readers of the execution."""
@@ -61,7 +69,7 @@ class KeptSnapshot:
         """As above; the keeper is asked for the snapshot where it has not made it yet."""
         request = replace(self.request, execution=execution)
         for _ in range(_ATTEMPTS):
-            found = board.find_snapshot(session, self.keeper, request)
+            found = board.find_snapshot(session, self.keeper, request, self.planned_on)
             for snapshot_id in found.ids:
                 # A holder may have been lost since; the other one has the same snapshot under another id.
                 with contextlib.suppress(SnapshotLostError):
@@ -84,9 +92,10 @@ def plan_ranges(plan: Plan, options: SnapshotOptions) -> tuple[Source, list[Scan
             planned_at = float(cursor.fetchone()[0])
             cursor.execute("COMMIT")
         log.info("planned %s", fields(table=plan.what, ranges=len(ranges), snapshot=options.snapshot))
+        instance = read_instance(session)
         if options.snapshot is not None:
-            return GivenSnapshot(options.snapshot), ranges
+            return GivenSnapshot(options.snapshot, instance), ranges
         spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
         request = board.Request("", planned_at, options.snapshot_idle_seconds, spec)
-        name = ensure_keeper(plan.spec.connection, session, request)
-    return KeptSnapshot(name, request), ranges
+        name = ensure_keeper(plan.spec.connection, session, instance, request)
+    return KeptSnapshot(name, request, instance), ranges

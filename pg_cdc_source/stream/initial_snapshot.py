@@ -100,7 +100,7 @@ class InitialSnapshot:
         parts: list[SnapshotPart] = []
         olds: list[Chunk] = []
         session, snapshot_id = self._held.holders[0]
-        lsn, source = Lsn(end.origin - 1), GivenSnapshot(snapshot_id)
+        lsn, source = Lsn(end.origin - 1), GivenSnapshot(snapshot_id, self._held.instance)
         for table, scanned in zip(plan.tables[first:last], plan.scans[first:last], strict=True):
             rewound = self._rewound.get(table.oid)
             with translated(f"planning {table.name}"):

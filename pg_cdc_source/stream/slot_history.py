@@ -30,7 +30,7 @@ from pg_cdc_source.postgres.slot_checks import (
     check_confirmed,
     check_slot,
     in_use_error,
-    missing_error,
+    missing_now,
     require_unused,
 )
 from pg_cdc_source.postgres.slots import Slot, read_slot, read_user
@@ -139,7 +139,7 @@ class SlotHistory:
         """The slot, which has all from ``start`` on."""
         slot = read_slot(session, self._options.slot)
         if slot is None:
-            raise missing_error(self._options.slot, begun=True)
+            raise missing_now(session, self._options.slot)
         check_slot(slot, self.identify().database, failover=self._options.failover)
         check_confirmed(slot, start, None if slot.active_pid is None else read_user(session, slot.name))
         return slot

@@ -11,6 +11,7 @@ import pytest
 
 from pg_cdc_source.errors import ConnectError, DefiniteError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.postgres.instances import Instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board, driver
 from pg_cdc_source.snapshot.board import Request
@@ -20,6 +21,7 @@ from pg_cdc_source.snapshot.keeper.handshake import READY, TAKEN, Settings, answ
 from pg_cdc_source.snapshot.keeper.identity import name_pattern, new_name
 from pg_cdc_source.snapshot.keeper.readers import idle_kept, longest_idle
 
+INSTANCE = Instance("2026-11-22 18:00:00.123456", "10.0.0.1:5432", False)
 REQUEST = Request("17", 1795230000.25, 60.0, SnapshotSpec("require", "orders_slot", 10.0))
 
 
@@ -42,7 +44,7 @@ def test_names_fit_application_name() -> None:
 
 def test_settings_survive_their_journey() -> None:
     connection = ConnectionOptions("postgresql://reader@localhost/shop", (("password", "secret"), ("port", "5433")))
-    settings = Settings(connection, "a" * 10, Process(17, "4711"), REQUEST)
+    settings = Settings(connection, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE)
     assert Settings.from_json(settings.to_json()) == settings
 
 

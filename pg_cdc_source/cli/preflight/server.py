@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.cli.preflight.endpoint import NAME, require_one_server
 from pg_cdc_source.cli.preflight.findings import Checks, NotDoneError, Outcome, ScarceError, Status
 from pg_cdc_source.errors import OptionError, ServerSetupError
 from pg_cdc_source.options.conninfo import ConnectionOptions
@@ -25,8 +26,6 @@ from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.server_errors import translated
 
 Given = TypeVar("Given", SnapshotOptions, StreamOptions)
-
-NAME = "pg-cdc:check"
 
 # All roles may call the function below pg_stat_replication; in pg_stat_activity only some see what a walsender is.
 _ROOM = {
@@ -67,6 +66,8 @@ def reach(
         lambda: refuse_transaction_pooler(connection(), session(), NAME),
         lambda _: "none that shares sessions between clients",
     )
+
+    checks.run("endpoint", lambda: require_one_server(connection(), session()))
 
     def tell(server: Server) -> str:
         version = session().info.parameter_status("server_version")

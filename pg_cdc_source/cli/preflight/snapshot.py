@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
+from pg_cdc_source.cli.preflight.endpoint import NAME
 from pg_cdc_source.cli.preflight.findings import Status, counted
-from pg_cdc_source.cli.preflight.server import NAME, Need, Reached, check_replication
+from pg_cdc_source.cli.preflight.server import Need, Reached, check_replication
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import catalog, slot_creation, snapshots
 from pg_cdc_source.postgres.connection import connect

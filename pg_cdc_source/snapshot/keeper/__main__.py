@@ -22,7 +22,7 @@ def main() -> None:
     keeper = Keeper(settings)
     signal.signal(signal.SIGTERM, lambda *_: keeper.stop())
     try:
-        ready = keeper.open()
+        ready = keeper.open(first=True)
         answer = READY if ready else TAKEN
     except PgCdcError as error:
         ready = False

@@ -10,18 +10,23 @@ from dataclasses import asdict, dataclass
 
 from pg_cdc_source.errors import DefiniteError, PgCdcError, error_of
 from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.postgres.instances import Instance
 from pg_cdc_source.snapshot.board import Request
 from pg_cdc_source.snapshot.driver import Process
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a keeper connects and for whom it works. ``example`` is what it takes for a request on a standby."""
+    """How a keeper connects and for whom it works. ``example`` is what it takes for a request on a standby.
+
+    ``planned_on`` is the server that the driver looks for it on.
+    """
 
     connection: ConnectionOptions
     token: str
     driver: Process
     example: Request
+    planned_on: Instance
 
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"example": self.example.to_json()})
@@ -35,6 +40,7 @@ class Settings:
             fields["token"],
             Process(**fields["driver"]),
             Request.from_json(fields["example"]),
+            Instance(**fields["planned_on"]),
         )
 
 

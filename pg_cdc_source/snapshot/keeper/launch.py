@@ -12,6 +12,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.instances import Instance
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot.board import Request, keeper_name
 from pg_cdc_source.snapshot.driver import driver_process
@@ -22,10 +23,11 @@ _START_SECONDS = 30.0
 _LOOKS = Backoff(0.02, growth=1.5, longest_seconds=0.25, within_seconds=_START_SECONDS)
 
 
-def ensure_keeper(options: ConnectionOptions, session: Session, example: Request) -> str:
+def ensure_keeper(options: ConnectionOptions, session: Session, instance: Instance, example: Request) -> str:
     """Name of the keeper for this driver and database, started if none runs.
 
-    ``example`` is what a keeper on a standby takes for a request, since there it only sees that somebody asks.
+    ``instance`` is the server of ``session``. ``example`` is what a keeper on a standby takes for a request, since
+    there it only sees that somebody asks.
     """
     driver = driver_process()
     token = token_of(driver, session)
@@ -34,7 +36,7 @@ def ensure_keeper(options: ConnectionOptions, session: Session, example: Request
         if (name := _find(session, token)) is not None:
             return name
         if not started:
-            _start(Settings(options, token, driver, example))
+            _start(Settings(options, token, driver, example, instance))
             started = True
     raise TransientError(f"the keeper (process that holds snapshots) did not start within {_START_SECONDS:g} s")
 

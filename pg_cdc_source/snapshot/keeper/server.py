@@ -16,6 +16,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import ConnectError, DefiniteError, PgCdcError
 from pg_cdc_source.postgres.catalog import read_server
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.instances import require_instance
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot.board import Request, keeper_name
 from pg_cdc_source.snapshot.keeper import readers
@@ -52,10 +53,16 @@ class Keeper:
     def stop(self) -> None:
         self._stop.set()
 
-    def open(self) -> bool:
-        """Connect, become the keeper, and announce it; False when another one is."""
+    def open(self, *, first: bool = False) -> bool:
+        """Connect, become the keeper, and announce it; False when another one is.
+
+        The ``first`` time it has to be on the server that planning is on, or would not be found. Later that may have
+        been restarted, or failed over.
+        """
         session = connect(self._settings.connection, "pgsnapshot:starting")
         try:
+            if first:
+                require_instance(session, self._settings.planned_on, "starting the keeper")
             server = read_server(session)
             self._standby = server.in_recovery
             self._idle_kept = readers.idle_kept(server.max_connections)
