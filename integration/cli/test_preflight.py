@@ -372,3 +372,53 @@ def test_the_list_of_slots_takes_options_of_the_connection(db: str, tmp_path: Pa
     twice = pg_cdc("slots", make_dsn(**login), "-o", "url=x")
     assert twice.returncode == 2
     assert "url is given twice" in twice.stderr
+
+
+@pytest.fixture(scope="module")
+def plain_server() -> Iterator[str]:
+    """A server that does not decode."""
+    with second_server({"wal_level": "replica"}) as url:
+        with connect(url) as session:
+            run(session, "CREATE TABLE t (id int PRIMARY KEY)")
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("roles", "says", "decoding", "replicating"),
+    [
+        (["rds_superuser", "rds_replication"], "Amazon RDS, rds.logical_replication=off: ", "DB parameter group", ""),
+        (
+            ["cloudsqlsuperuser"],
+            "Google Cloud SQL, cloudsql.logical_decoding=not shown: ",
+            "decoding=on",
+            "REPLICATION",
+        ),
+        (
+            ["azure_pg_admin"],
+            "Azure Database for PostgreSQL: ",
+            "parameter wal_level to logical",
+            "azure_pg_admin: ALTER",
+        ),
+        (["neon_superuser"], "Neon: connect to the host without -pooler", "the project's settings", "console"),
+        (["supabase_admin"], "Supabase: connect to the database itself", "restart the project", "as postgres: ALTER"),
+    ],
+)
+def test_managed_services_are_recognised_and_have_remedies_of_their_own(
+    plain_server: str, roles: list[str], says: str, decoding: str, replicating: str
+) -> None:
+    with connect(plain_server) as session:
+        for name in roles:
+            run(session, f"CREATE ROLE {name} NOLOGIN")
+        run(session, "CREATE ROLE poor LOGIN PASSWORD 'Geheim'", "GRANT SELECT ON t TO poor")
+        run(session, "ALTER ROLE poor SET rds.logical_replication = 'off'")
+        if "rds_replication" in roles:
+            run(session, "GRANT rds_replication TO poor")
+        try:
+            poor = make_dsn(**{**parse_dsn(plain_server), "user": "poor", "password": "Geheim"})
+            found, _ = check("pgcdc", poor, dbtable="public.t", slot="s", startFrom="now")
+        finally:
+            run(session, "DROP OWNED BY poor", *(f"DROP ROLE {name}" for name in ("poor", *roles)))
+    assert found["service"][0]["text"].startswith(says)
+    remedies = [finding["remedy"] for finding in found["replication"]]
+    assert decoding in remedies[0]
+    assert [replicating in remedy for remedy in remedies[1:]] == ([True] if replicating else [])

@@ -11,20 +11,37 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import AccessError, OptionError
 from pg_cdc_source.options.names import QualifiedName, dotted, quoted
 from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.services import SERVICES, Service, service_of
+
+DECODING_ON_DEMAND_VERSION = 190000
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the server is and what this role may do there."""
+    """What the server is and what this role may do there.
+
+    ``wal_level`` is the setting; ``effective_wal_level`` is what is written now (PostgreSQL 19), before 19 the same.
+    """
 
     version_num: int
     in_recovery: bool
     wal_level: str
+    effective_wal_level: str
     block_size: int
     max_connections: int
     role: str
     may_replicate: bool
     encoding: str
+    service: Service | None
+
+    @property
+    def decodes_on_demand(self) -> bool:
+        """Whether the first logical slot would turn logical decoding on, and the end of the last one off again.
+
+        That is so on a primary from 19 on. A standby follows its primary, where a slot has to be first.
+        """
+        on_demand = self.version_num >= DECODING_ON_DEMAND_VERSION and self.wal_level == "replica"
+        return on_demand and self.effective_wal_level != "logical" and not self.in_recovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,7 @@ _READ_SERVER = """
 SELECT current_setting('server_version_num')::int,
     pg_is_in_recovery(),
     current_setting('wal_level'),
+    coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')),
     current_setting('block_size')::int,
     current_setting('max_connections')::int,
     current_user::text,
@@ -58,16 +76,19 @@ SELECT current_setting('server_version_num')::int,
         WHERE r.rolname = current_user AND (r.rolreplication OR r.rolsuper)
             OR r.rolname IN ('rds_replication', 'rds_superuser') AND pg_has_role(current_user, r.oid, 'MEMBER')
     ),
-    current_setting('server_encoding')
+    current_setting('server_encoding'),
+    ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY (%s)),
+    EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.proname = 'aurora_version')
 """
 
 
 def read_server(session: Session) -> Server:
     with translated("reading the server's settings"), session.cursor() as cursor:
-        cursor.execute(_READ_SERVER)
+        cursor.execute(_READ_SERVER, (list(SERVICES),))
         row = cursor.fetchone()
         assert row is not None
-        return Server(*row)
+        *facts, roles, has_aurora_version = row
+        return Server(*(*facts, service_of(roles, has_aurora_version=has_aurora_version)))
 
 
 _FIND_RELATION = """

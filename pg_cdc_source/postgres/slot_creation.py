@@ -13,7 +13,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import DefiniteError, PgCdcError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import quoted
-from pg_cdc_source.postgres.catalog import Server
+from pg_cdc_source.postgres.catalog import DECODING_ON_DEMAND_VERSION, Server
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.server_errors import translate, translated
 from pg_cdc_source.postgres.slots import read_user
@@ -47,15 +47,13 @@ def lacks_for_slot(server: Server, *, stream: bool, failover: bool, messages: bo
     ``failover`` asks for a slot that standbys keep a copy of, ``messages`` for logical decoding messages.
     """
     what, otherwise = ("a stream", "") if stream else ("a consistent point", _DO_WITHOUT)
-    if server.wal_level != "logical":
-        yield ServerSetupError(
-            f"{what} needs wal_level=logical, but it is {server.wal_level}",
-            remedy=f"set wal_level=logical and restart PostgreSQL{otherwise}",
-        )
+    if (error := _lacks_decoding(server, what, otherwise)) is not None:
+        yield error
     if not server.may_replicate:
+        grant = server.service.replicating if server.service else "ALTER ROLE {role} REPLICATION"
         yield ServerSetupError(
             f"{what} needs the right to use replication slots, which role {server.role} lacks",
-            remedy=f"ALTER ROLE {quoted(server.role)} REPLICATION{otherwise}",
+            remedy=grant.format(role=quoted(server.role)) + otherwise,
         )
     if server.in_recovery and server.version_num < 160000:
         yield ServerSetupError(
@@ -75,6 +73,23 @@ def lacks_for_slot(server: Server, *, stream: bool, failover: bool, messages: bo
             "pgoutput sends logical decoding messages from PostgreSQL 14 on",
             remedy="leave out the option messagePrefixes; an outbox can be a table that the stream reads",
         )
+
+
+def _lacks_decoding(server: Server, what: str, otherwise: str) -> ServerSetupError | None:
+    """What keeps the server from decoding its WAL, if anything does."""
+    if server.effective_wal_level == "logical" or server.decodes_on_demand:
+        return None
+    if server.in_recovery and server.version_num >= DECODING_ON_DEMAND_VERSION:
+        return ServerSetupError(
+            f"{what} on a standby needs a primary that writes for logical decoding, but effective_wal_level is "
+            f"{server.effective_wal_level}",
+            remedy=f"on the primary, create a logical slot and keep it, or set wal_level=logical{otherwise}",
+        )
+    level = "replica" if server.version_num >= DECODING_ON_DEMAND_VERSION else "logical"
+    turn_on = server.service.decoding if server.service else f"set wal_level={level} and restart PostgreSQL"
+    return ServerSetupError(
+        f"{what} needs wal_level={level}, but it is {server.wal_level}", remedy=f"{turn_on}{otherwise}"
+    )
 
 
 def refuse_existing_slot(session: Session, slot: str, *, stream: bool) -> None:

@@ -120,7 +120,9 @@ def make_snapshot(
     try:
         server, instance = read_server(session), read_instance(session)
         # On a standby a slot waits for a record that the primary writes now and then, or never: too long for ``auto``.
-        if spec.consistent_point == "require" or (spec.consistent_point == "auto" and not server.in_recovery):
+        # Nor is it for a read to have a server write more WAL, for everybody and for each action anew.
+        auto = spec.consistent_point == "auto" and not server.in_recovery and not server.decodes_on_demand
+        if spec.consistent_point == "require" or auto:
             try:
                 require_consistent_point(server, stream=stream, failover=spec.failover)
                 new_slot = _at_new_slot(options, spec, name_for(""), session, server, instance, stream=stream)

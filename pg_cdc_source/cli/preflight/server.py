@@ -24,14 +24,17 @@ from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.catalog import Server
 from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.services import Service
 
 Given = TypeVar("Given", SnapshotOptions, StreamOptions)
 
+# Slots of REPACK (CONCURRENTLY) have room of their own (max_repack_replication_slots, PostgreSQL 19).
 # All roles may call the function below pg_stat_replication; in pg_stat_activity only some see what a walsender is.
 _ROOM = {
     "max_replication_slots": """
-        SELECT current_setting('max_replication_slots')::int,
-               (SELECT count(*)::int FROM pg_catalog.pg_replication_slots)
+        SELECT current_setting('max_replication_slots')::int, (
+            SELECT count(*)::int FROM pg_catalog.pg_replication_slots WHERE plugin IS DISTINCT FROM 'pgrepack'
+        )
     """,
     "max_wal_senders": """
         SELECT current_setting('max_wal_senders')::int,
@@ -72,10 +75,25 @@ def reach(
     def tell(server: Server) -> str:
         version = session().info.parameter_status("server_version")
         kind = "standby" if server.in_recovery else "primary"
-        return f"PostgreSQL {version}, {kind}, wal_level={server.wal_level}, role {quoted(server.role)}"
+        level = f"wal_level={server.wal_level}"
+        if server.effective_wal_level != server.wal_level:
+            level += f" (effective_wal_level={server.effective_wal_level})"
+        return f"PostgreSQL {version}, {kind}, {level}, role {quoted(server.role)}"
 
     server = checks.run("server", lambda: catalog.read_server(session()), tell)
+    if server.values and (service := server().service) is not None:
+        checks.run("service", lambda: _describe(session(), service))
     return Reached(checks, options, session, server)
+
+
+def _describe(session: Session, service: Service) -> str:
+    """A managed service in words: its own setting as it stands, and what else a read there needs."""
+    text = service.name
+    if service.setting is not None:
+        with translated(f"looking at {service.setting}"), session.cursor() as cursor:
+            cursor.execute("SELECT current_setting(%s, true)", (service.setting,))
+            text += f", {service.setting}={cursor.fetchone()[0] or 'not shown'}"
+    return f"{text}: {service.advice}"
 
 
 def _connection_options(given: Mapping[str, str]) -> ConnectionOptions:

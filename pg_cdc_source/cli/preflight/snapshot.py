@@ -39,7 +39,7 @@ def _find_snapshot(options: SnapshotOptions) -> str:
 def _check_point(reached: Reached[SnapshotOptions]) -> None:
     checks, options, server = reached.checks, reached.options, reached.server
     wanted, slot = (options().consistent_point, options().slot) if options.values else ("require", None)
-    if wanted == "off" or (wanted == "auto" and server.values and server().in_recovery):
+    if wanted == "off" or (wanted == "auto" and server.values and (server().in_recovery or server().decodes_on_demand)):
         checks.add("replication", "ok", f"not used: consistentPoint={wanted}; the snapshot's LSN is not known")
         return
     # The snapshot works without them; only its LSN is then unknown.

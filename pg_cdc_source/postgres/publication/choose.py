@@ -105,6 +105,13 @@ def _not_published(session: Session, publication: Publication, relation: Relatio
                 remedy=f"stream {ancestor}, or use another publication that has {relation} and not {ancestor}",
             )
     if not any(node.relation.oid in published for node in read_trees(session, [relation])[relation.oid]):
+        if publication.all_tables:
+            # FOR ALL TABLES EXCEPT, from 19 on; such a publication takes no ADD TABLE.
+            return ServerSetupError(
+                f"{what} has all tables except some, and {relation} is one of these",
+                remedy=f"{alter} SET ALL TABLES EXCEPT (TABLE …) with the others, or SET ALL TABLES; or name another "
+                "publication. Changes made before that are not in the stream",
+            )
         return ServerSetupError(
             f"{what} does not have {relation}",
             remedy=f"{add}; or name another publication. Changes made before that are not in the stream",

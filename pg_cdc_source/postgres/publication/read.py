@@ -59,7 +59,7 @@ class Publication:
 
 
 # Columns that not every version has are read from the row as JSON: attnames, rowfilter and prattrs came with 15,
-# pubgencols with 18.
+# pubgencols with 18, prexcept with 19.
 _READ_PUBLICATION = """
 SELECT p.oid, p.puballtables, p.pubviaroot, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate,
     coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false)
@@ -70,10 +70,13 @@ WHERE p.pubname = %s
 _SCHEMA_ENTRIES = "UNION ALL SELECT oid, pnnspid FROM pg_catalog.pg_publication_namespace WHERE pnpubid = %(oid)s"
 
 # Before 15, pg_publication_tables also has partitions whose root is there, though their changes have the root's name.
-# A table is listed by its own name, by a root's, or by the name of a schema of either.
+# A table is listed by its own name, by a root's, or by the name of a schema of either. FOR ALL TABLES EXCEPT lists what
+# it leaves out.
 _READ_TABLES = """
 WITH entry (oid, object) AS (
-    SELECT oid, prrelid FROM pg_catalog.pg_publication_rel WHERE prpubid = %(oid)s
+    SELECT r.oid, r.prrelid
+    FROM pg_catalog.pg_publication_rel AS r
+    WHERE r.prpubid = %(oid)s AND NOT coalesce((to_jsonb(r) ->> 'prexcept')::boolean, false)
     {schema_entries}
 ),
 found AS (
