@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterator
 
@@ -14,7 +15,10 @@ from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.sql import SparkSession
 from servers import postgres_server
-from sessions import SparkSessions
+from sessions import JVM_OPTIONS, SparkSessions
+
+# Spark's launcher gives these to each driver's JVM, those of the programs that tests run included.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
 
 # The longest files, by what `pytest --durations=0` shows; a process that begins one last would end alone.
 LONGEST_FIRST = ("test_sparks.py", "test_crashes.py")

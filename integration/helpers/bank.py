@@ -36,8 +36,11 @@ def open_bank(pg: Session) -> None:
 
 
 @contextmanager
-def transfers(db: str) -> Iterator[Transfers]:
-    """Move money between the tables and within one, as fast as one session can, until the block ends."""
+def transfers(db: str, pause_seconds: float = 0.0) -> Iterator[Transfers]:
+    """Move money between the tables and within one until the block ends.
+
+    One session does it as fast as it can, which takes most of a core, or with a pause after each transfer.
+    """
     done = Transfers()
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -57,6 +60,7 @@ def transfers(db: str) -> Iterator[Transfers]:
                         " COMMIT"
                     )
                     done.committed += 1
+                    stop.wait(pause_seconds)
         except BaseException as error:
             failures.append(error)
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
+from sessions import JVM_OPTIONS
 from watch import wait_until
 
 _PACKAGE = "org.apache.spark"
@@ -46,6 +47,7 @@ def connect_server(scratch: Path, master: str) -> Iterator[str]:
         "spark.connect.grpc.binding.port": "0",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.executor.extraJavaOptions": JVM_OPTIONS,
         "spark.executor.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
@@ -66,6 +68,7 @@ def _daemon(directory: Path, main_class: str, *arguments: str) -> Iterator[Calla
     environment = {
         **os.environ,
         "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
         # A Connect server takes its driver's memory from here, and would not start with less than half of it.
         "SPARK_DAEMON_MEMORY": "1g",
         "SPARK_HOME": str(_HOME),

@@ -133,12 +133,8 @@ class Driver:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Many short lives on few cores: no time to compile for speed.
-_CONF = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.log.level": "ERROR"}
-
-
 def main(scratch: Path) -> None:
-    spark = start_session("local[2]", _CONF, scratch)
+    spark = start_session("local[2]", {"spark.log.level": "ERROR"}, scratch)
     register(spark)
     for line in sys.stdin:
         Driver(spark, Errand(**json.loads(line))).run()

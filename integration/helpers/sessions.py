@@ -9,7 +9,14 @@ from pyspark.sql import SparkSession
 from pg_cdc_source import register
 from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 
-CONF = {"spark.executor.memory": "1g", "spark.log.level": "ERROR"}
+# JVMs of tests live for seconds or minutes, have little to do, and share few cores: compiling for speed does not pay,
+# and takes half of all that Spark takes.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CONF = {
+    "spark.executor.extraJavaOptions": JVM_OPTIONS,
+    "spark.executor.memory": "1g",
+    "spark.log.level": "ERROR",
+}
 
 
 class SparkSessions:

@@ -35,6 +35,10 @@ def drop_slot(pg: Session, slot: str) -> None:
         cursor.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
 
+# Hundreds of transfers in the time of an action, and the cores are Spark's.
+PAUSE_SECONDS = 0.002
+
+
 # --- clusters --------------------------------------------------------------------------------------------------------
 
 
@@ -74,7 +78,7 @@ MASTERS = [
 def test_executors_read_one_point_and_its_changes(cluster: SparkSession, db: str, pg: Session, tmp_path: Path) -> None:
     open_bank(pg)
     ours = [load(cluster, db, dbtable=table, numPartitions=3, lsnColumn="lsn") for table in TABLES]
-    with transfers(db) as done:
+    with transfers(db, PAUSE_SECONDS) as done:
         wait_until(lambda: done.committed > 10)
         points = []
         for action in (self_join, join):
@@ -122,8 +126,8 @@ def test_a_client_of_a_connect_server_reads_and_follows(
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as running_client:
             assert running_client.stdout is not None
             told = (json.loads(line) for line in running_client.stdout if line.startswith(b"{"))
-            # Transfers take one of two cores: no longer than sums are read.
-            with transfers(db):
+            # Until the sums are read: the last part is of other tables.
+            with transfers(db, PAUSE_SECONDS):
                 seen = next(told)
             seen |= next(told)
         assert running_client.returncode == 0
