@@ -336,10 +336,10 @@ def test_the_facts_of_a_table_are_given(pg: Session, session: Session) -> None:
     run(pg, "ALTER TABLE t REPLICA IDENTITY USING INDEX t_v_key")
     run(pg, "CREATE PUBLICATION p FOR TABLE t")
     (table,) = facts(session, dbtable="t")
-    assert table == SentTable(table.relation, "i", ("v",), ("id",), ("g",), None)
+    assert table == SentTable(table.relation, "i", ("v",), ("id",), ("g",), None, ("g",))
     run(pg, "ALTER TABLE t REPLICA IDENTITY FULL")
     (table,) = facts(session, dbtable="t")
-    assert table == SentTable(table.relation, "f", ("id", "v"), ("id",), ("g",), None)
+    assert table == SentTable(table.relation, "f", ("id", "v"), ("id",), ("g",), None, ("g",))
 
 
 def test_generated_columns_are_published_where_postgresql_can(pg: Session, session: Session) -> None:

@@ -697,6 +697,67 @@ def test_the_name_that_partitions_are_published_by_cannot_change(pg: Session, dr
     driver.refusal("publication s ")
 
 
+# --- generated columns -----------------------------------------------------------------------------------------------
+
+
+GENERATED = (
+    "CREATE TABLE t (n int PRIMARY KEY, g int GENERATED ALWAYS AS (n * 2) STORED, v int)",
+    "INSERT INTO t VALUES (1), (2)",
+    "CREATE PUBLICATION s FOR TABLE t",
+)
+
+
+def test_generated_columns_that_are_not_sent_are_null_and_listed(pg: Session, drive: Drive) -> None:
+    run(pg, *GENERATED)
+    driver = drive(dbtable="t", beforeImage="true")
+    assert values(driver.take(2), "n", "g", "_unchanged") == [(1, None, ["g"]), (2, None, ["g"])]
+    run(pg, "INSERT INTO t VALUES (3)", "UPDATE t SET v = 4 WHERE n = 3", "DELETE FROM t WHERE n = 3")
+    rows = driver.take(3)
+    assert values(rows, "_change_type", "n", "g", "v", "_unchanged") == [
+        ("insert", 3, None, None, ["g"]),
+        ("update", 3, None, 4, ["g"]),
+        ("delete", 3, None, None, []),
+    ]
+    assert rows[2]["_before"] == {"n": 3, "g": None, "v": None}
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_rows_with_generated_columns_are_turned_back(keyed: bool, pg: Session, drive: Drive) -> None:
+    run(pg, *GENERATED)
+    if not keyed:
+        if pg.server_version >= 180000:
+            pytest.skip("PostgreSQL 18 refuses FULL with a generated column that is not published")
+        # Whole rows tell.
+        run(pg, "ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t REPLICA IDENTITY FULL")
+    run(pg, f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')", "INSERT INTO t VALUES (5)")
+    if not keyed:
+        run(pg, "INSERT INTO t VALUES (1)", "DELETE FROM t WHERE n = 2")
+    rows = drive(dbtable="t").take(3 if keyed else 5)
+    assert sorted(values(rows[:2], "_change_type", "n", "g", "_unchanged")) == [
+        ("snapshot", 1, None, ["g"]),
+        ("snapshot", 2, None, ["g"]),
+    ]
+
+
+def test_generated_columns_come_as_soon_as_they_are_published(pg: Session, drive: Drive) -> None:
+    if pg.server_version < 180000:
+        pytest.skip("publish_generated_columns came with PostgreSQL 18")
+    run(pg, *GENERATED)
+    driver = drive(dbtable="t")
+    driver.take(2)
+    run(pg, "INSERT INTO t VALUES (3)", "ALTER PUBLICATION s SET (publish_generated_columns = stored)",
+        "INSERT INTO t VALUES (4)")  # fmt: skip
+    assert values(driver.take(2), "n", "g", "_unchanged") == [(3, None, ["g"]), (4, 8, [])]
+
+
+def test_a_changelog_leaves_out_what_is_not_sent(pg: Session, drive: Drive) -> None:
+    run(pg, *GENERATED[:2], "CREATE PUBLICATION s FOR TABLE t WITH (publish = 'insert')")
+    driver = drive(dbtable="t", changeFormat="changelog")
+    assert [set(row) for row in driver.take(2)] == [
+        {"n", "v", "_change_type", "_commit_version", "_commit_timestamp"}
+    ] * 2
+
+
 # --- tables without a key --------------------------------------------------------------------------------------------
 
 

@@ -54,7 +54,8 @@ class StreamedTable:
     """One table of the stream, as it was planned.
 
     ``oid`` is that of the relation under which changes arrive. ``key`` are the columns that tell rows apart in every
-    change: those of the replica identity; under FULL, the primary key, if there is one.
+    change: those of the replica identity; under FULL, the primary key, if there is one. ``unsent`` are generated
+    columns that changes may lack: they are NULL then, and listed in ``_unchanged``, as in all rows of the snapshot.
     """
 
     oid: int
@@ -63,6 +64,7 @@ class StreamedTable:
     type_oids: tuple[tuple[int, int], ...]  # (type, modifier) of each column as pg_attribute has them
     key: tuple[str, ...]
     identity: str  # pg_class.relreplident
+    unsent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

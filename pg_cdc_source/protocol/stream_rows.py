@@ -105,11 +105,24 @@ def snapshot_rows(
     Their LSN is that of the snapshot, they have no commit, and their number is 0.
     """
     lsns, seqs = np.full(n, lsn, np.int64), np.zeros(n, np.int64)
-    changes = change_columns(np.full(n, OF_SNAPSHOT), lsns, seqs, None, None, nothing_unchanged(n))
+    unchanged = nothing_unchanged(n)
+    if table.unsent:
+        unchanged = lists_of_names(table.unsent, [np.ones(n, np.bool_) for _ in table.unsent])
+    changes = change_columns(np.full(n, OF_SNAPSHOT), lsns, seqs, None, None, unchanged)
     if layout.envelope:
         return envelope_rows(table, changes, columns, [None] * len(columns))
     before = [pa.nulls(n, schema.field(BEFORE).type)] if layout.before_image else []
     return pa.RecordBatch.from_arrays([*columns, *changes, *before], schema=schema)
+
+
+def with_unsent(batch: pa.RecordBatch, table: StreamedTable) -> pa.RecordBatch:
+    """Return rows of a table's scan with the columns that changes lack as well, all of them NULL."""
+    names = [codec.column.name for codec in table.codecs]
+    columns = [
+        pa.nulls(batch.num_rows, codec.arrow_type) if name in table.unsent else batch.column(name)
+        for name, codec in zip(names, table.codecs, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=names)
 
 
 def truncate_rows(

@@ -15,7 +15,7 @@ from pg_cdc_source.offsets import INITIAL, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 from pg_cdc_source.protocol.changelog import changelog_rows, changelog_schema
 from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
-from pg_cdc_source.protocol.stream_rows import snapshot_rows
+from pg_cdc_source.protocol.stream_rows import snapshot_rows, with_unsent
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.spark.copies import Sealed, SealedClass
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
@@ -165,6 +165,8 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
     def _snapshot(self, part: SnapshotPart) -> Iterator[pa.RecordBatch]:
         layout = layout_of(self._options)
         batches = read_range(part.scan, part.source, part.range, execution())
+        if part.table.unsent:
+            batches = (with_unsent(batch, part.table) for batch in batches)
         if part.rewound is not None:
             batches = part.rewound.leave_out(batches)
         for batch in batches:

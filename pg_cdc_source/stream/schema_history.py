@@ -106,7 +106,7 @@ def _refuse_other_columns(plan: StreamPlan, table: StreamedTable, place: dict[st
     fails = plan.options.on_schema_change == "fail"
     planned = [codec.column.name for codec in table.codecs]
     added = ", ".join(quoted(column) for column in place if column not in planned)
-    missing = ", ".join(quoted(column) for column in planned if column not in place)
+    missing = ", ".join(quoted(column) for column in planned if column not in place and column not in table.unsent)
     if lsn < plan.lsn:
         if added and missing and fails:
             raise SchemaChangedError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
@@ -14,10 +15,11 @@ from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.columns import read_attnums, read_raw_types
 from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
-from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.postgres.publication import Publication, Unpublished
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.scan import Plan, ScanSpec
+from pg_cdc_source.values.registry import Codec, Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,44 +68,71 @@ def session_name(options: StreamOptions, what: str) -> str:
     return f"pgcdc:{options.slot}:{what}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """How a table is read, and the columns that its rows have in the stream: also those that changes may lack."""
+
+    plan: Plan
+    columns: tuple[Column, ...]
+    codecs: tuple[Codec, ...]
+
+
 def _plan_scan(
-    session: Session, options: StreamOptions, relation: Relation, unpublished: tuple[str, ...], row_filter: str | None
-) -> Plan:
-    columns = tuple(name for name in read_attnums(session, relation) if name not in unpublished)
+    session: Session, options: StreamOptions, relation: Relation, unpublished: Unpublished, row_filter: str | None
+) -> _Scanned:
+    # JSON leaves out what is not sent, and a changelog has no column to list it in.
+    is_listed = options.dbtable is not None and options.change_format == "plain"
+    left_out = set(unpublished.columns) - set(unpublished.generated if is_listed else ())
+    names = tuple(name for name in read_attnums(session, relation) if name not in left_out)
     spec = ScanSpec(
         connection=options.connection,
         relation=relation,
         query=None,
-        columns=columns,
+        columns=names,
         where=row_filter,
         range_bytes=options.partition_bytes,
         ranges=None,
-        # Rows of a table without columns are counted by this one.
-        lsn_column=None if columns else "lsn",
-        as_string=columns if options.dbtable is None else options.as_string,
+        lsn_column=_counting_column(names),
+        as_string=names if options.dbtable is None else options.as_string,
         numeric_as=options.numeric_as,
         unrepresentable=options.unrepresentable,
         batch_bytes=4 << 20,
     )
-    return scan.plan_in(session, catalog.read_server(session), spec)
+    whole = scan.plan_in(session, catalog.read_server(session), spec)
+    sent = tuple(name for name in names if name not in unpublished.columns)
+    plan = replace(
+        whole,
+        spec=replace(spec, columns=sent, lsn_column=_counting_column(sent)),
+        columns=tuple(column for column in whole.columns if column.name in sent),
+    )
+    return _Scanned(plan, whole.columns, tuple(whole.codecs))
+
+
+def _counting_column(columns: Sequence[str]) -> str | None:
+    """What rows of a table without columns are counted by."""
+    return None if columns else "lsn"
 
 
 def plan_stream(session: Session, options: StreamOptions, published: Publication, lsn: Lsn) -> StreamPlan:
     """Look up the tables of a stream; ``lsn`` is a position that the server had reached before."""
     relations = publication.stream_tables(session, options, published)
     facts = publication.read_sent_tables(session, published, relations, whole=options.change_format == "changelog")
-    scans = [_plan_scan(session, options, fact.relation, fact.unpublished, fact.row_filter) for fact in facts]
+    scans = [
+        _plan_scan(session, options, fact.relation, Unpublished(fact.unpublished, fact.generated), fact.row_filter)
+        for fact in facts
+    ]
     raw = [read_raw_types(session, fact.relation) for fact in facts]
     tables = tuple(
         StreamedTable(
             fact.relation.oid,
             str(fact.relation),
-            tuple(scanned.codecs),
+            scanned.codecs,
             tuple(types_of[column.name] for column in scanned.columns),
             fact.identity_columns if fact.kind in "di" else fact.primary_key,
             fact.kind,
+            tuple(column.name for column in scanned.columns if column not in scanned.plan.columns),
         )
         for fact, scanned, types_of in zip(facts, scans, raw, strict=True)
     )
     layout = layout_of(options)
-    return StreamPlan(options, layout, tuple(scans), tables, layout.schema(tables), lsn)
+    return StreamPlan(options, layout, tuple(s.plan for s in scans), tables, layout.schema(tables), lsn)

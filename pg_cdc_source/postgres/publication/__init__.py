@@ -31,7 +31,7 @@ from pg_cdc_source.postgres.publication.plan import (
     require_rights,
 )
 from pg_cdc_source.postgres.publication.read import Publication, PublishedTable, existing_names, read_publication
-from pg_cdc_source.postgres.publication.sent import SentTable, read_sent_tables, read_unpublished
+from pg_cdc_source.postgres.publication.sent import SentTable, Unpublished, read_sent_tables, read_unpublished
 
 __all__ = [
     "Planned",
@@ -39,6 +39,7 @@ __all__ = [
     "PublishedTable",
     "ReplicaIdentity",
     "SentTable",
+    "Unpublished",
     "ensure_publication",
     "existing_names",
     "find_change",

@@ -22,6 +22,7 @@ from pg_cdc_source.postgres.trees import read_trees
 class SentTable:
     """What changes of a table have. ``unpublished`` are columns that they do not have: generated ones, or not listed.
 
+    ``generated`` are those of them that no list leaves out: the server does not send them, or was not told to.
     ``kind`` is that of ReplicaIdentity. ``identity_columns`` and ``primary_key`` are empty where not all of their
     columns are sent: a part of a key does not tell rows apart.
     """
@@ -32,6 +33,7 @@ class SentTable:
     primary_key: tuple[str, ...]
     unpublished: tuple[str, ...]
     row_filter: str | None
+    generated: tuple[str, ...] = ()
 
 
 def read_sent_tables(
@@ -52,12 +54,13 @@ def read_sent_tables(
             _refuse_lesser_identities(session, [node.relation for node in trees[relation.oid]], identities)
             if whole:
                 _require_whole(session, relation, identities[relation.oid])
-        identity, missing = identities[relation.oid], unpublished[relation.oid]
+        identity, missing = identities[relation.oid], unpublished[relation.oid].columns
         columns = tuple(column for column in identity.columns if column not in missing)
         if identity.kind != "f" and columns != identity.columns:
             columns = ()
         key = () if set(identity.primary_key) & set(missing) else identity.primary_key
-        tables.append(SentTable(relation, identity.kind, columns, key, missing, published[relation.oid].row_filter))
+        row_filter, generated = published[relation.oid].row_filter, unpublished[relation.oid].generated
+        tables.append(SentTable(relation, identity.kind, columns, key, missing, row_filter, generated))
     return tuple(tables)
 
 
@@ -104,8 +107,16 @@ def _named(identity: ReplicaIdentity) -> str:
     return "the whole row" if identity.kind == "f" else ", ".join(map(quoted, identity.columns))
 
 
-def read_unpublished(session: Session, names: Publications, relation: Relation) -> tuple[str, ...]:
-    """Names of a table's columns that a publication does not send; of a missing one, that it would not send."""
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """Columns that are not sent, and those of them that are generated and left out by no list."""
+
+    columns: tuple[str, ...] = ()
+    generated: tuple[str, ...] = ()
+
+
+def read_unpublished(session: Session, names: Publications, relation: Relation) -> Unpublished:
+    """The columns of a table that a publication does not send; of a missing one, that it would not send."""
     return _unpublished_columns(session, read_publication(session, names), [relation])[relation.oid]
 
 
@@ -119,12 +130,12 @@ ORDER BY attrelid, attnum
 
 def _unpublished_columns(
     session: Session, publication: Publication | None, relations: Sequence[Relation]
-) -> dict[int, tuple[str, ...]]:
+) -> dict[int, Unpublished]:
     """As ``read_unpublished``, of several tables by their oids."""
     lists = {} if publication is None else {table.relation.oid: table.columns for table in publication.tables}
     # A missing publication will be created to send them.
     stored_are_sent = session.server_version >= GENERATED_VERSION if publication is None else publication.generated
-    unpublished: dict[int, tuple[str, ...]] = {relation.oid: () for relation in relations}
+    unpublished = {relation.oid: Unpublished() for relation in relations}
     with translated("reading the columns that are published"), session.cursor() as cursor:
         cursor.execute(_READ_COLUMNS, (list(unpublished),))
         for oid, name, generated in cursor:
@@ -132,5 +143,7 @@ def _unpublished_columns(
             # A list may name stored generated columns, whatever the publication says of them otherwise.
             sent = name in listed if listed is not None else not generated or (generated == "s" and stored_are_sent)
             if not sent:
-                unpublished[oid] += (name,)
+                before = unpublished[oid]
+                of_no_list = (name,) if listed is None else ()
+                unpublished[oid] = Unpublished((*before.columns, name), before.generated + of_no_list)
     return unpublished
