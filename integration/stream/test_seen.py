@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from driving import Drive, Driver, querying, run
+from driving import Drive, Driver, drop_slots, querying, run
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 from watch import wait_until
@@ -158,6 +161,49 @@ def test_a_batch_within_a_commit_says_where_it_ends(pg: Session, drive: Drive, l
     lsn = driver.rows[-1]["_commit_lsn"]
     assert [(line["rows"], line["tables"]) for line in changes] == [("10", "t:10"), ("10", "t:10"), ("5", "t:5")]
     assert [line["end"] for line in changes[:2]] == [f"{Lsn(lsn)}:10", f"{Lsn(lsn)}:20"]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import pyspark
+from pg_cdc_source import register
+from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
+
+url, master, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+conf = {"spark.executor.memory": "1g", "spark.log.level": "ERROR", "spark.executorEnv.PG_CDC_LOG": "INFO"}
+spark = start_session(master, conf, directory, log=directory / "driver")
+register(spark)
+stream = spark.readStream.format("pgcdc").options(url=url, dbtable="t", slot="s").load()
+query = stream.writeStream.format("noop").option("checkpointLocation", str(directory / "checkpoint")).start()
+query.processAllAvailable()
+query.stop()
+for place in (Path(pyspark.__file__).parent / "work" / spark.sparkContext.applicationId).rglob("stderr"):
+    (directory / "executor").write_bytes(place.read_bytes())
+stop_session(spark)
+end_jvm()
+"""
+
+
+@pytest.mark.parametrize(("master", "of_tasks"), [("local[2]", "driver"), ("local-cluster[1,1,1024]", "executor")])
+def test_lines_come_where_the_pages_say(pg: Session, db: str, tmp_path: Path, master: str, of_tasks: str) -> None:
+    try:
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, db, master, str(tmp_path)],
+            env={**os.environ, "PG_CDC_LOG": "INFO"},
+            timeout=180,
+            check=True,
+        )
+    finally:
+        drop_slots(pg)
+    read, batch = (
+        "INFO pg_cdc_source.snapshot.reader: read table=public.t ",
+        "INFO pg_cdc_source.stream.batch_log: batch ",
+    )
+    texts = {place: (tmp_path / place).read_text() for place in {"driver", of_tasks}}
+    assert [place for place, text in texts.items() if batch in text] == ["driver"]
+    assert [place for place, text in texts.items() if read in text] == [of_tasks]
+    assert SECRET not in "".join(texts.values())
 
 
 def test_ranges_of_the_tables_are_lines_of_the_other_format(

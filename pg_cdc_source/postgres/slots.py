@@ -110,7 +110,7 @@ def _bytes_between(start: Lsn | None, end: Lsn) -> int | None:
 
 # Besides who reads the slot, who holds the snapshot of a stream that has not come to reading it yet.
 _READ_USER = """
-SELECT u.pid, a.application_name, coalesce(a.client_addr::text, 'a local socket'),
+SELECT u.pid, a.application_name, coalesce(host(a.client_addr), 'a local socket'),
     extract(epoch FROM clock_timestamp() - a.backend_start)::bigint
 FROM (
     SELECT active_pid AS pid, 1 AS place
