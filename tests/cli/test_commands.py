@@ -49,6 +49,13 @@ def test_slots_needs_the_extra_cli_alone() -> None:
     assert result.stderr.startswith("pg-cdc: [TRANSIENT] cannot connect to PostgreSQL at 127.0.0.1:1/x as u")
 
 
+def test_resnapshot_needs_the_extra_cli_alone() -> None:
+    arguments = ("resnapshot", "postgresql://u@127.0.0.1:1/x", "--slot", "s", "--all")
+    result = pg_cdc_without(OF_OTHER_EXTRAS, *arguments)
+    assert result.returncode == 1
+    assert result.stderr.startswith("pg-cdc: [TRANSIENT] cannot connect to PostgreSQL at 127.0.0.1:1/x as u")
+
+
 @pytest.mark.parametrize(
     ("missing", "arguments", "extra"),
     [
