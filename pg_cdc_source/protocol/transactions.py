@@ -256,8 +256,8 @@ class TransactionAssembler:
             self._require_transaction(pgoutput.MESSAGE)
             self._keep_emitted(message, data)
             return None
-        if not message.lsn:
-            raise WireError("pgoutput: Message: expected the LSN of its end, got 0/0")
+        if not 0 < message.lsn < 1 << 63:
+            raise WireError(f"pgoutput: Message: expected the LSN of its end, got {message.lsn}")
         lsn = lsn_of_its_own(message)
         self._begin(Begin(lsn, 0, NO_XID))
         self._keep_emitted(message, data)
