@@ -697,6 +697,74 @@ def test_the_name_that_partitions_are_published_by_cannot_change(pg: Session, dr
     driver.refusal("publication s ")
 
 
+# --- inheritance -----------------------------------------------------------------------------------------------------
+
+
+FAMILY = (
+    "CREATE TABLE parent (id int PRIMARY KEY, v text)",
+    "CREATE TABLE child (extra int, PRIMARY KEY (id)) INHERITS (parent)",
+    "INSERT INTO parent VALUES (1, 'parent')",
+    "INSERT INTO child VALUES (2, 'child', 20)",
+)
+OF_BOTH = (
+    "UPDATE parent SET v = v || '!'",
+    "INSERT INTO child VALUES (3, 'new', 30)",
+    "DELETE FROM parent WHERE id > 1",
+    "TRUNCATE parent",
+)
+
+
+def test_a_parent_is_its_own_rows_and_changes(pg: Session, drive: Drive) -> None:
+    run(pg, *FAMILY)
+    driver = drive(dbtable="parent", partitionBytes="8kB")
+    assert values(driver.take(1), "_change_type", "id", "v") == [("snapshot", 1, "parent")]
+    run(pg, *OF_BOTH)
+    assert values(driver.take(2), "_change_type", "id", "v") == [("update", 1, "parent!"), ("truncate", None, None)]
+
+
+@pytest.mark.parametrize(
+    "publication", ["", "CREATE PUBLICATION s FOR ALL TABLES", "CREATE PUBLICATION s FOR TABLE parent"]
+)
+def test_a_pattern_has_each_row_once_under_its_own_table(publication: str, pg: Session, drive: Drive) -> None:
+    run(pg, *FAMILY, *filter(None, [publication]))
+    driver = drive(tables="public.*")
+    assert sorted(values(driver.take(2), "_table", "key")) == [
+        ("public.child", '{"id":2}'),
+        ("public.parent", '{"id":1}'),
+    ]
+    run(pg, *OF_BOTH)
+    rows = driver.take(7)
+    assert sorted(values(rows[:2], "_table", "_change_type", "key")) == [
+        ("public.child", "update", '{"id":2}'),
+        ("public.parent", "update", '{"id":1}'),
+    ]
+    assert values(rows[2:5], "_table", "_change_type") == [
+        ("public.child", "insert"),
+        ("public.child", "delete"),
+        ("public.child", "delete"),
+    ]
+    assert sorted(values(rows[5:], "_table", "_change_type")) == [
+        ("public.child", "truncate"),
+        ("public.parent", "truncate"),
+    ]
+
+
+def test_a_child_that_comes_while_the_parent_is_read_is_none_of_it(pg: Session, drive: Drive) -> None:
+    if not HAS_LIMITS:
+        pytest.skip("before Spark 4.2 all tables are one batch")
+    run(pg, *FAMILY)
+    driver = drive(tables="parent,child")
+    assert values(driver.batch(), "_table") == [("public.child",)]
+    run(pg, "CREATE TABLE second (PRIMARY KEY (id)) INHERITS (parent)", "INSERT INTO second VALUES (7, 'second')")
+    driver.restart()
+    assert values(driver.take(1), "_table", "key") == [("public.parent", '{"id":1}')]
+    run(pg, "UPDATE parent SET v = 'x'")
+    assert sorted(values(driver.take(2), "_table", "key")) == [
+        ("public.child", '{"id":2}'),
+        ("public.parent", '{"id":1}'),
+    ]
+
+
 # --- generated columns -----------------------------------------------------------------------------------------------
 
 

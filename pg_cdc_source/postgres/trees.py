@@ -31,8 +31,16 @@ class Node:
     publishable: bool
 
 
-_READ_TREES = f"""
-WITH RECURSIVE {TREE}
+# Changes of partitions may come under their root. A table that inherits is a table of its own to a publication.
+_READ_TREES = """
+WITH RECURSIVE tree (root, oid) AS (
+    SELECT oid, oid FROM unnest(%(roots)s::oid[]) AS given (oid)
+    UNION
+    SELECT tree.root, i.inhrelid
+    FROM tree
+    JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
+    JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
+)
 SELECT tree.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, pg_relation_is_publishable(c.oid)
 FROM tree
 JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
@@ -42,13 +50,28 @@ ORDER BY tree.root, tree.oid <> tree.root, n.nspname COLLATE "C", c.relname COLL
 
 
 def read_trees(session: Session, relations: Sequence[Relation]) -> dict[int, list[Node]]:
-    """Each relation with all partitions and children below it, itself first, by its oid."""
+    """Each relation with all partitions below it, itself first, by its oid."""
     with translated("reading partitions"), session.cursor() as cursor:
         cursor.execute(_READ_TREES, {"roots": [relation.oid for relation in relations]})
         trees: dict[int, list[Node]] = {}
         for root, oid, schema, name, kind, persistence, publishable in cursor:
             trees.setdefault(root, []).append(Node(Relation(oid, schema, name, kind), persistence, publishable))
         return trees
+
+
+_READ_PARENTS = """
+SELECT DISTINCT i.inhparent::bigint
+FROM pg_catalog.pg_inherits AS i
+JOIN pg_catalog.pg_class AS c ON c.oid = i.inhparent AND c.relkind = 'r'
+WHERE i.inhparent = ANY (%s::oid[])
+"""
+
+
+def read_parents(session: Session, oids: Sequence[int]) -> set[int]:
+    """Those tables that others inherit from."""
+    with translated("looking for tables that inherit"), session.cursor() as cursor:
+        cursor.execute(_READ_PARENTS, (list(oids),))
+        return {oid for (oid,) in cursor}
 
 
 _READ_ANCESTORS = """
@@ -104,8 +127,12 @@ ORDER BY c.oid <> tree.root, c.oid
 """
 
 
-def read_heaps(session: Session, server: Server, relation: Relation, columns: Sequence[str]) -> list[Heap] | None:
+def read_heaps(
+    session: Session, server: Server, relation: Relation, columns: Sequence[str], *, only: bool
+) -> list[Heap] | None:
     """The heaps under a relation that ctid ranges can be cut from; None where it has to be read as a whole.
+
+    With ``only``, its own heap alone.
 
     As a whole: views, foreign tables, tables of other access methods, servers without TID range scans; and trees in
     which this role may read the root but not each leaf, or in which a leaf has policies that do not apply through the
@@ -115,7 +142,7 @@ def read_heaps(session: Session, server: Server, relation: Relation, columns: Se
         return None
     with translated(f"planning ranges of {relation}"), session.cursor() as cursor:
         cursor.execute(_READ_HEAPS, {"roots": [relation.oid], "columns": list(columns)})
-        rows = [row for row in cursor if row[3] != "p"]
+        rows = [row for row in cursor if row[3] != "p" and (not only or row[0] == relation.oid)]
     heaps = []
     for oid, schema, name, kind, access_method, readable, size_bytes, attnums in rows:
         if access_method != "heap" or not readable or size_bytes is None:

@@ -15,10 +15,10 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import QueryError, SchemaChangedError
-from pg_cdc_source.postgres import locks, trees
+from pg_cdc_source.postgres import locks
 from pg_cdc_source.postgres.columns import describe_columns
 from pg_cdc_source.postgres.connection import connect
-from pg_cdc_source.snapshot.scan import Plan, ScanRange, expect_same, select_from
+from pg_cdc_source.snapshot.scan import Plan, ScanRange, expect_same, identify_heaps, select_from
 from pg_cdc_source.values.registry import Column
 
 # How long a lost session is replaced before a task gives up.
@@ -29,7 +29,7 @@ def lock_and_check(session: Session, plan: Plan, scan_range: ScanRange, doing: s
     """Lock what a range reads; raises SchemaChangedError where that is not what was planned."""
     relation = plan.relation
     # A scan that is not cut into ranges is expanded by PostgreSQL itself.
-    if relation and scan_range.heap and trees.identify_heaps(session, relation) != scan_range.heaps:
+    if scan_range.heap and identify_heaps(session, plan) != scan_range.heaps:
         raise SchemaChangedError(
             f"{doing}: {relation} has other partitions or children than when the DataFrame was planned",
             remedy="load the DataFrame again; where open_snapshot() or a stream's query holds the snapshot, open "

@@ -30,7 +30,8 @@ class ScanSpec:
     """What a scan is to read: one of ``relation`` and ``query``, and how its rows are given.
 
     ``columns`` None reads all of them. ``range_bytes``, or the number ``ranges`` where it is given, says how much of a
-    table each task reads. In which snapshot the scan reads is not part of it: see ``source``.
+    table each task reads. ``only`` leaves out rows of tables that inherit from ``relation``. In which snapshot the scan
+    reads is not part of it: see ``source``.
     """
 
     connection: ConnectionOptions
@@ -45,6 +46,7 @@ class ScanSpec:
     numeric_as: NumericAs
     unrepresentable: Unrepresentable
     batch_bytes: int
+    only: bool = False
 
     @property
     def what(self) -> str:
@@ -172,8 +174,12 @@ def _select(spec: ScanSpec, names: list[str] | None) -> sql.Composable:
     if spec.relation is None or names is None:
         return sql.SQL("SELECT * FROM ({}\n) AS query").format(sql.SQL(spec.query or ""))
     return sql.SQL("SELECT {} FROM {}{}").format(
-        sql.SQL(", ").join(map(sql.Identifier, names)), spec.relation.identifier, _where(spec, None)
+        sql.SQL(", ").join(map(sql.Identifier, names)), _table(spec, spec.relation), _where(spec, None)
     )
+
+
+def _table(spec: ScanSpec, relation: Relation) -> sql.Composable:
+    return sql.SQL("ONLY {}" if spec.only else "{}").format(relation.identifier)
 
 
 def _where(spec: ScanSpec, blocks: BlockRange | None) -> sql.Composable:
@@ -197,10 +203,12 @@ def ranges_in(session: Session, plan: Plan) -> list[ScanRange]:
     if plan.relation is None:
         return [whole(plan)]
     _expect_same_columns(session, plan, plan.relation)
-    heaps = trees.read_heaps(session, plan.server, plan.relation, [column.name for column in plan.columns])
+    heaps = trees.read_heaps(
+        session, plan.server, plan.relation, [column.name for column in plan.columns], only=plan.spec.only
+    )
     if not heaps:
         return [whole(plan)]
-    identity = trees.identify_heaps(session, plan.relation)
+    identity = identify_heaps(session, plan)
     size = ranges.blocks_per_range(
         [heap.blocks for heap in heaps], plan.server.block_size, plan.spec.range_bytes, plan.spec.ranges
     )
@@ -209,6 +217,13 @@ def ranges_in(session: Session, plan: Plan) -> list[ScanRange]:
         for heap in heaps
         for blocks in ranges.cut(heap.blocks, size)
     ]
+
+
+def identify_heaps(session: Session, plan: Plan) -> int | None:
+    """A number for the set of heaps that a plan is cut from; None where nothing can join them."""
+    if plan.relation is None or plan.spec.only:
+        return None
+    return trees.identify_heaps(session, plan.relation)
 
 
 def whole(plan: Plan) -> ScanRange:
@@ -245,7 +260,7 @@ def select_from(
     if plan.relation is None:
         source: sql.Composable = sql.SQL("({}\n) AS query").format(sql.SQL(plan.spec.query or ""))
     elif scan_range.heap is None:
-        source = plan.relation.identifier
+        source = _table(plan.spec, plan.relation)
     else:
         source = sql.SQL("ONLY {}").format(scan_range.heap.identifier)
     return sql.SQL("SELECT {} FROM {}{}").format(sql.SQL(", ").join(items), source, _where(plan.spec, blocks))

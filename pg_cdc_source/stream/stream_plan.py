@@ -97,6 +97,8 @@ def _plan_scan(
         numeric_as=options.numeric_as,
         unrepresentable=options.unrepresentable,
         batch_bytes=4 << 20,
+        # Rows of tables that inherit come under their names, if those are published.
+        only=relation.kind == "r",
     )
     whole = scan.plan_in(session, catalog.read_server(session), spec)
     sent = tuple(name for name in names if name not in unpublished.columns)

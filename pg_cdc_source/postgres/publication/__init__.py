@@ -6,8 +6,8 @@ found here, before anything is read:
 - **Partitions.** ``publish_via_partition_root`` decides whether changes come under the root's name or the leaves'. A
   stream reads tables under the names that they are published by. Partitions that write no WAL for logical decoding
   (foreign, unlogged) are published by PostgreSQL without a word and never send a change: refused.
-- **Inheritance.** Changes of children come under the children's names, while a SELECT of the parent has their rows: a
-  stream of the parent would disagree with its snapshot, so parents are refused.
+- **Inheritance.** Changes of children come under the children's names, while a SELECT of the parent has their rows. In
+  a stream parent and children are tables of their own: the snapshot reads ONLY the parent, and is published so.
 - **Replica identity.** From the moment a publication has a table without one, PostgreSQL refuses UPDATE and DELETE
   there. This package never does that to a production database: it does not create such a publication. With
   ``keyless=insertOnly`` such tables have a second one, which sends neither and stops neither.

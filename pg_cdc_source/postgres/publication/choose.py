@@ -15,7 +15,7 @@ from pg_cdc_source.postgres.publication.before_15 import is_before_15, refuse_ot
 from pg_cdc_source.postgres.publication.listing import by_name, listed
 from pg_cdc_source.postgres.publication.read import Publication
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.trees import Node, read_ancestors, read_trees
+from pg_cdc_source.postgres.trees import Node, read_ancestors, read_parents, read_trees
 
 
 def stream_tables(session: Session, options: StreamOptions, publication: Publication) -> tuple[Relation, ...]:
@@ -42,6 +42,15 @@ def stream_tables(session: Session, options: StreamOptions, publication: Publica
     if publication.via_root and is_before_15(session):
         refuse_other_layouts(session, list(found))
     return tuple(by_name(found.values()))
+
+
+def listed_as(session: Session, relations: Sequence[Relation]) -> str:
+    """The tables as a publication lists them: without tables that inherit from them, which it would list as well."""
+    parents = read_parents(session, [relation.oid for relation in relations])
+    return ", ".join(
+        ("ONLY " if relation.oid in parents else "") + str(relation.identifier.as_string(session))
+        for relation in relations
+    )
 
 
 def find_table(session: Session, name: QualifiedName) -> Relation:
@@ -97,7 +106,7 @@ def _not_published(session: Session, publication: Publication, relation: Relatio
     published = {table.relation.oid for table in publication.tables}
     what = f"publication {quoted(publication.name)}"
     alter = f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string(session)}"
-    add = f"{alter} ADD TABLE {relation.identifier.as_string(session)}"
+    add = f"{alter} ADD TABLE {listed_as(session, [relation])}"
     for ancestor in read_ancestors(session, [relation.oid]).get(relation.oid, ()):
         if ancestor.oid in published:
             return OptionError(
@@ -163,12 +172,6 @@ def refuse_unstreamable(tree: Sequence[Node]) -> None:
     if not root.publishable:
         raise OptionError(
             f"{relation} is a table of PostgreSQL's own, which is never published", remedy="stream a table of yours"
-        )
-    if relation.kind == "r" and below:
-        raise OptionError(
-            f"{relation} has tables that inherit from it ({listed([node.relation for node in below])}), whose changes "
-            "come under their own names, while their rows are among its own",
-            remedy="stream the inheriting tables, by name, in tables",
         )
     for node in below:
         if node.relation.kind == "f" or node.persistence == "u":

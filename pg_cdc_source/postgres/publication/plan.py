@@ -14,7 +14,7 @@ from pg_cdc_source.errors import AccessError, OptionError, ServerSetupError, Tra
 from pg_cdc_source.options.names import TablePattern, quoted
 from pg_cdc_source.options.stream_options import Publications, StreamOptions
 from pg_cdc_source.postgres.catalog import Relation, Server, read_server
-from pg_cdc_source.postgres.publication.choose import find_table, stream_tables
+from pg_cdc_source.postgres.publication.choose import find_table, listed_as, stream_tables
 from pg_cdc_source.postgres.publication.identity import keyless_of, without_identity
 from pg_cdc_source.postgres.publication.listing import by_name
 from pg_cdc_source.postgres.publication.read import (
@@ -214,7 +214,6 @@ def _publishable_tables(session: Session, pattern: TablePattern) -> list[Relatio
 def _create_sql(
     session: Session, server: Server, name: str, relations: Sequence[Relation], publish: str | None = None
 ) -> str:
-    tables = sql.SQL(", ").join(relation.identifier for relation in relations)
     settings = ["publish_via_partition_root = true"]
     if publish is not None:
         settings.insert(0, f"publish = '{publish}'")
@@ -224,7 +223,7 @@ def _create_sql(
         settings.append("publish_generated_columns = stored")
     create = sql.SQL("CREATE PUBLICATION {}{} WITH ({})").format(
         sql.Identifier(name),
-        sql.SQL(" FOR TABLE {}").format(tables) if relations else sql.SQL(""),
+        sql.SQL(f" FOR TABLE {listed_as(session, relations)}" if relations else ""),
         sql.SQL(", ".join(settings)),
     )
     return str(create.as_string(session))
