@@ -234,7 +234,7 @@ class ChangeBuffer:
     def waiting(self, position: Position) -> Waiting:
         """What is here of the changes after ``position``."""
         chunks = [chunk for chunk in self._chunks if chunk.last > position]
-        through = position if chunks or len(self._assembler) else max(position, self.received)
+        through = position if chunks else max(position, self.received)
         return Waiting(
             sum(chunk.rows for chunk in chunks) + len(self._assembler),
             sum(chunk.raw_bytes for chunk in chunks) + self._assembler.size_bytes,
