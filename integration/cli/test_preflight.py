@@ -221,6 +221,11 @@ def test_a_slot_that_exists_is_judged_with_its_publication(pg: Session, db: str,
         assert not right
         assert f"in use by pid {pid} (application_name 'pgcdc:{slot}:changes'" in found["slot"][0]["text"]
     wait_until(lambda: run(pg, "SELECT count(*) FROM pg_replication_slots WHERE active") == [(0,)])
+    # A stream that still reads its tables has the slot, too.
+    with contextlib.closing(psycopg2.connect(db, application_name=f"pgcdc:{slot}:snapshot")) as holder:
+        found, right = check("pgcdc", db, dbtable="public.orders", slot=slot)
+        assert not right
+        assert f"in use by pid {holder.info.backend_pid} " in found["slot"][0]["text"]
     run(pg, f"DROP PUBLICATION {slot}")
     found, right = check("pgcdc", db, dbtable="public.orders", slot=slot)
     assert not right

@@ -13,7 +13,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Planned, Publication
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.slot_checks import check_slot, in_use_error, missing_error
+from pg_cdc_source.postgres.slot_checks import check_slot, missing_error, require_unused
 from pg_cdc_source.postgres.slots import Usage, read_slot, read_usages
 from pg_cdc_source.stream.stream_plan import StreamPlan, plan_stream
 
@@ -69,8 +69,7 @@ def _find_slot(session: Session, options: StreamOptions) -> Usage | None:
         cursor.execute("SELECT current_database()")
         (database,) = cursor.fetchone()
     check_slot(found, database, failover=options.failover)
-    if found.active_pid is not None:
-        raise in_use_error(session, found)
+    require_unused(session, found)
     return next((usage for usage in read_usages(session) if usage.slot.name == options.slot), None)
 
 
