@@ -56,6 +56,11 @@ class Position(NamedTuple):
         return cls(Lsn(lsn - 1))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it does not lie within a commit."""
+        return self.seq == ALL
+
+    @property
     def next_lsn(self) -> Lsn:
         """The least LSN whose commit may have unread changes: reading starts here again, and the slot may move here."""
         return Lsn(self.lsn + 1) if self.seq == ALL else self.lsn
@@ -88,13 +93,29 @@ def end_of_timeline(history: str, timeline: int) -> Lsn | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A table that belongs to a stream.
+
+    Every commit at or after ``since`` is in the stream with all changes of this table. ``entry`` says by which entries
+    the publication lists it; see :func:`pg_cdc_source.postgres.publication.entry_of`.
+    """
+
+    oid: int
+    name: str
+    since: Lsn
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamOffset:
     """One offset of a stream.
 
-    ``origin`` is where the stream began: the slot's consistent point. ``tables`` lists the tables of the initial
-    snapshot in the order they are read, and ``done`` says how many of them have been read. ``tables`` is empty once
-    the offset before this one had them all. ``position`` is how far the changes have been read. ``publication`` tells
-    the stream's publication from a later one of the same name; it is empty when that is not known.
+    ``origin`` is where the stream began: the slot's consistent point. ``tables`` lists the tables of a snapshot in the
+    order they are read, and ``done`` says how many of them have been read. ``tables`` is empty once the offset before
+    this one had them all. ``at`` is the consistent point of that snapshot, None for ``origin``. ``position`` is how far
+    the changes have been read. ``publication`` tells the stream's publication from a later one of the same name; it is
+    empty when that is not known. ``members`` are the tables of the stream; offsets of release 0.1.0 have none. ``due``
+    names tables whose rows were asked for again and have not come yet.
     """
 
     identity: SlotIdentity
@@ -103,11 +124,24 @@ class StreamOffset:
     done: int
     position: Position
     publication: str = ""
+    members: tuple[Member, ...] = ()
+    at: Lsn | None = None
+    due: tuple[str, ...] = ()
+
+    @property
+    def point(self) -> Lsn:
+        """The consistent point of the snapshot that ``tables`` are read from."""
+        return self.origin if self.at is None else self.at
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the initial snapshot goes on after this offset."""
+        return self.done < len(self.tables)
 
     def to_json(self) -> dict[str, Any]:
         """Return what Spark writes to its log. The order of keys is fixed, because Spark compares texts."""
         offset: dict[str, Any] = {
-            "version": _VERSION,
+            "version": _VERSION if self.members else _VERSION_WITHOUT_MEMBERS,
             "system": self.identity.system,
             "timeline": self.identity.timeline,
             "database": self.identity.database,
@@ -116,8 +150,14 @@ class StreamOffset:
         }
         if self.publication:
             offset["publication"] = self.publication
+        if self.members:
+            offset["tables"] = [[m.oid, m.name, str(m.since), m.entry] for m in self.members]
         if self.tables:
             offset["snapshot"] = {"tables": ",".join(self.tables), "done": self.done}
+            if self.at is not None:
+                offset["snapshot"]["at"] = str(self.at)
+        if self.due:
+            offset["due"] = ",".join(self.due)
         offset["lsn"] = str(self.position.lsn)
         if self.position.seq != ALL:
             offset["seq"] = self.position.seq
@@ -126,9 +166,10 @@ class StreamOffset:
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> StreamOffset | None:
         """Read an offset; the initial one is None. Raises DefiniteError for what ``to_json`` does not write."""
-        if offset.get("version") != _VERSION:
+        if offset.get("version") not in (_VERSION_WITHOUT_MEMBERS, _VERSION):
             raise DefiniteError(
-                f"the checkpoint's offset has version {offset.get('version')!r}, this release reads {_VERSION}",
+                f"the checkpoint's offset has version {offset.get('version')!r}, this release reads "
+                f"{_VERSION_WITHOUT_MEMBERS} and {_VERSION}",
                 remedy="continue with the release that wrote the checkpoint, or start with a new checkpoint and slot",
             )
         if offset == INITIAL:
@@ -144,6 +185,12 @@ class StreamOffset:
                 int(snapshot["done"]),
                 Position(Lsn.parse(offset["lsn"]), int(offset.get("seq", ALL))),
                 str(offset.get("publication", "")),
+                tuple(
+                    Member(int(oid), str(name), Lsn.parse(since), str(entry))
+                    for oid, name, since, entry in offset.get("tables", ())
+                ),
+                None if snapshot.get("at") is None else Lsn.parse(snapshot["at"]),
+                tuple(split_names(offset.get("due", ""))),
             )
             if not (0 <= found.done <= len(found.tables) and 0 <= found.position.seq <= ALL):
                 raise ValueError("a number is out of its range")
@@ -155,11 +202,12 @@ class StreamOffset:
             ) from None
 
 
-_VERSION = 1
+_VERSION = 2
+_VERSION_WITHOUT_MEMBERS = 1  # of release 0.1.0
 
 # A constant, because Spark asks for it before batch 0 and again when batch 0 is replayed. Whatever is found out by then
 # goes into end offsets.
-INITIAL: dict[str, Any] = {"version": _VERSION, "lsn": "initial"}
+INITIAL: dict[str, Any] = {"version": _VERSION_WITHOUT_MEMBERS, "lsn": "initial"}
 
 _NAME = re.compile(r'(?:"(?:[^"]|"")*"|[^",])+')
 

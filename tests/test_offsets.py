@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pg_cdc_source.offsets import (
     ALL,
     INITIAL,
     Lsn,
+    Member,
     Position,
     SlotIdentity,
     StreamOffset,
@@ -125,12 +127,24 @@ TABLES = st.lists(st.tuples(st.just("public") | NAMES, st.just("t") | NAMES).map
 LSNS = st.integers(0, (1 << 64) - 1).map(Lsn)
 
 
-@given(st.text(min_size=1), LSNS, TABLES, st.integers(0, 4), LSNS, st.just(ALL) | st.integers(0, 1 << 40), st.text())
-def test_an_offset_comes_back_from_sparks_log_as_it_was(
-    slot: str, origin: Lsn, tables: tuple[str, ...], done: int, lsn: Lsn, seq: int, publication: str
-) -> None:
-    identity = SlotIdentity(IDENTITY.system, 4294967295, "größe", slot)
-    offset = StreamOffset(identity, origin, tables, min(done, len(tables)), Position(lsn, seq), publication)
+MEMBERS = st.builds(Member, st.integers(1, (1 << 32) - 1), NAMES, LSNS, st.sampled_from(["", "91+92rc@7"]))
+OFFSETS = st.builds(
+    StreamOffset,
+    identity=st.text(min_size=1).map(lambda slot: SlotIdentity(IDENTITY.system, 4294967295, "größe", slot)),
+    origin=LSNS,
+    tables=TABLES,
+    done=st.just(0),
+    position=st.builds(Position, LSNS, st.just(ALL) | st.integers(0, 1 << 40)),
+    publication=st.text(),
+    members=st.lists(MEMBERS, max_size=3).map(tuple),
+    due=TABLES,
+)
+
+
+@given(OFFSETS, st.integers(0, 4), st.none() | LSNS)
+def test_an_offset_comes_back_from_sparks_log_as_it_was(offset: StreamOffset, done: int, at: Lsn | None) -> None:
+    if offset.tables:
+        offset = replace(offset, done=min(done, len(offset.tables)), at=at)
     text = json.dumps(offset.to_json())
     again = StreamOffset.from_json(json.loads(text))
     assert again == offset
@@ -212,12 +226,20 @@ def test_the_initial_offset_of_the_first_release_is_read_and_written_as_it_was()
     assert json.dumps(INITIAL) == text
 
 
+def test_an_offset_with_tables_has_the_second_version() -> None:
+    without = StreamOffset(IDENTITY, Lsn(5), (), 0, Position(Lsn(7)))
+    assert without.to_json()["version"] == 1
+    members = (Member(16384, "public.a", Lsn(5), "91"),)
+    assert replace(without, members=members).to_json()["version"] == 2
+    assert replace(without, members=members).to_json()["tables"] == [[16384, "public.a", "0/5", "91"]]
+
+
 GOOD = StreamOffset(IDENTITY, Lsn(5), ("public.a", "public.b"), 1, Position(Lsn(7), 3)).to_json()
 
 
-@pytest.mark.parametrize("version", [None, 0, 2, "1", [1]])
+@pytest.mark.parametrize("version", [None, 0, 3, "1", [1]])
 def test_another_releases_offset_is_refused(version: object) -> None:
-    with pytest.raises(DefiniteError, match=r"has version .*, this release reads 1") as caught:
+    with pytest.raises(DefiniteError, match=r"has version .*, this release reads 1 and 2") as caught:
         StreamOffset.from_json({**GOOD, "version": version})
     assert "Remedy" in str(caught.value)
 
@@ -243,6 +265,9 @@ WRONG_NUMBERS: tuple[Any, ...] = ("x", None, [], -1, 1 << 63)
         *({"snapshot": value} for value in ("x", 1, ["a"], {"tables": "a"}, {"done": 1})),
         *({"snapshot": {"tables": value, "done": 0}} for value in (None, 5, ["a"])),
         *({"snapshot": {"tables": "a,b", "done": value}} for value in ("x", None, -1, 3)),
+        *({"snapshot": {"tables": "a,b", "done": 1, "at": value}} for value in ("x", 5)),
+        *({"tables": value} for value in (5, [5], [[1, "a", "0/1"]], [["x", "a", "0/1", ""]], [[1, "a", "x", ""]])),
+        {"due": 5},
     ],
     ids=repr,
 )

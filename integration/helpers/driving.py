@@ -23,7 +23,7 @@ from pg_cdc_source.errors import PgCdcError, SchemaChangedError
 from pg_cdc_source.offsets import StreamOffset
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS, PgCdcDataSource
-from pg_cdc_source.stream import capture, publication_watch
+from pg_cdc_source.stream import capture, membership
 
 Row = dict[str, Any]
 
@@ -71,6 +71,12 @@ class Driver:
         self._last_end: dict[str, Any] | None = None
         return self
 
+    def start_available_now(self) -> Driver:
+        """Start the query, which takes what is there now, and no more."""
+        self.start()
+        self._reader.prepareForTriggerAvailableNow()
+        return self
+
     def stop(self) -> None:
         if self._reader is not None:
             self._reader.stop()
@@ -91,18 +97,47 @@ class Driver:
         """Take over a checkpoint whose last batch ended at this offset."""
         self._committed = json.loads(offset)
 
-    def batch(self) -> list[Row]:
-        """Run one batch, if there is one; its rows."""
+    @property
+    def planned_tables(self) -> tuple[str, ...]:
+        """Of which tables the planned batch has all rows."""
+        end = StreamOffset.from_json(self._planned or {"version": 1, "lsn": "initial"})
+        return () if end is None else end.tables
+
+    def plan(self, *, read: bool) -> bool:
+        """Run a batch, unless it begins to read tables. That one is only planned; ``read``: with its partitions.
+
+        Return whether it is planned.
+        """
+        if self.planned_tables:
+            return True
+        start = self._committed or self._reader.initialOffset()
+        self._plan(start)
+        if not self.planned_tables:
+            self.batch()
+        elif read:
+            copied(self._reader.partitions(start, self._planned))
+        return bool(self.planned_tables)
+
+    def _plan(self, start: dict[str, Any]) -> bool:
+        """Ask for the end of the next batch; whether there is one."""
         reader = self._reader
-        start = self._committed or reader.initialOffset()
         if self._planned is None:
             end = reader.latestOffset(start, reader.getDefaultReadLimit()) if HAS_LIMITS else reader.latestOffset()
             end = json.loads(json.dumps(end))
             if json.dumps(end) == json.dumps(start):
-                return []
+                return False
             self._planned = end
             if self._last_end is not None:
                 reader.commit(self._last_end)
+        return True
+
+    def batch(self) -> list[Row]:
+        """Run one batch, if there is one; its rows."""
+        reader = self._reader
+        start = self._committed or reader.initialOffset()
+        if not self._plan(start):
+            return []
+        assert self._planned is not None
         rows: list[Row] = []
         for partition in copied(reader.partitions(start, self._planned)):
             for batch in copied(reader).read(partition):
@@ -160,7 +195,7 @@ def driving(pg: Session, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(pgcdc, "execution", lambda: "test")
     # What is found in passing is found sooner.
     monkeypatch.setattr(capture, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(publication_watch, "WATCH_SECONDS", 0.5)
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.5)
     drivers: list[Driver] = []
     run(pg, "SET lock_timeout = '30s'")
 

@@ -506,28 +506,6 @@ def test_a_publication_that_stops_sending_ends_the_stream(
             driver.take(1)
 
 
-def test_a_table_that_is_added_is_not_passed_over(pg: Session, drive: Drive) -> None:
-    run(pg, *TABLE, "CREATE SCHEMA other", "CREATE TABLE other.o (id int PRIMARY KEY)",
-        "CREATE PUBLICATION s FOR ALL TABLES")  # fmt: skip
-    driver = drive(tables="public.*")
-    driver.take(1)
-    run(pg, "INSERT INTO other.o VALUES (1)", "INSERT INTO t VALUES (2, 20, 'b')")
-    assert values(driver.take(1), "_table") == [("public.t",)]
-    run(pg, "CREATE TABLE u (id int PRIMARY KEY)",
-        "BEGIN; INSERT INTO t VALUES (3, 30, 'c'); INSERT INTO u VALUES (1); COMMIT")  # fmt: skip
-    # The row before it may have come, see above.
-    driver.refusal("public.u was added", "same checkpoint", rows=None)
-    driver.restart()
-    driver.take(4 - len(driver.rows))
-    assert values(driver.rows[2:], "_table", "_seq") == [("public.t", 1), ("public.u", 2)]
-    run(pg, "CREATE TABLE v (id int PRIMARY KEY)", "INSERT INTO v VALUES (1)", "INSERT INTO u VALUES (2)")
-    driver.refusal("public.v", rows=0)
-    driver.restart(onSchemaChange="ignore")
-    assert values(driver.take(2), "_table", "after") == [("public.v", '{"id":1}'), ("public.u", '{"id":2}')]
-    run(pg, "CREATE TABLE w (id int PRIMARY KEY)", "INSERT INTO w VALUES (1)", "INSERT INTO u VALUES (3)")
-    assert values(driver.take(1), "_table", "after") == [("public.u", '{"id":3}')]
-
-
 def test_a_publication_cannot_be_made_for_a_slot_that_is_there(pg: Session, drive: Drive) -> None:
     """What was committed before it was made would be missing: PostgreSQL 18 passes over it with a warning."""
     run(pg, *TABLE, "SELECT pg_create_logical_replication_slot('s', 'pgoutput')", "INSERT INTO t VALUES (2, 20, 'b')")
@@ -637,6 +615,9 @@ def test_what_a_server_before_15_leaves_out_or_alters_is_an_error(
     if pg.server_version < 150000:
         text = "another layout" if down and not as_root else "has a partition that was attached to public.sales"
         driver.refusal(text, kind=PgCdcError)
+    elif noticed:
+        # There ALTER PUBLICATION ... SET is not needed, and may mean that changes were left out for a while.
+        driver.refusal("publication s was altered")
     else:
         run(pg, "INSERT INTO sales VALUES (11, '2026-02-02', 11, 'attached')")
         assert values(driver.take(1), "id", "note") == [(11, "attached")]
@@ -683,9 +664,9 @@ def test_a_new_partition_that_comes_as_itself_is_not_passed_over(pg: Session, dr
     driver.take(2)
     run(pg, "CREATE TABLE sales_3 PARTITION OF sales FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')",
         "INSERT INTO sales VALUES (5, '2026-01-01', 5, 'e')")  # fmt: skip
-    driver.refusal("public.sales_3", "same checkpoint")
-    driver.restart()
-    assert values(driver.take(1), "_table", "_change_type") == [("public.sales_3", "insert")]
+    assert values(driver.take(2), "_table", "_change_type") == [
+        ("public.sales_3", "truncate"), ("public.sales_3", "snapshot")
+    ]  # fmt: skip
 
 
 def test_the_name_that_partitions_are_published_by_cannot_change(pg: Session, drive: Drive) -> None:

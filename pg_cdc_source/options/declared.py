@@ -35,6 +35,8 @@ OnSchemaChange = Literal["fail", "ignore"]
 Keyless = Literal["fail", "insertOnly"]
 OnTruncate = Literal["emit", "fail", "ignore"]
 ChangeFormat = Literal["plain", "changelog"]
+OnNewTable = Literal["snapshot", "changes", "fail"]
+OnSlotLost = Literal["fail", "resnapshot"]
 Group = Literal["connection", "pgsnapshot", "pgcdc"]
 
 
@@ -253,6 +255,21 @@ _STREAM_OPTIONS = (
         "with `tables`: prefixes of logical decoding messages (`pg_logical_emit_message()`, PostgreSQL 14 and later), "
         "separated by commas, that come as rows with the change type `message`",
         message_prefixes,
+    ),
+    Option(
+        "onNewTable",
+        "pgcdc",
+        "when a table joins the stream, or comes back: `snapshot` reads its rows and then its changes, `changes` "
+        "follows a new one from its first change on, or `fail`",
+        one_of(get_args(OnNewTable)),
+        without="`snapshot` with `tables`, `fail` with `dbtable`",
+    ),
+    Option(
+        "onSlotLost",
+        "pgcdc",
+        "when the slot is gone, or has lost changes: `fail`, or `resnapshot`, a new slot and all tables' rows again",
+        one_of(get_args(OnSlotLost)),
+        "fail",
     ),
     _OF_SNAPSHOTS["asString"],
     _OF_SNAPSHOTS["numericAs"],

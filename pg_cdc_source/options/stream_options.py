@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import (
     ChangeFormat,
     Keyless,
+    OnNewTable,
     OnSchemaChange,
+    OnSlotLost,
     OnTruncate,
     PublicationMode,
     StartFrom,
@@ -60,6 +63,8 @@ class StreamOptions:
     on_schema_change: OnSchemaChange
     on_truncate: OnTruncate
     message_prefixes: tuple[str, ...]
+    on_new_table: OnNewTable
+    on_slot_lost: OnSlotLost
     as_string: tuple[str, ...]
     numeric_as: NumericAs
     unrepresentable: Unrepresentable
@@ -96,12 +101,19 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         on_schema_change=values["onSchemaChange"],
         on_truncate="fail" if is_changelog and "onTruncate" not in given.names else values["onTruncate"],
         message_prefixes=values["messagePrefixes"] or (),
+        on_new_table=_on_new_table(values),
+        on_slot_lost=values["onSlotLost"],
         as_string=values["asString"] or (),
         numeric_as=values["numericAs"],
         unrepresentable=values["unrepresentable"],
         partition_bytes=values["partitionBytes"],
         slot_timeout_seconds=values["slotTimeout"],
     )
+
+
+def _on_new_table(values: Mapping[str, Any]) -> OnNewTable:
+    on_new_table: OnNewTable = values["onNewTable"] or ("snapshot" if values["tables"] else "fail")
+    return on_new_table
 
 
 def _stream_contradictions(given: Given) -> Iterator[OptionError]:
@@ -135,17 +147,19 @@ def _stream_contradictions(given: Given) -> Iterator[OptionError]:
             f"the publication's name is too long for keyless=insertOnly, which adds {INSERTS} to it",
             remedy=f"choose a publication with a name of {MAX_NAME_BYTES - len(INSERTS)} bytes at most",
         )
-    for name in ("failover", "partitionBytes", "slotTimeout"):
-        if name in names and values["startFrom"] == "slot":
+    reads_rows = values["startFrom"] == "snapshot" or values["onSlotLost"] == "resnapshot"
+    joins_read = _on_new_table(values) == "snapshot"
+    makes_slot = values["startFrom"] != "slot" or values["onSlotLost"] == "resnapshot"
+    unused = {
+        "failover": None if makes_slot else "no slot is created",
+        "slotTimeout": None if makes_slot or joins_read else "no slot is created",
+        "partitionBytes": None if reads_rows or joins_read else "no rows of tables are read",
+    }
+    for name, why in unused.items():
+        if name in names and why is not None:
             yield OptionError(
-                f"{name} is not used with startFrom=slot",
-                remedy=f"remove {name}: it is for creating a slot and reading the snapshot at its start",
+                f"{name} is not used with startFrom={values['startFrom']}", remedy=f"remove {name}: {why}"
             )
-    if "partitionBytes" in names and values["startFrom"] == "now":
-        yield OptionError(
-            "partitionBytes is not used with startFrom=now",
-            remedy="remove partitionBytes: no snapshot of the tables is read",
-        )
 
 
 def _changelog_contradictions(given: Given) -> Iterator[OptionError]:
@@ -162,6 +176,12 @@ def _changelog_contradictions(given: Given) -> Iterator[OptionError]:
             "beforeImage is not used with changeFormat=changelog, whose old rows are rows of their own",
             remedy="remove beforeImage: the old row is the one with update_preimage",
         )
+    for name, value in (("onNewTable", "snapshot"), ("onSlotLost", "resnapshot")):
+        if values[name] == value:
+            yield OptionError(
+                f"{name}={value} is not used with changeFormat=changelog, which has no row for a table that is emptied",
+                remedy=f"remove {name}",
+            )
     if "onTruncate" in names and values["onTruncate"] == "emit":
         yield OptionError(
             "onTruncate=emit is not used with changeFormat=changelog, which has no row for a truncate",

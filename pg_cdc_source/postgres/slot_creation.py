@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +23,23 @@ from pg_cdc_source.postgres.slots import read_user
 _DO_WITHOUT = ", or use consistentPoint=off (a snapshot without LSN)"
 
 
+# How soon a creation ends that is given up.
+_LOOK_SECONDS = 0.2
+
+
 @dataclass(frozen=True, slots=True)
 class NewSlot:
-    """A slot to be created. ``failover`` has standbys keep copies of it; ``for_stream`` words errors for a stream."""
+    """A slot to be created. ``failover`` has standbys keep copies of it; ``for_stream`` words errors for a stream.
+
+    Its creation ends without it when ``given_up`` is set.
+    """
 
     name: str
     temporary: bool
     failover: bool
     timeout_seconds: float
     for_stream: bool
+    given_up: threading.Event | None = None
 
 
 def require_consistent_point(
@@ -125,16 +134,27 @@ def create_slot(cursor: Any, slot: NewSlot, watcher: Session, server: Server) ->
     kind = "TEMPORARY " if slot.temporary else ""
     # The bare word works on every supported version.
     how = "(SNAPSHOT 'use', FAILOVER true)" if slot.failover else "USE_SNAPSHOT"
+    created = threading.Event()
     # statement_timeout does not end this command, a cancel does.
-    timer = threading.Timer(slot.timeout_seconds, cursor.connection.cancel)
-    timer.start()
+    canceller = threading.Thread(target=_cancel_late, args=(cursor.connection, slot, created), daemon=True)
+    canceller.start()
     try:
         cursor.execute(f'CREATE_REPLICATION_SLOT "{slot.name}" {kind}LOGICAL pgoutput {how}')
         return Lsn.parse(cursor.fetchone()[1])
     except psycopg2.Error as error:
         raise _creation_error(error, slot, watcher, server) from None
     finally:
-        timer.cancel()
+        created.set()
+        canceller.join()
+
+
+def _cancel_late(session: Session, slot: NewSlot, created: threading.Event) -> None:
+    """Cancel the creation of a slot when its time is over, or it is given up."""
+    deadline = time.monotonic() + slot.timeout_seconds
+    while not created.wait(min(_LOOK_SECONDS, max(deadline - time.monotonic(), 0.0))):
+        if time.monotonic() >= deadline or (slot.given_up is not None and slot.given_up.is_set()):
+            session.cancel()
+            return
 
 
 def _creation_error(error: psycopg2.Error, slot: NewSlot, watcher: Session, server: Server) -> PgCdcError:

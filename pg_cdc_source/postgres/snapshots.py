@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,12 +51,16 @@ _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSpec:
-    """How a snapshot is to be made; the part of the options that its maker needs. ``failover`` is the slot's."""
+    """How a snapshot is to be made; the part of the options that its maker needs. ``failover`` is the slot's.
+
+    Making it ends with a TransientError when ``given_up`` is set.
+    """
 
     consistent_point: ConsistentPoint
     slot: str | None
     slot_timeout_seconds: float
     failover: bool = False
+    given_up: threading.Event | None = None
 
 
 @dataclass(slots=True)
@@ -170,6 +175,7 @@ def _at_new_slot(
         failover=spec.failover,
         timeout_seconds=spec.slot_timeout_seconds,
         for_stream=stream,
+        given_up=spec.given_up,
     )
     if not slot.temporary:
         refuse_existing_slot(watcher, slot.name, stream=stream)

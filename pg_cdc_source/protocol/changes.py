@@ -54,13 +54,15 @@ class Described:
     """A streamed table together with the columns that the stream says its rows have now.
 
     ``index`` says for each planned column which of the relation's columns it is, None where it is not there.
-    ``announced``: what a row ``schema`` right before the table's first row says; None for no such row.
+    ``announced``: what a row ``schema`` right before the table's first row says; None for no such row. Commits before
+    ``since`` are left out.
     """
 
     table: StreamedTable
     relation: pgoutput.RelationMessage
     index: tuple[int | None, ...]
     announced: str | None = None
+    since: int = 0
 
 
 # What a relation's rows are, given its oid and the position of the first of them; None where they are not read.
@@ -189,7 +191,11 @@ class ChangeDecoder:
             if described is None:
                 continue
             i, number = first[oid]
-            which = np.flatnonzero(is_row & (chunk.oids == oid))
+            which = np.flatnonzero(is_row & (chunk.oids == oid) & (chunk.lsn >= described.since))
+            if chunk.lsn[i] < described.since:
+                if not len(which):
+                    continue
+                i = int(which[0])
             if len(which):
                 parts.append(self._rows(chunk, which, described))
                 if which[0] == i:
@@ -200,7 +206,7 @@ class ChangeDecoder:
         for i, message in chunk.truncates.items():
             if wanted[i] and self._layout.on_truncate != "ignore":
                 tables = [(k, found[oid]) for k, oid in enumerate(message.oids)]
-                named = [(k, described.table) for k, described in tables if described is not None]
+                named = [(k, d.table) for k, d in tables if d is not None and chunk.lsn[i] >= d.since]
                 if named:
                     parts.append(self._truncated(chunk, i, len(message.oids), named))
         if (which := np.flatnonzero(wanted & (chunk.tags == pgoutput.MESSAGE))).size:

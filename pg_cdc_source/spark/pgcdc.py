@@ -23,7 +23,7 @@ from pg_cdc_source.spark.worker_tuning import small_task
 from pg_cdc_source.stream.batch_log import described, log_batch
 from pg_cdc_source.stream.capture import Batch, Capture
 from pg_cdc_source.stream.chunks import Chunk, from_ipc
-from pg_cdc_source.stream.initial_snapshot import SnapshotPart
+from pg_cdc_source.stream.held_snapshot import SnapshotPart
 from pg_cdc_source.stream.stream_plan import layout_of, read_typed_schema
 
 try:
@@ -213,6 +213,8 @@ if HAS_LIMITS:
 
 
 def _partitions(batch: Batch) -> Iterator[InputPartition]:
+    if batch.emptied:
+        yield ChangesPartition(batch.emptied)
     for part in batch.parts:
         yield SnapshotPartition(part)
     chunks: list[Chunk] = []

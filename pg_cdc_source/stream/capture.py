@@ -7,10 +7,11 @@ the snapshot's session, and the reader of the slot.
 
 ::
 
-    initial ──► origin, table 1 of n read ──► … ──► origin, all n read ──► LSN ──► LSN ──► …
+    initial ──► origin, table 1 of n read ──► … ──► origin, all n read ──► LSN ──► LSN, a table joins ──► LSN ──► …
                 └──────── at the slot's consistent point ────────┘         └─ changes from the slot ─┘
 
-- The slot stays at its origin until the tables are read and Spark has committed the first changes after them.
+- The slot stays at its origin until the tables are read and Spark has committed the first changes after them. It does
+  not pass the position at which a table began to wait until that one has joined.
 - Where Spark gives no start (before 4.2), the first offset of a process is the end of the server's WAL: at or after
   whatever an earlier process has given out.
 - An offset that a batch ends with is never found out again: the same (start, end) gives the same rows.
@@ -18,39 +19,33 @@ the snapshot's session, and the reader of the slot.
 
 from __future__ import annotations
 
-import functools
-import itertools
+import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import DefiniteError, SchemaChangedError, TransientError
+from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres import publication
-from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.postgres.slot_checks import missing_error
 from pg_cdc_source.postgres.slots import Slot
-from pg_cdc_source.protocol.changes import ChangeDecoder, Described
-from pg_cdc_source.protocol.pgoutput import RelationMessage
-from pg_cdc_source.protocol.streamed import StreamedTransaction
-from pg_cdc_source.protocol.transactions import TransactionAssembler
-from pg_cdc_source.protocol.walsender import HEADER_BYTES
+from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.snapshot.driver import Process, driver_process
-from pg_cdc_source.stream.batches import Limits
-from pg_cdc_source.stream.buffer import ChangeBuffer
-from pg_cdc_source.stream.chunks import Chunk, ChunkStore
-from pg_cdc_source.stream.initial_snapshot import InitialSnapshot, SnapshotPart
+from pg_cdc_source.stream.batch_rows import rows_of
+from pg_cdc_source.stream.chunks import Chunk
+from pg_cdc_source.stream.held_snapshot import HeldSnapshot, SnapshotPart, check_files, emptying_rows
+from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.lag import LagMeter, Standing
-from pg_cdc_source.stream.publication_watch import PublicationWatch
-from pg_cdc_source.stream.schema_history import match_relation
+from pg_cdc_source.stream.membership import Leaving, Membership
+from pg_cdc_source.stream.planned_reader import PlannedReader
+from pg_cdc_source.stream.schema_history import NewTableError, match_relation
 from pg_cdc_source.stream.slot_history import SlotHistory
-from pg_cdc_source.stream.slot_reader import SlotReader
 from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.spill import Spill
-from pg_cdc_source.stream.stream_plan import StreamPlan, plan_stream
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
+
+log = logging.getLogger(__name__)
 
 # How long an answer may wait for changes: it spares Spark's loop its polling, and stop() waits no longer than this.
 PATIENCE_SECONDS = 0.25
@@ -60,10 +55,25 @@ IDLE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the rows between two offsets are made of."""
+    """What the rows between two offsets are made of. ``emptied`` come before all others."""
 
+    emptied: tuple[Chunk, ...]
     parts: tuple[SnapshotPart, ...]
     chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Tables that join at the consistent point of a snapshot, and the publication's mark there."""
+
+    held: Held
+    tables: tuple[PlannedTable, ...]
+    mark: str
+
+    @property
+    def point(self) -> Lsn:
+        assert self.held.lsn is not None
+        return Lsn(self.held.lsn + 1)
 
 
 class Capture:
@@ -71,16 +81,17 @@ class Capture:
 
     def __init__(self, options: StreamOptions, schema: pa.Schema) -> None:
         self._options = options
-        self._schema = schema
         self._driver: Process = driver_process()
-        self._limits = Limits(options.max_rows_per_batch, options.max_bytes_per_batch)
         self._source = SourceSession(options)
         self._history = SlotHistory(options, self._source)
-        self._watch = PublicationWatch(options, self._source)
-        self._snapshot = InitialSnapshot(options, self._source, self._history, self._is_driver_there)
-        self._plan: StreamPlan | None = None
-        self._reader: SlotReader | None = None
+        self._membership = Membership(options, schema, self._source)
+        self._snapshot = HeldSnapshot(options, self._source, self._history, self._is_driver_there)
+        self._reader = PlannedReader(options, self._history)
+        self._joining = Joining(options)
+        self._join: Join | None = None  # what comes once the stream has read so far
+        self._holds: dict[Lsn | None, Position] = {}  # the slot stays there until the tables of that point have joined
         self._given: StreamOffset | None = None  # the newest offset that this process has given out
+        self._guess: StreamOffset | None = None  # one that was given without its start, or without a limit
         self._target: Position | None = None
         self._moved_at = time.monotonic()
         self._lag = LagMeter(self._source)
@@ -89,7 +100,12 @@ class Capture:
 
     def newest(self, start: StreamOffset | None, *, limited: bool) -> StreamOffset:
         """The end of the next batch after ``start``, None being the initial offset; ``start`` if there is nothing."""
-        end = self._newest(start, limited=limited)
+        try:
+            end = self._newest(start, limited=limited)
+        except SlotLostError as error:
+            if start is None or not self._may_begin_anew(start):
+                raise
+            end = self._begin_anew(error)
         if self._source.in_recovery and (start is None or end.position != start.position):
             # A timeline that is asked for only now is at or after that of everything up to the end.
             self._history.forget_identity()
@@ -100,54 +116,57 @@ class Capture:
         if self._given is not None:
             self._given = self.newest(self._given, limited=True)
             return self._given
-        slot = self._history.find_slot()
+        try:
+            slot = self._history.find_slot()
+        except SlotLostError as error:
+            if self._options.on_slot_lost == "fail":
+                raise
+            end = self._begin_anew(error)
+            self._given = replace(end, done=len(end.tables))
+            return self._given
         if slot is None:
             end = self._begin()
-            self._given = replace(end, done=len(end.tables))
+            # Should there have been a stream before, its tables come again.
+            at = end.origin if self._options.on_slot_lost == "resnapshot" and end.tables else None
+            self._given = replace(end, done=len(end.tables), at=at)
         else:
             # It may go on from a checkpoint, which only the batch's start will tell.
             end = self._begin_at(slot)
             self._given = replace(end, done=len(end.tables), position=self._end_of_wal(end.position))
+            self._guess = self._given
         return self._given
 
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         """The rows after ``start`` (None: the initial offset) up to ``end``."""
-        self._attach(start, end)
-        if start is not None and self._snapshot.created not in (None, start.origin):
-            # Only the batch's start tells that there was a stream before (see newest_without_start).
-            self._snapshot.drop_slot()
-            raise missing_error(self._options.slot, begun=True)
-        self._given = end
-        parts: list[SnapshotPart] = []
-        chunks: list[Chunk] = []
-        first, last = _pending(start, end)
-        if first < last:
-            parts, chunks = self._snapshot.parts(self._planned(), self._match, end, first, last)
-        position = Position.before(end.origin) if start is None else start.position
-        if end.position > position:
-            reader = self._read_from(position)
-            reader.read_through(end.position, self._is_driver_there)
-            chunks += reader.batch(position, end.position)
-        return Batch(tuple(parts), tuple(chunks))
+        try:
+            return self._batch(start, end)
+        except SlotLostError as error:
+            if start is None or not self._may_begin_anew(end):
+                raise
+            log.warning("%s; the batch after %s stays empty, and all tables come again", error.what, start.position)
+            self._given = end
+            return Batch((), (), ())
 
     def commit(self, end: StreamOffset | None) -> None:
         """Spark has committed everything through ``end``: the slot may move there."""
-        if end is not None and self._reader is not None and end.done == len(end.tables):
-            self._reader.release(end.position)
+        if end is not None and not end.is_reading:
+            if end.at is not None:
+                self._holds.pop(end.at, None)
+            self._reader.release(min([end.position, *self._holds.values()]))
 
     def standing(self, end: StreamOffset) -> Standing | None:
         """How far behind its server a stream is whose last batch ends at ``end``; None where that is not known."""
-        return self._lag.measure(self._reader, end.position)
+        return self._lag.measure(self._reader.current, end.position)
 
     def stop_at_present(self) -> None:
         """Take nothing that is committed from now on."""
         self._target = Position.before(self._source.read_end_of_wal())
 
     def close(self) -> None:
-        """End the reader, the snapshot and the session."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        """End the reader, the snapshots and the session."""
+        self._reader.close()
+        self._joining.close()
+        self._give_up_join()
         self._snapshot.end()
         self._source.close()
 
@@ -157,15 +176,19 @@ class Capture:
         if start is None:
             end = self._begin()
             return end if limited else replace(end, done=len(end.tables), position=self._end_of_wal(end.position))
-        self._attach(start)
-        if start.done < len(start.tables):
+        self._history.require_common(start.identity, start.position)
+        self._membership.resume(start)
+        if start.is_reading:
             done = start.done + 1 if limited else len(start.tables)
             return replace(start, done=done, position=start.position if limited else self._end_of_wal(start.position))
         self._snapshot.end()
-        start = replace(start, tables=(), done=0)
-        if not limited:
-            return replace(start, position=self._end_of_wal(start.position))
-        return self._next(start)
+        start = replace(start, tables=(), done=0, at=None)
+        if limited:
+            return self._next(start)
+        position = self._end_of_wal(start.position)
+        members, mark = self._membership.guess(position.next_lsn)
+        self._guess = replace(start, position=position, members=members, publication=mark)
+        return self._guess
 
     def _begin(self) -> StreamOffset:
         """The first end of a stream: where it begins, and its tables, one of them to be read."""
@@ -174,127 +197,194 @@ class Capture:
             return self._begin_at(slot)
         if self._options.start_from == "slot":
             raise missing_error(self._options.slot, begun=False)
-        plan = self._planned(create=True)
-        return self._first_end(plan, self._snapshot.create_slot(plan))
+        plan = self._membership.begin(create=True)
+        reads_rows = self._options.start_from == "snapshot"
+        return self._first_end(plan, self._snapshot.create_slot(plan.planned if reads_rows else ()), reads_rows)
 
     def _begin_at(self, slot: Slot) -> StreamOffset:
         assert slot.confirmed_flush is not None
         # Nothing is created: what was committed before it would be missing, from PostgreSQL 18 on without an error.
-        plan = self._planned()
+        plan = self._membership.begin()
         origin = slot.confirmed_flush
         if self._options.start_from == "now":
             origin = max(self._source.read_end_of_wal(), origin)
-        return self._first_end(plan, origin)
+        return self._first_end(plan, origin, self._options.start_from == "snapshot")
 
-    def _first_end(self, plan: StreamPlan, origin: Lsn) -> StreamOffset:
-        tables = tuple(table.name for table in plan.tables) if self._options.start_from == "snapshot" else ()
-        done = min(1, len(tables))
-        return StreamOffset(self._history.identify(), origin, tables, done, Position.before(origin), self._watch.mark)
+    def _begin_anew(self, error: SlotLostError) -> StreamOffset:
+        """Make a new slot, and have all rows come again (onSlotLost=resnapshot)."""
+        log.warning("%s; a new slot is made, and the rows of all tables come again", error.what)
+        self._reader.close()
+        self._give_up_join()
+        self._history.drop_lost_slot()
+        plan = self._membership.begin(create=True)
+        origin = self._snapshot.create_slot(plan.planned)
+        self._holds.clear()
+        return replace(self._first_end(plan, origin, True), at=origin)
+
+    def _may_begin_anew(self, offset: StreamOffset) -> bool:
+        """Whether a lost slot is made anew: not where the checkpoint is of another server, database or slot."""
+        if self._options.on_slot_lost == "fail":
+            return False
+        self._history.forget_identity()
+        ours = self._history.identify()
+        return replace(offset.identity, timeline=ours.timeline) == ours
+
+    def _first_end(self, plan: StreamPlan, origin: Lsn, reads_rows: bool) -> StreamOffset:
+        tables = tuple(planned.name for planned in plan.planned) if reads_rows else ()
+        return StreamOffset(
+            self._history.identify(),
+            origin,
+            tables,
+            min(1, len(tables)),
+            Position.before(origin),
+            self._membership.mark,
+            tuple(replace(member, since=origin) for member in plan.members),
+        )
 
     def _next(self, start: StreamOffset) -> StreamOffset:
-        self._watch.look_sometimes(self._planned().names)
-        reader = self._read_from(start.position)
-        if self._target is not None and start.position >= self._target:
-            return start
-        end = self._cut(reader, start.position)
-        while end == start.position:
+        self._membership.look_sometimes()
+        leaving = self._membership.leaving
+        if leaving is not None and start.position >= leaving.through:
+            self._membership.leave()
+            return self._offset(start, start.position)
+        while True:
+            join = self._ready_join(start)
+            if join is not None and Position.before(join.point) <= start.position and start.position.is_whole:
+                return self._join_offset(start, start.position, join)
+            if self._target is not None and start.position >= self._target and not self._waits_for(start):
+                return start
+            end = self._cut(start, join, leaving)
+            if end > start.position:
+                break
             # To give the start again would say that there is no more, so on the way to a target it waits.
             if self._target is None:
                 return start
             if not self._is_driver_there():
                 raise TransientError("the driver's JVM is gone")
-            end = self._cut(reader, start.position)
         self._moved_at = time.monotonic()
-        return replace(start, position=end, publication=self._watch.mark)
+        if join is not None and end == Position.before(join.point):
+            return self._join_offset(start, end, join)
+        return self._offset(start, end)
 
-    def _cut(self, reader: SlotReader, start: Position) -> Position:
+    def _cut(self, start: StreamOffset, join: Join | None, leaving: Leaving | None) -> Position:
+        """Where the next batch ends; where it starts, if there is nothing for one."""
+        stops = [] if leaving is None else [leaving.through]
+        if join is not None:
+            stops.append(Position.before(join.point))
+        elif self._target is not None and not self._waits_for(start):
+            stops.append(self._target)
+        ceiling = min((stop for stop in stops if stop > start.position), default=None)
         # A batch without rows only moves the slot, which need not happen all the time.
-        only_rows = self._target is None and time.monotonic() < self._moved_at + IDLE_SECONDS
+        only_rows = ceiling is None and time.monotonic() < self._moved_at + IDLE_SECONDS
+        reader = self._reader.open(start.position, lambda: self._membership.plan)
         try:
-            return reader.cut(start, self._target, PATIENCE_SECONDS, only_rows=only_rows)
+            return reader.cut(start.position, ceiling, PATIENCE_SECONDS, only_rows=only_rows)
+        except NewTableError:
+            self._membership.follow_new(start.position)
+            self._reader.close()
+            return start.position
         except SchemaChangedError:
             # A column that the publication leaves out looks like one that was dropped.
-            self._watch.look(self._planned().names)
+            self._membership.look()
             raise
+
+    def _offset(self, start: StreamOffset, position: Position) -> StreamOffset:
+        membership = self._membership
+        return replace(start, position=position, publication=membership.mark, members=membership.plan.members)
 
     def _end_of_wal(self, at_least: Position) -> Position:
         return max(at_least, self._target or Position.before(self._source.read_end_of_wal()))
 
-    def _attach(self, *offsets: StreamOffset | None) -> None:
-        """Make sure that offsets, slot and publication belong together."""
-        for offset in offsets:
-            if offset is not None:
-                self._history.require_common(offset.identity, offset.position)
-        names = self._planned().names
-        for offset in offsets:
-            if offset is not None:
-                self._watch.require_unchanged(offset.publication, names)
+    # --- tables that join ---------------------------------------------------------------------------------------------
+
+    def _waits_for(self, start: StreamOffset) -> bool:
+        return self._membership.has_waiting or bool(start.due)
+
+    def _ready_join(self, start: StreamOffset) -> Join | None:
+        """The tables that join, as soon as their consistent point is known."""
+        if self._join is not None or not self._waits_for(start):
+            return self._join
+        if not self._joining.is_running:
+            # What comes from here on is read again if the tables join at an earlier point than the stream has read to.
+            self._holds.setdefault(None, start.position)
+            self._joining.begin()
+        held = self._joining.take(0.0 if self._target is None else PATIENCE_SECONDS)
+        if held is None:
+            return None
+        try:
+            tables, mark = self._membership.plan_join(held, start.due)
+            if tables and _have_their_files(held, tables):
+                self._join = Join(held, tables, mark)
+        finally:
+            if self._join is None:
+                held.close()
+        if not tables:
+            self._membership.join((), mark)
+            self._holds.pop(None, None)
+        return self._join
+
+    def _join_offset(self, start: StreamOffset, position: Position, join: Join) -> StreamOffset:
+        self._snapshot.hold(join.held)
+        self._join = None
+        self._membership.join(join.tables, join.mark)
+        # The one that was read by the plan of before has left out their changes.
+        self._reader.close()
+        self._holds[join.point] = self._holds.pop(None, position)
+        names = tuple(planned.name for planned in join.tables)
+        return replace(self._offset(start, position), tables=names, done=len(names), at=join.point, due=())
+
+    def _give_up_join(self) -> None:
+        if self._join is not None:
+            self._join.held.close()
+            self._join = None
 
     # --- what is read -------------------------------------------------------------------------------------------------
+
+    def _batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
+        for offset in (start, end):
+            if offset is not None:
+                self._history.require_common(offset.identity, offset.position)
+        if start is not None and end.at is None and self._snapshot.created not in (None, start.origin):
+            # Only the batch's start tells that there was a stream before (see newest_without_start).
+            self._snapshot.drop_slot()
+            raise missing_error(self._options.slot, begun=True)
+        joined = self._membership.repeat(start, end, guessed=end == self._guess)
+        self._given, self._guess = end, None
+        rows = rows_of(start, end, joined, self._membership.plan)
+        position = Position.before(end.origin) if start is None else start.position
+        is_anew = end.at == end.origin
+        begin = position if is_anew else rows.begin(position)
+        plan = self._membership.plan
+        since = dict.fromkeys((p.oid for p in plan.planned), position.next_lsn) if begin < position else {}
+        if rows.again:
+            since |= {member.oid: rows.point for member in plan.members if member.name in rows.names}
+        plan = replace(plan, since=since)
+        parts: list[SnapshotPart] = []
+        chunks: list[Chunk] = []
+        emptied = (emptying_rows(plan, rows.emptied(), rows.point),) if rows.again and rows.names else ()
+        if rows.tables:
+            if not self._snapshot.holds(rows.point):
+                self._reader.close()
+            parts, chunks = self._snapshot.parts(
+                plan, lambda relation, lsn, _: match_relation(plan, relation, lsn), rows, begin.next_lsn
+            )
+        if end.position > begin and not is_anew:
+            if end.at is not None:
+                self._holds.setdefault(end.at, begin)
+            reader = self._reader.open(begin, lambda: plan)
+            reader.read_through(end.position, self._is_driver_there)
+            chunks += reader.batch(begin, end.position)
+        return Batch(emptied, tuple(parts), tuple(chunks))
 
     def _is_driver_there(self) -> bool:
         return self._driver.runs()
 
-    def _planned(self, *, create: bool = False) -> StreamPlan:
-        if self._plan is not None:
-            return self._plan
-        plan = self._source.ask(lambda session: self._plan_in(session, create))
-        if plan.schema != self._schema:
-            raise SchemaChangedError(
-                f"{plan.tables[0].name} has other columns than when the DataFrame was loaded",
-                remedy="load the DataFrame again",
-            )
-        self._plan = plan
-        return self._plan
 
-    def _plan_in(self, session: Session, create: bool) -> StreamPlan:
-        options = self._options
-        if create:
-            published = publication.ensure_publication(session, options)
-        else:
-            published = publication.require_publication(session, options.publications)
-        plan = plan_stream(session, options, published, self._source.read_end_of_wal())
-        self._watch.begin(published, plan.names)
-        return plan
-
-    def _match(self, relation: RelationMessage, lsn: Lsn, _: Position) -> Described | None:
-        return match_relation(self._planned(), relation, lsn)
-
-    def _read_from(self, position: Position) -> SlotReader:
-        if self._reader is None:
-            plan = self._planned()
-            self._history.require_free(position)
-            buffer = ChangeBuffer(
-                TransactionAssembler(
-                    position, functools.partial(StreamedTransaction, Spill), prefixes=self._options.message_prefixes
-                ),
-                ChangeDecoder(plan.layout, plan.schema, HEADER_BYTES),
-                self._match,
-                ChunkStore(position),
-                self._limits,
-                self._options.slot,
-            )
-            sessions = itertools.count()
-
-            def connect(received: Position) -> ReplicationStream:
-                # After a lost session large transactions are sent whole: should the server have lost it over one that
-                # is in progress, it gets past that one so.
-                return self._history.connect_stream(received, streaming=next(sessions) == 0)
-
-            self._reader = SlotReader(connect, buffer)
-        return self._reader
-
-
-def _pending(start: StreamOffset | None, end: StreamOffset) -> tuple[int, int]:
-    """Which of ``end``'s tables a batch reads, [first, last): those that were not done at its start."""
-    if start is None:
-        return 0, end.done
-    if start.done == len(start.tables):
-        # Its snapshot is over. A Spark that gives no start gets an end that names the tables all the same.
-        return end.done, end.done
-    if start.tables != end.tables:
-        raise DefiniteError(
-            "the checkpoint's offsets name other tables of the initial snapshot than before",
-            remedy="start over with a new checkpoint location and a new slot",
-        )
-    return start.done, end.done
+def _have_their_files(held: Held, tables: Sequence[PlannedTable]) -> bool:
+    """Whether none of the tables was rewritten after the snapshot was taken: then another one is needed."""
+    try:
+        check_files(held, tables)
+    except SchemaChangedError as error:
+        log.warning("tables that join the stream have to wait: %s", error.what)
+        return False
+    return True

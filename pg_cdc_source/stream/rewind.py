@@ -9,7 +9,7 @@ and t2, and under REPLICA IDENTITY FULL each of them says what the row was befor
          slot ──► t1 ───── changes of the tables, with the rows before them ─────► t2
                   rows at t1 ◄──────────── turned back ──────────── rows at t2 ◄── read by Spark's tasks
 
-- The slot is only read: nothing is confirmed, and the stream gets the same changes again.
+- The slot is only read: nothing is confirmed but what Spark has committed, and the stream gets the same changes again.
 - A table that only grew needs no old images, so whatever its identity, it is turned back all the same.
 - Where a table was truncated, or its rows were changed under less than FULL, old images are missing. Then the rows of
   t2 are taken as they are. The stream repeats the changes since t1 on top of them, so an upsert by key still ends where
@@ -49,13 +49,15 @@ def rewind(
     match: Match,
     origin: Lsn,
     snapshot_lsn: Lsn,
+    confirmed: Lsn,
     alive: Callable[[], bool],
 ) -> dict[int, Rewound]:
-    """Find out how to turn tables back from a snapshot that contains ``snapshot_lsn`` to the slot's ``origin``.
+    """Find out how to turn tables back from a snapshot that contains ``snapshot_lsn`` to the point ``origin``.
 
-    Reads the slot and confirms nothing. Tables that are missing in the result are taken as they are, and so logged.
+    Reads the slot and confirms nothing beyond ``confirmed``. Tables that are missing in the result are taken as they
+    are, and so logged.
     """
-    found = _read(connect, tables, match, layout, origin, snapshot_lsn, alive)
+    found = _read(connect, tables, match, layout, origin, snapshot_lsn, confirmed, alive)
     rewound = {}
     for table in tables:
         images = found[table.oid]
@@ -84,6 +86,7 @@ def _read(
     layout: Layout,
     origin: Lsn,
     snapshot_lsn: Lsn,
+    confirmed: Lsn,
     alive: Callable[[], bool],
 ) -> dict[int, Images]:
     """The changes of ``tables`` from ``origin`` up to and including ``snapshot_lsn``."""
@@ -106,13 +109,13 @@ def _read(
         assembler.kept(changes, last_seq)
 
     with closing(connect(Position.before(origin))) as stream:
-        for changes in _changes(stream, assembler, origin, snapshot_lsn, alive):
+        for changes in _changes(stream, assembler, snapshot_lsn, confirmed, alive):
             keep(changes)
     return images
 
 
 def _changes(
-    stream: ReplicationStream, assembler: TransactionAssembler, origin: Lsn, through: Lsn, alive: Callable[[], bool]
+    stream: ReplicationStream, assembler: TransactionAssembler, through: Lsn, confirmed: Lsn, alive: Callable[[], bool]
 ) -> Iterator[Changes]:
     """Receive until everything up to ``through`` has come, and nothing beyond it."""
     wake, waker = socket.socketpair()
@@ -122,7 +125,7 @@ def _changes(
             if time.monotonic() >= ask_at:
                 if not alive():
                     raise TransientError("the driver's JVM is gone")
-                stream.confirm(origin, ask=True)
+                stream.confirm(confirmed, ask=True)
                 ask_at = time.monotonic() + 1.0
             rows = assembler.rows
             waiting = len(rows or ())

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
@@ -31,7 +32,7 @@ from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.envelope import EnvelopeColumn
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
-from pg_cdc_source.stream.stream_plan import StreamPlan, session_name
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, session_name
 from pg_cdc_source.values import registry
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,24 @@ _LOAD_AGAIN = (
     "start the query again with the same checkpoint: its DataFrame, loaded anew, has the table's present columns, and "
     "it goes on exactly here"
 )
+# Where changes of a table are missing.
+READ_AGAIN = (
+    "start the query again with the same checkpoint and onNewTable=snapshot: the table's rows come again, after a "
+    "truncate row, and then its changes; or start over with a new checkpoint location and a new slot"
+)
+# Where a table is new.
+FOLLOW = (
+    "start the query again with the same checkpoint and onNewTable=snapshot, which reads the table's rows and then "
+    "follows it, or onNewTable=changes, which only follows it"
+)
 _OLD_TYPE = (
     "changes from before cannot be read as the new type: read the column as text (asString), or start over with a new "
     "checkpoint location and a new slot"
 )
+
+
+class NewTableError(SchemaChangedError):
+    """A table that joined has its first row, and is to be followed from there on (onNewTable=changes)."""
 
 
 def match_relation(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Described | None:
@@ -51,44 +66,65 @@ def match_relation(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Des
 
     Raises SchemaChangedError where its rows cannot be understood, or ``onSchemaChange`` says that they are not wanted.
     """
-    table = next((table for table in plan.tables if table.oid == relation.oid), None)
-    if table is None:
+    since = plan.since.get(relation.oid, Lsn(0))
+    planned = plan.find(relation.oid)
+    if planned is None:
+        if plan.layout.envelope and any(member.oid == relation.oid for member in plan.gone):
+            return _describe_gone(plan.options, relation, since)
         _refuse_wanted(plan, relation, lsn)
         return None
     name = dotted(relation.schema, relation.name)
-    if name != table.name and lsn >= plan.lsn:
-        raise SchemaChangedError(f"{table.name} was renamed to {name} before the commit at {lsn}", remedy=_LOAD_AGAIN)
+    if name != planned.name and lsn >= planned.lsn:
+        raise SchemaChangedError(f"{planned.name} was renamed to {name} before the commit at {lsn}", remedy=_LOAD_AGAIN)
     place = {column.name: i for i, column in enumerate(relation.columns)}
-    _refuse_other_types(plan, table, relation, place, lsn)
-    _refuse_other_columns(plan, table, place, lsn)
-    _refuse_other_identity(plan, table, relation, lsn)
-    return Described(table, relation, tuple(place.get(codec.column.name) for codec in table.codecs))
+    if lsn >= since:
+        _refuse_other_types(plan, planned, relation, place, lsn)
+        _refuse_other_columns(plan, planned, place, lsn)
+        _refuse_other_identity(plan, planned, relation, lsn)
+    table = planned.table
+    return Described(table, relation, tuple(place.get(codec.column.name) for codec in table.codecs), since=since)
+
+
+def _describe_gone(options: StreamOptions, relation: RelationMessage, since: Lsn) -> Described:
+    """Describe a table that the catalog does not have any more, or not as it was, by what the stream says of it."""
+    types = _catalog_types(options, relation.columns)
+    columns = [
+        registry.Column(column.name, 0, found, found.name, not_null=False)
+        for column, found in zip(relation.columns, types, strict=True)
+    ]
+    table = StreamedTable(
+        relation.oid,
+        dotted(relation.schema, relation.name),
+        tuple(registry.plan(column, as_string=True, numeric_as=options.numeric_as) for column in columns),
+        tuple((column.type_oid, column.typmod) for column in relation.columns),
+        tuple(column.name for column in relation.columns if column.is_key and relation.identity in "di"),
+        relation.identity,
+    )
+    return Described(table, relation, tuple(range(len(columns))), since=since)
 
 
 def _refuse_wanted(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> None:
-    """Raise where a relation that was not planned should be read: it replaces one that was, or is new."""
+    """Raise where a relation that was not planned should be read: it replaces one that was, or is new.
+
+    With onNewTable=snapshot these rows are left out: the table joins at a later point, with all its rows.
+    """
     options, name, where = plan.options, dotted(relation.schema, relation.name), f"before the commit at {lsn}"
-    if name in (table.name for table in plan.tables):
-        raise SchemaChangedError(
-            f"{name} was dropped and created again {where}",
-            remedy="start over with a new checkpoint location and a new slot",
-        )
-    if lsn >= plan.lsn and options.tables and _is_wanted_now(options, relation):
-        if options.on_schema_change == "fail":
-            raise SchemaChangedError(
-                f"{name} was added to the stream's tables {where}",
-                remedy="start the query again with the same checkpoint: it goes on exactly here, with every "
-                f"change of {name} from here on; rows that were there before have to be read by themselves. Or "
-                "onSchemaChange=ignore goes on without it until the next start",
-            )
-        log.warning("%s was added to the stream's tables %s and is ignored until the next start", name, where)
+    if options.on_new_table == "snapshot":
+        return
+    if any(planned.name == name for planned in plan.planned):
+        raise SchemaChangedError(f"{name} was dropped and created again {where}", remedy=READ_AGAIN)
+    if lsn < plan.lsn or not options.tables or not _is_wanted_now(options, relation):
+        return
+    if options.on_new_table == "fail":
+        raise SchemaChangedError(f"{name} was added to the stream's tables {where}", remedy=FOLLOW)
+    raise NewTableError(f"{name} was added to the stream's tables {where}", remedy=FOLLOW)
 
 
 def _refuse_other_types(
-    plan: StreamPlan, table: StreamedTable, relation: RelationMessage, place: dict[str, int], lsn: Lsn
+    plan: StreamPlan, planned: PlannedTable, relation: RelationMessage, place: dict[str, int], lsn: Lsn
 ) -> None:
     """Raise where a column's text would be read another way than it was planned."""
-    history = lsn < plan.lsn
+    table, history = planned.table, lsn < planned.lsn
     for codec, type_and_modifier in zip(table.codecs, table.type_oids, strict=True):
         if codec.column.name not in place:
             continue
@@ -101,13 +137,13 @@ def _refuse_other_types(
             )
 
 
-def _refuse_other_columns(plan: StreamPlan, table: StreamedTable, place: dict[str, int], lsn: Lsn) -> None:
+def _refuse_other_columns(plan: StreamPlan, planned: PlannedTable, place: dict[str, int], lsn: Lsn) -> None:
     """Raise where columns are missing or new, and that is not history or not wanted."""
-    fails = plan.options.on_schema_change == "fail"
-    planned = [codec.column.name for codec in table.codecs]
-    added = ", ".join(quoted(column) for column in place if column not in planned)
-    missing = ", ".join(quoted(column) for column in planned if column not in place and column not in table.unsent)
-    if lsn < plan.lsn:
+    table, fails = planned.table, plan.options.on_schema_change == "fail"
+    known = [codec.column.name for codec in table.codecs]
+    added = ", ".join(quoted(column) for column in place if column not in known)
+    missing = ", ".join(quoted(column) for column in known if column not in place and column not in table.unsent)
+    if lsn < planned.lsn:
         if added and missing and fails:
             raise SchemaChangedError(
                 f"{table.name}: after the commit at {lsn} column {added} was replaced or renamed to {missing}, whose "
@@ -127,15 +163,16 @@ def _refuse_other_columns(plan: StreamPlan, table: StreamedTable, place: dict[st
         )
 
 
-def _refuse_other_identity(plan: StreamPlan, table: StreamedTable, relation: RelationMessage, lsn: Lsn) -> None:
+def _refuse_other_identity(plan: StreamPlan, planned: PlannedTable, relation: RelationMessage, lsn: Lsn) -> None:
     """Raise where deletes come with other columns than the stream was planned with."""
+    table = planned.table
     sent = tuple(column.name for column in relation.columns if column.is_key)
     # Under the others a key is the primary key. Of an identity that is not sent as a whole, the plan has no column.
     is_same = relation.identity not in "di" or not table.key or set(sent) == set(table.key)
     # A changelog refuses the first change that lacks an old row.
     if (relation.identity == table.identity and is_same) or plan.options.change_format == "changelog":
         return
-    if lsn >= plan.lsn:
+    if lsn >= planned.lsn:
         raise SchemaChangedError(
             f"{table.name}: the replica identity was changed before the commit at {lsn}, so deletes come with other "
             "columns",
@@ -165,7 +202,8 @@ def _is_wanted_now(options: StreamOptions, relation: RelationMessage) -> bool:
 
 def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationColumn) -> bool:
     """Whether another type's text is read the same way, as a longer varchar's is."""
-    other = replace(codec.column, type=_catalog_type(options, found))
+    (other_type,) = _catalog_types(options, [found])
+    other = replace(codec.column, type=other_type)
     if options.dbtable is None:
         # Text is read as it is, but it has to stand the same way in JSON.
         return EnvelopeColumn("", other.type_oid).kind == EnvelopeColumn("", codec.column.type_oid).kind
@@ -173,11 +211,10 @@ def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationC
     return registry.plan(other, as_string=as_string, numeric_as=options.numeric_as).text_decoder == codec.text_decoder
 
 
-def _catalog_type(options: StreamOptions, found: RelationColumn) -> registry.CatalogType:
-    """What a type is that a column did not have when it was planned; one that is gone has only its text."""
+def _catalog_types(options: StreamOptions, columns: Sequence[RelationColumn]) -> list[registry.CatalogType]:
+    """What types are that columns did not have when they were planned; one that is gone has only its text."""
+    types = [(column.type_oid, column.typmod) for column in columns]
+    names = ", ".join(quoted(column.name) for column in columns)
     # A session of its own, as above.
     with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
-        (known,) = read_types(
-            session, [(found.type_oid, found.typmod)], f"looking for the type of column {quoted(found.name)}"
-        )
-    return known
+        return read_types(session, types, f"looking for the type of column {names}")

@@ -33,6 +33,7 @@ from pg_cdc_source.postgres.slot_checks import (
     missing_now,
     require_unused,
 )
+from pg_cdc_source.postgres.slot_creation import drop_slot
 from pg_cdc_source.postgres.slots import Slot, read_slot, read_user
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import session_name
@@ -98,6 +99,18 @@ class SlotHistory:
         if not self._was_missing:
             require_unused(session, found)
         return found
+
+    def drop_lost_slot(self) -> None:
+        """Drop the slot, if there is one, so that it can be made anew. Raises where somebody reads it."""
+
+        def drop() -> None:
+            session = self._source.open()
+            slot = read_slot(session, self._options.slot)
+            if slot is not None and slot.active_pid is not None:
+                raise in_use_error(session, slot)
+            drop_slot(session, self._options.slot)
+
+        IN_USE.retrying(drop)
 
     def require_free(self, position: Position) -> None:
         """Raise where the slot lacks what comes after ``position``, or somebody else reads it for longer."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
@@ -19,27 +19,84 @@ from pg_cdc_source.postgres.publication import Publication, Unpublished
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.scan import Plan, ScanSpec
+from pg_cdc_source.stream.members import members_of
 from pg_cdc_source.values.registry import Codec, Column
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """What a stream reads: for each of its tables a scan for the snapshot and what its changes become.
+class PlannedTable:
+    """One table of a stream: a scan for the snapshot, what its changes become, and what checkpoints keep of it.
 
-    ``lsn``: the catalog was read after it, so every change of a table before it is known to the plan.
+    ``lsn``: the catalog was read after it, so every change of the table before it is known to the plan.
+    """
+
+    scan: Plan
+    table: StreamedTable
+    member: Member
+    lsn: Lsn
+
+    @property
+    def oid(self) -> int:
+        return self.member.oid
+
+    @property
+    def name(self) -> str:
+        return self.member.name
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """What a stream reads.
+
+    ``gone`` are tables that have left it, whose last changes are still to come. ``since`` leaves out what is before
+    that LSN, by oid. ``lsn``: the catalog was read after it, so tables that came before it are known.
     """
 
     options: StreamOptions
     layout: Layout
-    scans: tuple[Plan, ...]
-    tables: tuple[StreamedTable, ...]
+    planned: tuple[PlannedTable, ...]
     schema: pa.Schema
     lsn: Lsn
+    gone: tuple[Member, ...] = ()
+    since: Mapping[int, Lsn] = field(default_factory=dict)
 
     @property
-    def names(self) -> dict[int, str]:
-        """The tables' names by oid."""
-        return {table.oid: table.name for table in self.tables}
+    def tables(self) -> tuple[StreamedTable, ...]:
+        return tuple(planned.table for planned in self.planned)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All of them, those that are gone as well, in the order of their oids."""
+        return tuple(sorted((*(planned.member for planned in self.planned), *self.gone), key=lambda m: m.oid))
+
+    def find(self, oid: int) -> PlannedTable | None:
+        return next((planned for planned in self.planned if planned.oid == oid), None)
+
+    def named(self, names: Collection[str]) -> tuple[PlannedTable, ...]:
+        """The tables of these names."""
+        return tuple(planned for planned in self.planned if planned.name in names)
+
+    def following(self, members: Sequence[Member]) -> StreamPlan:
+        """The plan for these members alone; those that it does not know are gone."""
+        known = {planned.oid: planned for planned in self.planned}
+        return replace(
+            self,
+            planned=tuple(
+                replace(known[member.oid], member=replace(known[member.oid].member, since=member.since))
+                for member in members
+                if member.oid in known
+            ),
+            gone=tuple(member for member in members if member.oid not in known),
+        )
+
+    def joined_by(self, tables: Sequence[PlannedTable]) -> StreamPlan:
+        """The plan with these tables as well, each instead of one of its oid or its name."""
+        oids, names = {planned.oid for planned in tables}, {planned.name for planned in tables}
+        return replace(
+            self,
+            planned=(*(p for p in self.planned if p.oid not in oids and p.name not in names), *tables),
+            gone=tuple(member for member in self.gone if member.name not in names),
+        )
 
 
 def read_typed_schema(options: StreamOptions) -> pa.Schema:
@@ -119,13 +176,13 @@ def plan_stream(session: Session, options: StreamOptions, published: Publication
     """Look up the tables of a stream; ``lsn`` is a position that the server had reached before."""
     relations = publication.stream_tables(session, options, published)
     facts = publication.read_sent_tables(session, published, relations, whole=options.change_format == "changelog")
-    scans = [
-        _plan_scan(session, options, fact.relation, Unpublished(fact.unpublished, fact.generated), fact.row_filter)
-        for fact in facts
-    ]
-    raw = [read_raw_types(session, fact.relation) for fact in facts]
-    tables = tuple(
-        StreamedTable(
+    members = members_of(published, relations, lsn)
+    planned = []
+    for fact, member in zip(facts, members, strict=True):
+        unpublished = Unpublished(fact.unpublished, fact.generated)
+        scanned = _plan_scan(session, options, fact.relation, unpublished, fact.row_filter)
+        types_of = read_raw_types(session, fact.relation)
+        table = StreamedTable(
             fact.relation.oid,
             str(fact.relation),
             scanned.codecs,
@@ -134,7 +191,6 @@ def plan_stream(session: Session, options: StreamOptions, published: Publication
             fact.kind,
             tuple(column.name for column in scanned.columns if column not in scanned.plan.columns),
         )
-        for fact, scanned, types_of in zip(facts, scans, raw, strict=True)
-    )
+        planned.append(PlannedTable(scanned.plan, table, member, lsn))
     layout = layout_of(options)
-    return StreamPlan(options, layout, tuple(s.plan for s in scans), tables, layout.schema(tables), lsn)
+    return StreamPlan(options, layout, tuple(planned), layout.schema([p.table for p in planned]), lsn)

@@ -7,65 +7,97 @@ from dataclasses import replace
 import pytest
 
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.publication import Publication, PublishedTable, find_change, mark_of
+from pg_cdc_source.postgres.publication import (
+    Publication,
+    PublishedTable,
+    entry_of,
+    find_change,
+    find_table_change,
+    mark_of,
+    split_mark,
+)
 
 A, B = Relation(11, "public", "a", "r"), Relation(12, "public", "b", "r")
-NAMES = {11: "public.a", 12: "public.b"}
 TABLES = (PublishedTable(A, None, None, (91,), None), PublishedTable(B, ("id",), "(id > 1)", (92, 93), None))
-PUBLICATION = Publication(90, "p", False, True, True, True, True, True, True, TABLES)
+PUBLICATION = Publication(90, "p", False, True, True, True, True, True, True, TABLES, 70)
 
 ATTACHED = (
     "has a partition that was attached to public.a while it has another layout or the publication was not altered in"
     " the same transaction, as PostgreSQL before 15 needs it (ALTER PUBLICATION ... SET (publish_via_partition_root ="
     " true))"
 )
+ALTERED = "was altered (ALTER PUBLICATION ... SET or OWNER TO), and may have left out changes for a while"
 
 
-def mark(*tables: PublishedTable, **changed: bool | int) -> str:
-    return mark_of(replace(PUBLICATION, tables=tables or TABLES, **changed), NAMES)  # type: ignore[arg-type]
+def mark(version: int = 150000, **changed: bool | int) -> str:
+    return mark_of(replace(PUBLICATION, **changed), version)  # type: ignore[arg-type]
 
 
-def test_a_mark_has_the_publication_its_kinds_and_the_tables_of_the_stream() -> None:
-    assert mark() == "90 iudt 11:91 12:92+93rc"
-    assert mark_of(PUBLICATION, {11}) == "90 iudt 11:91"
-    assert mark(inserts=False, truncates=False) == "90 ud 11:91 12:92+93rc"
-    assert mark(replace(TABLES[0], entries=())) == "90 iudt"
-    assert mark(replace(TABLES[0], attached=0)) == "90 iudt 11:91@0"
-    assert mark(replace(TABLES[1], entries=(), attached=700)) == "90 iudt 12:rc@700"
+def test_a_mark_has_the_publication_its_kinds_and_its_settings() -> None:
+    assert mark() == "90 iudt 70"
+    assert mark(inserts=False, truncates=False) == "90 ud 70"
+    assert mark(140000) == "90 iudt 0"
+
+
+def test_an_entry_has_what_lists_a_table() -> None:
+    assert [entry_of(table) for table in TABLES] == ["91", "92+93rc"]
+    assert entry_of(replace(TABLES[0], entries=())) == ""
+    assert entry_of(replace(TABLES[0], attached=0)) == "91@0"
+    assert entry_of(replace(TABLES[1], entries=(), attached=700)) == "rc@700"
+
+
+def test_marks_of_the_first_release_have_entries() -> None:
+    assert split_mark("90 iudt 11:91 12:92+93rc") == ("90 iudt", {11: "91", 12: "92+93rc"})
+    assert split_mark("90 iudt 70") == ("90 iudt 70", {})
+    assert split_mark("90 ") == ("90 ", {})
+    assert split_mark("90  12:rc@700") == ("90 ", {12: "rc@700"})
 
 
 @pytest.mark.parametrize(
     ("before", "now", "says"),
     [
-        ("90 iudt 11:91", "90 iudt 11:91", ""),
-        ("90 iudt 11:91", "94 iudt 11:91", "was dropped and created again"),
-        ("90 iudt", "90 iu", "leaves out deletes, truncates now"),
-        ("90 i", "90 iudt", ""),
-        ("90 ", "90 iudt", ""),
-        ("90 iudt 11:91", "90 iudt 11:95", "has public.a anew: it was dropped from it and added again"),
-        ("90 iudt 11:91+95", "90 iudt 11:95+96", ""),
-        ("90 iudt 11:91", "90 iudt 11:91r", "has a row filter for public.a now"),
-        ("90 iudt 11:91rc", "90 iudt 11:91c", "has no row filter for public.a now"),
-        ("90 iudt 11:91", "90 iudt 11:92c", "has a column list for public.a now"),
-        (
-            "90 iudt 11:91rc",
-            "90 iudt 11:92rc",
-            "has public.a anew: it was dropped from it and added again, or given another row filter or column list",
-        ),
-        ("90 iudt 11:91@0", "90 iudt 11:91@0", ""),
-        ("90 iudt 11:91@0", "90 iudt 11:91@3000000000", ATTACHED),
-        ("90 iudt 11:91@700", "90 iudt 11:91@701", ATTACHED),
-        ("90 iudt 11:91@4294967295", "90 iudt 11:91@3", ATTACHED),
-        ("90 iudt 11:91@701", "90 iudt 11:91@700", ""),
-        ("90 iudt 11:91@701", "90 iudt 11:91@0", ""),
-        ("90 iudt 11:rc@700", "90 iudt 11:rc@701", ATTACHED),
-        # A server of a newer version now.
-        ("90 iudt 11:91@700", "90 iudt 11:91", ""),
-        ("90 iudt", "90 iudt 11:@701", ""),
-        # Tables come and go, and an earlier release named none.
-        ("90 iudt 11:91", "90 iudt 12:92r", ""),
-        ("90 iudt", "90 iudt 11:91 12:92r", ""),
+        ("90 iudt 70", "90 iudt 70", ""),
+        ("90 iudt 70", "94 iudt 70", "was dropped and created again"),
+        ("90 iudt 70", "90 iu 71", "leaves out deletes, truncates now"),
+        ("90 iudt 70", "90 iudt 71", ALTERED),
+        ("90 i 70", "90 iudt 71", ALTERED),
+        ("90 i", "90 iudt 71", ""),
+        ("90 ", "90 iudt 70", ""),
+        # A server of a newer version now, or an older one.
+        ("90 iudt 0", "90 iudt 71", ""),
+        ("90 iudt 71", "90 iudt 0", ""),
     ],
 )
 def test_two_marks_say_what_happened_between(before: str, now: str, says: str) -> None:
-    assert find_change(before, now, NAMES) == says
+    assert find_change(before, now) == says
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "says"),
+    [
+        ("91", "91", ""),
+        ("91", "95", "has public.a anew: it was dropped from it and added again"),
+        ("91+95", "95+96", ""),
+        ("91", "91r", "has a row filter for public.a now"),
+        ("91rc", "91c", "has no row filter for public.a now"),
+        ("91", "92c", "has a column list for public.a now"),
+        (
+            "91rc",
+            "92rc",
+            "has public.a anew: it was dropped from it and added again, or given another row filter or column list",
+        ),
+        ("91@0", "91@0", ""),
+        ("91@0", "91@3000000000", ATTACHED),
+        ("91@700", "91@701", ATTACHED),
+        ("91@4294967295", "91@3", ATTACHED),
+        ("91@701", "91@700", ""),
+        ("91@701", "91@0", ""),
+        ("rc@700", "rc@701", ATTACHED),
+        # A server of a newer version now.
+        ("91@700", "91", ""),
+        # All tables are published.
+        ("", "", ""),
+    ],
+)
+def test_two_entries_say_what_happened_between(before: str, now: str, says: str) -> None:
+    assert find_table_change(before, now, "public.a") == says

@@ -48,7 +48,7 @@ def match(relation: RelationMessage, lsn: Lsn, position: Position) -> Described 
 
 def turned_back(server: Any, through: int, how: Any = match) -> dict[int, Rewound]:
     schema = TYPED.schema([FULL])
-    return rewind(server.connect, TYPED, schema, [FULL], how, ORIGIN, Lsn(through), lambda: True)
+    return rewind(server.connect, TYPED, schema, [FULL], how, ORIGIN, Lsn(through), ORIGIN, lambda: True)
 
 
 @settings(max_examples=40, deadline=None)
@@ -101,5 +101,13 @@ def test_what_cannot_be_understood_ends_it() -> None:
 def test_a_process_whose_driver_is_gone_does_not_wait() -> None:
     with pytest.raises(TransientError, match="the driver's JVM is gone"):
         rewind(
-            Server([]).connect, TYPED, TYPED.schema([FULL]), [FULL], match, ORIGIN, Lsn(1 << 30), alive=lambda: False
+            Server([]).connect,
+            TYPED,
+            TYPED.schema([FULL]),
+            [FULL],
+            match,
+            ORIGIN,
+            Lsn(1 << 30),
+            ORIGIN,
+            alive=lambda: False,
         )

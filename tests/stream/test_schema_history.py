@@ -9,11 +9,11 @@ import pytest
 from messages import TYPED, streamed
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.stream_options import parse_stream_options
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.stream.schema_history import match_relation
-from pg_cdc_source.stream.stream_plan import StreamPlan
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 
 TABLE = streamed(7, "public.t", {"id": "int4", "a": "text"}, ["id"])
 BEFORE, AFTER = Lsn(50), Lsn(150)
@@ -22,7 +22,9 @@ COLUMNS = {"id": 23, "a": 25}
 
 def plan(**options: str) -> StreamPlan:
     parsed = parse_stream_options({"url": "postgresql://u@h/d", "slot": "s", "dbtable": "t", **options})
-    return StreamPlan(parsed, TYPED, (), (TABLE,), TYPED.schema([TABLE]), Lsn(100))
+    # No scan: nothing is read here.
+    planned = PlannedTable(None, TABLE, Member(7, "public.t", Lsn(1), ""), Lsn(100))  # type: ignore[arg-type]
+    return StreamPlan(parsed, TYPED, (planned,), TYPED.schema([TABLE]), Lsn(100))
 
 
 def sent(columns: dict[str, int] = COLUMNS, **changed: Any) -> RelationMessage:

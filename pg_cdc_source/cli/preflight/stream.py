@@ -122,11 +122,8 @@ def _tell_tables(plan: StreamPlan) -> str:
 def _require_identities(session: Session, published: Publication, plan: StreamPlan) -> str:
     sends_old_values = published.updates or published.deletes
     only_inserted = {table.relation.oid for table in published.tables if table.inserts_only}
-    relations = [
-        scanned.relation
-        for scanned in plan.scans
-        if scanned.relation is not None and scanned.relation.oid not in only_inserted
-    ]
+    scanned = [p.scan.relation for p in plan.planned if p.oid not in only_inserted]
+    relations = [relation for relation in scanned if relation is not None]
     without, steps = publication.without_identity(session, relations if sends_old_values else [])
     if without:
         raise ScarceError(

@@ -16,12 +16,13 @@ found here, before anything is read:
 - **Row filters, column lists.** A stream has the rows and columns that its publication sends, from its snapshot on.
   The server sends an update that brings a row under a filter as an insert, and one that takes it away as a delete: so
   the rows under the filter are a table of their own. Another filter or list leaves a gap, and so does a table that was
-  taken out for a while. Each of them gives the table a new entry in the catalog, by which ``find_change`` notices it.
+  taken out for a while. Each of them gives the table a new entry in the catalog, by which ``find_table_change``
+  notices it.
 - **Partitions before 15.** See ``before_15``.
 """
 
 from pg_cdc_source.postgres.publication.choose import stream_tables
-from pg_cdc_source.postgres.publication.compare import find_change, find_lost, mark_of
+from pg_cdc_source.postgres.publication.compare import entry_of, find_change, find_table_change, mark_of, split_mark
 from pg_cdc_source.postgres.publication.identity import ReplicaIdentity, read_identities, without_identity
 from pg_cdc_source.postgres.publication.plan import (
     Planned,
@@ -41,9 +42,10 @@ __all__ = [
     "SentTable",
     "Unpublished",
     "ensure_publication",
+    "entry_of",
     "existing_names",
     "find_change",
-    "find_lost",
+    "find_table_change",
     "mark_of",
     "plan_publication",
     "read_identities",
@@ -52,6 +54,7 @@ __all__ = [
     "read_unpublished",
     "require_publication",
     "require_rights",
+    "split_mark",
     "stream_tables",
     "without_identity",
 ]

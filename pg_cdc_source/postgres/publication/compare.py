@@ -1,90 +1,93 @@
-"""Marks of a publication, which checkpoints keep, and what happened to a publication between two of them."""
+"""Marks of a publication and of its tables, which checkpoints keep, and what happened between two of them.
+
+A gap in what a publication sends leaves no sign in the stream. It leaves one in the catalog: every entry of a
+publication has an oid of its own, and every setting the transaction that made it. So a checkpoint keeps both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from psycopg2.extensions import connection as Session
+from pg_cdc_source.postgres.publication.read import Publication, PublishedTable
 
-from pg_cdc_source.options.names import quoted
-from pg_cdc_source.options.stream_options import Publications
-from pg_cdc_source.postgres.publication.listing import MOST_NAMED
-from pg_cdc_source.postgres.publication.read import Publication, read_publication
-from pg_cdc_source.postgres.server_errors import translated
+# Before it, an ATTACH needs ALTER PUBLICATION ... SET (see ``before_15``), which so is no sign of a gap.
+_SETTINGS_VERSION = 150000
 
 
-def mark_of(publication: Publication, oids: Collection[int]) -> str:
-    """The mark that tells a publication from a later one of the same name, and says what it sends of these tables.
+def mark_of(publication: Publication, server_version: int) -> str:
+    """The mark that tells a publication from a later one of the same name, and from itself with other settings.
 
-    It is kept in checkpoints: ``16390 iudt 16384:16391 16387:16392+16394rc`` is the oid, a letter for each kind of
-    change (insert, update, delete, truncate), and for each table its entries, r for a row filter, c for a column list,
-    @ and the transaction of ``PublishedTable.attached``. A table keeps its entry when names change, and gets another
-    one with another filter or list (pg_publication_rel).
+    It is kept in checkpoints: ``16390 iudt 7731`` is the oid, a letter for each kind of change (insert, update, delete,
+    truncate), and the transaction that last altered its settings.
     """
     kinds = {"i": publication.inserts, "u": publication.updates, "d": publication.deletes, "t": publication.truncates}
-    listed = [
-        f" {table.relation.oid}:{'+'.join(map(str, table.entries))}"
+    altered = publication.altered if server_version >= _SETTINGS_VERSION else 0
+    return f"{publication.oid} {''.join(letter for letter, sent in kinds.items() if sent)} {altered}"
+
+
+def entry_of(table: PublishedTable) -> str:
+    """How a publication lists a table: ``16394+16396rc@77``.
+
+    These are the oids of its entries, r for a row filter, c for a column list, @ and the transaction of
+    ``PublishedTable.attached``. A table keeps its entry when names change, and gets another one with another filter or
+    list (pg_publication_rel). Where all tables are published, it has none.
+    """
+    return (
+        "+".join(map(str, table.entries))
         + ("r" if table.row_filter is not None else "")
         + ("c" if table.columns is not None else "")
         + (f"@{table.attached}" if table.attached is not None else "")
-        for table in publication.tables
-        if (table.entries or table.attached is not None) and table.relation.oid in oids
-    ]
-    return f"{publication.oid} {''.join(letter for letter, sent in kinds.items() if sent)}{''.join(listed)}"
+    )
 
 
-def find_change(mark: str, now: str, names: Mapping[int, str]) -> str:
-    """Say what happened to a publication between two marks; empty where it still sends everything that it did.
+def split_mark(mark: str) -> tuple[str, dict[int, str]]:
+    """A mark, and the entries by oid that marks of release 0.1.0 have in it: ``16390 iudt 16384:16391``."""
+    words = mark.split(" ")
+    listed = [word.partition(":") for word in words if ":" in word]
+    return " ".join(word for word in words if ":" not in word), {int(oid): entry for oid, _, entry in listed}
 
-    ``names`` are those of the stream's tables by oid. A table that only one of the marks has is ignored.
-    """
-    (oid, sent, *listed), (oid_now, sent_now, *listed_now) = (f"{text} ".split(" ") for text in (mark, now))
+
+def find_change(mark: str, now: str) -> str:
+    """Say what happened to a publication between two marks; empty where it sent everything that it did."""
+    oid, sent, altered = _parsed_mark(mark)
+    oid_now, sent_now, altered_now = _parsed_mark(now)
     if oid != oid_now:
         return "was dropped and created again"
     kinds = {"i": "inserts", "u": "updates", "d": "deletes", "t": "truncates"}
     lost = [what for letter, what in kinds.items() if letter in sent and letter not in sent_now]
     if lost:
         return f"leaves out {', '.join(lost)} now"
-    before = dict(_parsed_entries(listed))
-    for table, (entries_now, flags_now, attached_now) in _parsed_entries(listed_now):
-        entries, flags, attached = before.get(table, (entries_now, flags_now, attached_now))
-        for letter, what in (("r", "row filter"), ("c", "column list")):
-            if (letter in flags) != (letter in flags_now):
-                return f"has {'a' if letter in flags_now else 'no'} {what} for {names[table]} now"
-        if entries.isdisjoint(entries_now):
-            otherwise = ", or given another row filter or column list" if flags else ""
-            return f"has {names[table]} anew: it was dropped from it and added again{otherwise}"
-        # Transaction ids wrap around. An older one remains when the newest partition is detached.
-        if attached_now and (not attached or 0 < (attached_now - attached) % 2**32 < 2**31):
-            return (
-                f"has a partition that was attached to {names[table]} while it has another layout or the publication "
-                "was not altered in the same transaction, as PostgreSQL before 15 needs it (ALTER PUBLICATION ... SET "
-                "(publish_via_partition_root = true))"
-            )
+    if altered and altered_now and altered != altered_now:
+        return "was altered (ALTER PUBLICATION ... SET or OWNER TO), and may have left out changes for a while"
     return ""
 
 
-def _parsed_entries(listed: Sequence[str]) -> Iterator[tuple[int, tuple[set[str], str, int]]]:
-    for text in filter(None, listed):
-        table, _, rest = text.partition(":")
-        rest, _, attached = rest.partition("@")
-        entries = rest.rstrip("rc")
-        yield int(table), (set(entries.split("+")), rest[len(entries) :], int(attached or 0))
+def _parsed_mark(mark: str) -> tuple[str, str, int]:
+    oid, sent, altered, *_ = [*mark.split(" "), "", ""]
+    return oid, sent, int(altered or 0)
 
 
-def find_lost(session: Session, publications: Publications, mark: str, names: Mapping[int, str]) -> str:
-    """Say what a publication no longer sends of a stream's tables (names by oid); empty where it sends everything."""
-    publication = read_publication(session, publications)
-    if publication is None:
-        return "was dropped"
-    if changed := find_change(mark, mark_of(publication, names), names):
-        return changed
-    published = {table.relation.oid for table in publication.tables}
-    lost = [oid for oid in names if oid not in published]
-    if not lost:
-        return ""
-    with translated(f"reading publication {quoted(publications.name)}"), session.cursor() as cursor:
-        cursor.execute("SELECT oid::bigint FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[])", (lost,))
-        there = {oid for (oid,) in cursor}
-    gone = [f"{names[oid]}{'' if oid in there else ', which was dropped'}" for oid in sorted(lost)[:MOST_NAMED]]
-    return f"has lost {'; '.join(gone)}"
+def find_table_change(entry: str, now: str, name: str) -> str:
+    """Say what happened to a publication's table ``name`` between two entries; empty where all of it was sent."""
+    entries, flags, attached = _parsed_entry(entry)
+    entries_now, flags_now, attached_now = _parsed_entry(now)
+    for letter, what in (("r", "row filter"), ("c", "column list")):
+        if (letter in flags) != (letter in flags_now):
+            return f"has {'a' if letter in flags_now else 'no'} {what} for {name} now"
+    if entries and entries_now and not set(entries) & set(entries_now):
+        otherwise = ", or given another row filter or column list" if flags else ""
+        return f"has {name} anew: it was dropped from it and added again{otherwise}"
+    # Transaction ids wrap around. An older one remains when the newest partition is detached.
+    if attached_now and (not attached or 0 < (attached_now - attached) % 2**32 < 2**31):
+        return (
+            f"has a partition that was attached to {name} while it has another layout or the publication was not "
+            "altered in the same transaction, as PostgreSQL before 15 needs it (ALTER PUBLICATION ... SET "
+            "(publish_via_partition_root = true))"
+        )
+    return ""
+
+
+def _parsed_entry(entry: str) -> tuple[Sequence[str], str, int]:
+    listed, _, attached = entry.partition("@")
+    entries = listed.rstrip("rc")
+    return entries.split("+") if entries else (), listed[len(entries) :], int(attached or 0)

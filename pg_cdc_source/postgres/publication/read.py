@@ -43,6 +43,8 @@ class PublishedTable:
 class Publication:
     """What a publication sends. ``generated``: also stored generated columns (PostgreSQL 18).
 
+    ``altered`` is the transaction that last set something of it; adding and dropping tables does not count.
+
     Of a stream with two publications, it is the first one with the tables of both.
     """
 
@@ -56,13 +58,14 @@ class Publication:
     truncates: bool
     generated: bool
     tables: tuple[PublishedTable, ...]
+    altered: int = 0
 
 
 # Columns that not every version has are read from the row as JSON: attnames, rowfilter and prattrs came with 15,
 # pubgencols with 18, prexcept with 19.
 _READ_PUBLICATION = """
 SELECT p.oid, p.puballtables, p.pubviaroot, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate,
-    coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false)
+    coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false), p.xmin::text::bigint
 FROM pg_catalog.pg_publication AS p
 WHERE p.pubname = %s
 """
@@ -167,7 +170,7 @@ def read_one(session: Session, name: str) -> Publication | None:
         row = cursor.fetchone()
         if row is None:
             return None
-        oid, all_tables, via_root, inserts, updates, deletes, truncates, generated = row
+        oid, all_tables, via_root, inserts, updates, deletes, truncates, generated, altered = row
         schema_entries = _SCHEMA_ENTRIES if session.server_version >= _SCHEMAS_VERSION else ""
         cursor.execute(
             _READ_TABLES.format(schema_entries=schema_entries), {"oid": oid, "name": name, "via_root": via_root}
@@ -188,5 +191,15 @@ def read_one(session: Session, name: str) -> Publication | None:
         for *relation, columns, row_filter, entries in rows
     }
     return Publication(
-        oid, name, all_tables, via_root, inserts, updates, deletes, truncates, generated, tuple(tables.values())
+        oid,
+        name,
+        all_tables,
+        via_root,
+        inserts,
+        updates,
+        deletes,
+        truncates,
+        generated,
+        tuple(tables.values()),
+        altered,
     )

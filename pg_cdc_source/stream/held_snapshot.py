@@ -1,8 +1,8 @@
-"""The initial snapshot: the tables' rows as of the slot's consistent point, in ranges that Spark's tasks read.
+"""The rows of tables as of a consistent point, in ranges that Spark's tasks read.
 
-The slot is created first and exports its snapshot. A session here holds it until the last table is read. When that
-session is gone with its process, the point cannot be read any more; so the tables that are left are read at a later
-point and turned back (``rewind``)::
+The point is the slot's own for the initial snapshot, and a later one for tables that join (``joining``). A session here
+holds it until the last table is read. When that session is gone with its process, the point cannot be read any more; so
+the tables that are left are read at a later point and turned back (``rewind``)::
 
     slot created ──► snapshot held ──► table 1, table 2, … ──► end
                           ✗ lost  ──► new snapshot, rewound ──► the tables that are left ──► end
@@ -15,31 +15,34 @@ point and turned back (``rewind``)::
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.offsets import Lsn, Position, StreamOffset
+import numpy as np
+
+from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import locks, slot_creation, snapshots
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
-from pg_cdc_source.protocol.layout import StreamedTable
+from pg_cdc_source.protocol.layout import TRUNCATED, StreamedTable
+from pg_cdc_source.protocol.stream_rows import change_columns, nothing_unchanged, truncate_rows
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.scan import Plan, ScanRange
 from pg_cdc_source.snapshot.source import GivenSnapshot
+from pg_cdc_source.stream.batch_rows import BatchRows
 from pg_cdc_source.stream.buffer import Match
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.rewind import rewind
 from pg_cdc_source.stream.rewound import Rewound
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import StreamPlan, session_name
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, session_name
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """One range of a table of the initial snapshot. ``rewound`` says what to leave out, None being nothing."""
+    """One range of a table of the snapshot. ``rewound`` says what to leave out, None being nothing."""
 
     scan: Plan
     table: StreamedTable
@@ -49,7 +52,7 @@ class SnapshotPart:
     rewound: Rewound | None
 
 
-class InitialSnapshot:
+class HeldSnapshot:
     """Holds the snapshot. ``created`` is where the slot begins, if this process has made it."""
 
     def __init__(
@@ -61,23 +64,24 @@ class InitialSnapshot:
         self._history = history
         self._alive = alive
         self._held: Held | None = None
+        self._point: Lsn | None = None  # whose rows can be had
         self._rewound: dict[int, Rewound] = {}
 
-    def create_slot(self, plan: StreamPlan) -> Lsn:
-        """Create the slot and return where it begins. Hold its snapshot if the stream begins with the tables' rows."""
+    def create_slot(self, tables: Sequence[PlannedTable]) -> Lsn:
+        """Create the slot and return where it begins. Hold its snapshot if there are ``tables`` to read."""
         held = self._make(self._options.slot)
         assert held.lsn is not None
         self.created = Lsn(held.lsn + 1)
-        if self._options.start_from != "snapshot":
+        if not tables:
             held.close()
             return self.created
         try:
-            _check_files(held, plan)
+            check_files(held, tables)
         except BaseException:
             held.close()
             self.drop_slot()
             raise
-        self._held = held
+        self.hold(held)
         return self.created
 
     def drop_slot(self) -> None:
@@ -85,41 +89,49 @@ class InitialSnapshot:
         self.end()
         slot_creation.drop_slot(self._source.open(), self._options.slot)
 
+    def hold(self, held: Held) -> None:
+        """Take over a snapshot whose files have been checked; the one that was held before ends."""
+        assert held.lsn is not None
+        self.end()
+        self._held, self._point = held, Lsn(held.lsn + 1)
+
+    def holds(self, point: Lsn) -> bool:
+        """Whether rows as of ``point`` can be read without reading the slot."""
+        return self._point == point
+
     def parts(
-        self, plan: StreamPlan, match: Match, end: StreamOffset, first: int, last: int
+        self, plan: StreamPlan, match: Match, rows: BatchRows, confirmed: Lsn
     ) -> tuple[list[SnapshotPart], list[Chunk]]:
-        """What a batch with the tables from ``first`` up to ``last``, exclusive, consists of: ranges, and old rows."""
-        if tuple(table.name for table in plan.tables) != end.tables:
-            raise SchemaChangedError(
-                "the stream's tables are not those that its initial snapshot began with",
-                remedy="start over with a new checkpoint location and a new slot",
-            )
-        if self._held is None:
-            self._rewind(plan, match, end.origin, first)
+        """What ``rows`` consist of: ranges, and old rows.
+
+        Where the snapshot is not held, the slot is read, so nobody else may. It stays at ``confirmed``.
+        """
+        if not self.holds(rows.point):
+            self._rewind(plan, match, rows, confirmed)
         assert self._held is not None
         parts: list[SnapshotPart] = []
         olds: list[Chunk] = []
         session, snapshot_id = self._held.holders[0]
-        lsn, source = Lsn(end.origin - 1), GivenSnapshot(snapshot_id, self._held.instance)
-        for table, scanned in zip(plan.tables[first:last], plan.scans[first:last], strict=True):
-            rewound = self._rewound.get(table.oid)
-            with translated(f"planning {table.name}"):
-                ranges = scan.ranges_in(session, scanned)
+        lsn, source = Lsn(rows.point - 1), GivenSnapshot(snapshot_id, self._held.instance)
+        for planned in rows.tables:
+            rewound = self._rewound.get(planned.oid)
+            with translated(f"planning {planned.name}"):
+                ranges = scan.ranges_in(session, planned.scan)
             if rewound is not None and rewound.whole:
-                ranges = [scan.whole(scanned)]
+                ranges = [scan.whole(planned.scan)]
             if rewound is not None:
                 olds += rewound.old_rows
                 # They come once; every part would carry them.
                 rewound = replace(rewound, old_rows=())
-            parts += [SnapshotPart(scanned, table, source, scan_range, lsn, rewound) for scan_range in ranges]
+            parts += [SnapshotPart(planned.scan, planned.table, source, part, lsn, rewound) for part in ranges]
         return parts, olds
 
     def end(self) -> None:
         """Let the snapshot go: all tables are read, or nobody will read them."""
         if self._held is not None:
             self._held.close()
-            self._held = None
-            self._rewound = {}
+        self._held = self._point = None
+        self._rewound = {}
 
     def _make(self, slot: str | None) -> Held:
         options = self._options
@@ -128,31 +140,45 @@ class InitialSnapshot:
             options.connection, spec, lambda snapshot_id: session_name(options, "snapshot"), holders=1, stream=True
         )
 
-    def _rewind(self, plan: StreamPlan, match: Match, origin: Lsn, first: int) -> None:
-        self._history.require_free(Position.before(origin))
+    def _rewind(self, plan: StreamPlan, match: Match, rows: BatchRows, confirmed: Lsn) -> None:
+        self.end()
+        self._history.require_free(Position.before(rows.point))
         held = self._make(None)
         try:
-            _check_files(held, plan)
+            check_files(held, rows.unread)
             assert held.lsn is not None
-            self._rewound = rewind(
+            rewound = rewind(
                 functools.partial(self._history.connect_stream, streaming=False),
                 plan.layout,
                 plan.schema,
-                plan.tables[first:],
+                [planned.table for planned in rows.unread],
                 match,
-                origin,
+                rows.point,
                 held.lsn,
+                confirmed,
                 self._alive,
             )
         except BaseException:
             held.close()
             raise
-        self._held = held
+        self._held, self._point, self._rewound = held, rows.point, rewound
 
 
-def _check_files(held: Held, plan: StreamPlan) -> None:
+def check_files(held: Held, tables: Sequence[PlannedTable]) -> None:
     """Make sure that no table was rewritten between its plan and the snapshot, under locks that do not stay."""
-    held.lock([table.oid for table in plan.tables], timeout="60s")
+    held.lock([planned.oid for planned in tables], timeout="60s")
     for session, _ in held.holders:
         locks.check_files(session, "starting the snapshot")
     held.unlock()
+
+
+def emptying_rows(plan: StreamPlan, tables: Sequence[StreamedTable], point: Lsn) -> Chunk:
+    """A truncate row for each table whose rows come again as of ``point``: a sink gives up those that it has.
+
+    They stand right before the rows. WAL records begin at multiples of 8 bytes, so no commit is there.
+    """
+    n, lsn = len(tables), Lsn(point - 2)
+    changes = change_columns(
+        np.full(n, TRUNCATED), np.full(n, lsn, np.int64), np.zeros(n, np.int64), None, None, nothing_unchanged(n)
+    )
+    return Chunk.of(truncate_rows(tables, changes, plan.layout, plan.schema), Position(lsn, 0), Position(lsn, 0))

@@ -1,0 +1,395 @@
+"""Tables that join a stream, leave it and come back: the rows end right, and nothing is passed over in silence."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from databases import connect
+from driving import Driver, Row, driving, kinds, run, values
+from psycopg2.extensions import connection as Session
+from watch import wait_until
+
+from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.spark.pgcdc import HAS_LIMITS
+from pg_cdc_source.stream.joining import Joining
+
+Drive = Callable[..., Driver]
+T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
+U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'a'), (2, 'b')")
+ALL_TABLES = "CREATE PUBLICATION s FOR ALL TABLES"
+BOTH = "CREATE PUBLICATION s FOR TABLE t, u"
+
+
+@pytest.fixture
+def drive(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
+    with driving(pg, db, monkeypatch) as drive:
+        yield drive
+
+
+def replica(rows: Iterable[Row]) -> dict[str, dict[int, str]]:
+    """What a sink has that upserts by key in the order of the stream."""
+    tables: dict[str, dict[int, str]] = {}
+    for row in sorted(rows, key=lambda row: (row["_commit_lsn"], row["_seq"])):
+        table = tables.setdefault(row["_table"], {})
+        if row["_change_type"] == "truncate":
+            table.clear()
+        elif row["_change_type"] == "delete":
+            table.pop(json.loads(row["key"])["id"], None)
+        else:
+            after = json.loads(row["after"])
+            table[after["id"]] = after["v"]
+    return {name: table for name, table in tables.items() if table}
+
+
+def source(pg: Session, *tables: str) -> dict[str, dict[int, str]]:
+    found = {f"public.{table}": dict(run(pg, f"SELECT id, v FROM {table}")) for table in tables}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def until_equal(driver: Driver, pg: Session, *tables: str) -> list[Row]:
+    """Run batches until a replica of all rows equals the source; the rows that came."""
+    rows: list[Row] = []
+
+    def same() -> bool:
+        rows.extend(driver.batch())
+        return replica(driver.rows) == source(pg, *tables)
+
+    try:
+        wait_until(same, 60)
+    except AssertionError:
+        raise AssertionError(f"{replica(driver.rows)} is not {source(pg, *tables)}; these came: {rows}") from None
+    return rows
+
+
+def going_on(driver: Driver, until: Callable[[], object], seconds: float = 60) -> None:
+    """Run batches until it is so."""
+
+    def look() -> object:
+        driver.batch()
+        return until()
+
+    wait_until(look, seconds)
+
+
+def standing(drive: Drive, pg: Session, *statements: str, **options: str) -> Driver:
+    """A stream that has read its tables, after these statements."""
+    run(pg, *statements)
+    driver = drive(**options)
+    until_equal(driver, pg, *(statement.split()[2] for statement in statements if statement.startswith("CREATE TABLE")))
+    driver.batch()
+    return driver
+
+
+@contextmanager
+def writing(db: str, *statements: str) -> Iterator[None]:
+    """Other sessions run the statements, one each, again and again."""
+    stop = threading.Event()
+
+    def write(statement: str) -> None:
+        with connect(db) as session, session.cursor() as cursor:
+            while not stop.is_set():
+                cursor.execute(statement)
+
+    threads = [threading.Thread(target=write, args=(statement,)) for statement in statements]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+# --- gaps while the query is down ------------------------------------------------------------------------------------
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("tables", ["public.*", "t,u"])
+def test_a_table_that_was_out_of_the_publication_comes_again(tables: str, pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables=tables)
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s DROP TABLE u", "INSERT INTO u VALUES (3, 'missed')", "DELETE FROM u WHERE id = 1",
+        "ALTER PUBLICATION s ADD TABLE u", "INSERT INTO u VALUES (4, 'sent')")  # fmt: skip
+    driver.start()
+    rows = until_equal(driver, pg, "t", "u")
+    assert [(row["_table"], row["_change_type"]) for row in rows if row["_change_type"] != "insert"] == [
+        ("public.u", "truncate"), *[("public.u", "snapshot")] * 3
+    ]  # fmt: skip
+
+
+def test_a_gap_is_an_error_where_nobody_reads_anew(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onNewTable="fail")
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s DROP TABLE u", "INSERT INTO u VALUES (3, 'missed')", "ALTER PUBLICATION s ADD TABLE u")
+    for mode in ("fail", "fail", "changes"):
+        driver.restart(onNewTable=mode)
+        driver.refusal("publication s has public.u anew: it was dropped from it and added again", "onNewTable=snapshot")
+    driver.restart(onNewTable="snapshot")
+    until_equal(driver, pg, "t", "u")
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+def test_a_table_that_leaves_does_so_with_an_event_and_comes_back_whole(down: bool, pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*")
+    if down:
+        driver.stop()
+    run(pg, "INSERT INTO u VALUES (3, 'sent')", "ALTER PUBLICATION s DROP TABLE u",
+        "INSERT INTO u VALUES (4, 'missed')", "INSERT INTO t VALUES (2, 'x')")  # fmt: skip
+    if down:
+        driver.start()
+    driver.refusal("publication s has lost public.u", "onSchemaChange=ignore", rows=2 if HAS_LIMITS else None)
+    if HAS_LIMITS:
+        driver.restart()
+        driver.refusal("publication s has lost public.u")
+    driver.restart(onSchemaChange="ignore")
+    run(pg, "INSERT INTO t VALUES (3, 'y')")
+    going_on(driver, lambda: replica(driver.rows).get("public.t") == source(pg, "t")["public.t"])
+    assert replica(driver.rows)["public.u"] == {1: "a", 2: "b", 3: "sent"}
+    going_on(driver, lambda: "public.u" not in [member.name for member in driver.offset.members])
+    driver.restart(onSchemaChange="fail")
+    run(pg, "ALTER PUBLICATION s ADD TABLE u", "DELETE FROM u WHERE id = 1")
+    until_equal(driver, pg, "t", "u")
+
+
+@pytest.mark.parametrize("options", [{"tables": "public.*"}, {"tables": "t,u"}], ids=["pattern", "list"])
+@pytest.mark.parametrize("publication", [ALL_TABLES, BOTH])
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+def test_a_table_that_was_created_again_is_another(
+    options: dict[str, str], publication: str, down: bool, pg: Session, drive: Drive
+) -> None:
+    driver = standing(drive, pg, *T, *U, publication, **options)
+    if down:
+        driver.stop()
+    run(pg, "INSERT INTO u VALUES (3, 'old')", "DROP TABLE u", "CREATE TABLE u (id int PRIMARY KEY, v text, w int)",
+        "INSERT INTO u VALUES (7, 'new', 1)", *(["ALTER PUBLICATION s ADD TABLE u"] if publication == BOTH else []),
+        "INSERT INTO u VALUES (8, 'newer', 2)")  # fmt: skip
+    if down:
+        driver.start()
+    until_equal(driver, pg, "t", "u")
+    run(pg, "INSERT INTO u VALUES (9, 'newest', 3)")
+    assert values(until_equal(driver, pg, "t", "u"), "_change_type") == [("insert",)]
+
+
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+def test_the_one_table_of_a_stream_that_was_created_again(down: bool, pg: Session, drive: Drive) -> None:
+    run(pg, *T, ALL_TABLES)
+    driver = drive(dbtable="t")
+    driver.take(1)
+    driver.batch()
+    if down:
+        driver.stop()
+    run(pg, "DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (5, 'new')")
+    for _ in range(2):
+        driver.restart()
+        driver.refusal("public.t was dropped and created again", "onNewTable=snapshot", "new checkpoint")
+    driver.restart(onNewTable="snapshot")
+    rows = driver.take(2)
+    assert values(sorted(rows, key=lambda row: row["_commit_lsn"]), "_change_type", "id", "v") == [
+        ("truncate", None, None), ("snapshot", 5, "new")
+    ]  # fmt: skip
+
+
+def test_partitions_that_were_published_by_themselves_for_a_while(pg: Session, drive: Drive) -> None:
+    run(pg, "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)", "INSERT INTO p VALUES (1, 'a')",
+        "CREATE PUBLICATION s FOR ALL TABLES WITH (publish_via_partition_root = true)")  # fmt: skip
+    driver = drive(tables="public.*", onSchemaChange="ignore")
+    until_equal(driver, pg, "p")
+    driver.batch()
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s SET (publish_via_partition_root = false)", "INSERT INTO p VALUES (2, 'as p1')",
+        "ALTER PUBLICATION s SET (publish_via_partition_root = true)", "INSERT INTO p VALUES (3, 'as p')")  # fmt: skip
+    driver.start()
+    if pg.server_version >= 150000:
+        until_equal(driver, pg, "p")
+
+
+def test_kinds_of_changes_that_were_left_out_for_a_while(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*")
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s SET (publish = 'insert')", "UPDATE t SET v = 'missed'",
+        "ALTER PUBLICATION s SET (publish = 'insert, update, delete, truncate')")  # fmt: skip
+    driver.start()
+    if pg.server_version >= 150000:
+        until_equal(driver, pg, "t", "u")
+
+
+# --- tables that join while the stream runs --------------------------------------------------------------------------
+
+
+@pytest.mark.corner
+def test_a_table_joins_under_load_and_others_go_on(pg: Session, db: str, drive: Drive) -> None:
+    run(pg, *T, *U, "CREATE TABLE x (id int PRIMARY KEY, v text)", "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*")
+    driver.take(1)
+    insert = "INSERT INTO {0} SELECT coalesce(max(id), 0) + 1, 'new' FROM {0}"
+    update = "UPDATE u SET v = v || 'x' WHERE id = 1"
+    with connect(db) as old, old.cursor() as writer:
+        writer.execute("BEGIN; INSERT INTO u VALUES (-1, 'before it was published')")
+        with writing(db, insert.format("t"), insert.format("x"), update):
+            run(pg, "ALTER PUBLICATION s ADD TABLE u, x")
+            # The creation of the slot waits for the old transaction; the stream does not.
+            going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE temporary"))
+            seen = len(driver.rows)
+            going_on(driver, lambda: len(driver.rows) > seen + 20)
+            assert {row["_table"] for row in driver.rows} == {"public.t"}
+            writer.execute("INSERT INTO u VALUES (-2, 'after it was published'); COMMIT")
+            going_on(driver, lambda: "public.u" in {row["_table"] for row in driver.rows}, 60)
+            seen = len(driver.rows)
+            going_on(driver, lambda: len(driver.rows) > seen + 50)
+    until_equal(driver, pg, "t", "u", "x")
+    changes = [(row["_commit_lsn"], row["_seq"], row["_table"]) for row in driver.rows if row["_seq"]]
+    assert len({change[:2] for change in changes}) == len(changes)
+    for table in ("public.t", "public.u", "public.x"):
+        of_one = [change for change in changes if change[2] == table]
+        assert of_one == sorted(of_one)
+
+
+def test_a_stream_that_is_ahead_of_the_consistent_point_goes_back_for_the_table(
+    pg: Session, db: str, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The point is known only after it was passed."""
+    run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*")
+    driver.take(1)
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    for i in range(5):
+        run(pg, f"INSERT INTO u VALUES ({10 + i}, 'changed')", f"UPDATE u SET v = '{i}' WHERE id = 1",
+            f"INSERT INTO t VALUES ({10 + i}, 'x')")  # fmt: skip
+        driver.take(1)
+    before = driver.offset.position
+    late.set()
+    rows = until_equal(driver, pg, "t", "u")
+    assert driver.offset.position == before
+    assert kinds(rows) == ["truncate", "snapshot", "snapshot", *["insert", "update"] * 5]
+    run(pg, "INSERT INTO u VALUES (99, 'z')", "INSERT INTO t VALUES (99, 'z')")
+    assert kinds(driver.take(2)) == ["insert", "insert"]
+
+
+@pytest.mark.parametrize("moment", ["waiting", "given", "planned"])
+def test_a_join_is_the_same_after_a_crash(moment: str, pg: Session, drive: Drive) -> None:
+    run(pg, *T, *U, "ALTER TABLE u REPLICA IDENTITY FULL", "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*")
+    driver.take(1)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u", "INSERT INTO t VALUES (2, 'x')")
+    if moment == "waiting":
+        driver.batch()
+    else:
+        # Its end is in Spark's log; the process ends before or after it has said what the batch consists of.
+        wait_until(lambda: driver.plan(read=moment == "planned"))
+    run(pg, "INSERT INTO u VALUES (3, 'c')", "UPDATE u SET v = 'later' WHERE id = 1", "INSERT INTO t VALUES (3, 'y')")
+    driver.restart()
+    until_equal(driver, pg, "t", "u")
+    of_u = [row for row in driver.rows if row["_table"] == "public.u"]
+    snapshot = {row["after"] for row in of_u if row["_change_type"] == "snapshot"}
+    if moment != "waiting":
+        assert snapshot == {'{"id":1,"v":"a"}', '{"id":2,"v":"b"}'}
+        assert sorted(kinds(of_u)) == [
+            "insert", "snapshot", "snapshot", "truncate", "update"
+        ]  # fmt: skip
+
+
+def test_a_table_that_joined_and_was_dropped_before_its_rows_were_read(pg: Session, drive: Drive) -> None:
+    if not HAS_LIMITS:
+        pytest.skip("this Spark gives no start")
+    run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*", onSchemaChange="ignore")
+    driver.take(1)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    wait_until(lambda: driver.plan(read=False))
+    driver.stop()
+    run(pg, "INSERT INTO u VALUES (3, 'c')", "DROP TABLE u", "INSERT INTO t VALUES (2, 'x')")
+    driver.start()
+    going_on(driver, lambda: replica(driver.rows).get("public.t") == {1: "a", 2: "x"})
+    assert [row["_change_type"] for row in driver.rows if row["_table"] == "public.u"] == ["truncate", "insert"]
+
+
+def test_rows_of_a_table_that_is_new_can_be_left_out(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes")
+    run(pg, "CREATE TABLE u (id int PRIMARY KEY, v text)",
+        "BEGIN; INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (1, 'a'); COMMIT")  # fmt: skip
+    assert values(driver.take(2), "_table", "_change_type", "_seq") == [
+        ("public.t", "insert", 1), ("public.u", "insert", 2)
+    ]  # fmt: skip
+    driver.stop()
+    run(pg, "CREATE TABLE v (id int PRIMARY KEY, v text)", "INSERT INTO v VALUES (1, 'a')")
+    driver.start()
+    assert values(driver.take(1), "_table", "_change_type") == [("public.v", "insert")]
+
+
+def test_a_new_table_can_be_an_error(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="fail")
+    run(
+        pg,
+        "CREATE TABLE u (id int PRIMARY KEY, v text)",
+        "INSERT INTO t VALUES (3, 'c')",
+        "INSERT INTO u VALUES (1, 'a')",
+    )
+    for _ in range(2):
+        driver.refusal("public.u", "onNewTable=changes", rows=None)
+        driver.restart()
+    driver.restart(onNewTable="snapshot")
+    until_equal(driver, pg, "t", "u")
+
+
+def test_a_dropped_tables_last_changes_come_before_the_error(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, ALL_TABLES, tables="public.*")
+    driver.stop()
+    run(pg, "INSERT INTO u VALUES (3, 'last')", "DROP TABLE u", "INSERT INTO t VALUES (2, 'x')")
+    driver.start()
+    text = driver.refusal("publication s has lost public.u, which was dropped", rows=2 if HAS_LIMITS else None)
+    assert "new checkpoint" not in text
+    driver.restart(onSchemaChange="ignore")
+    going_on(driver, lambda: replica(driver.rows).get("public.t") == {1: "a", 2: "x"})
+    assert ("public.u", "insert", '{"id":3,"v":"last"}') in values(driver.rows, "_table", "_change_type", "after")
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="AvailableNow takes one batch on this Spark")
+def test_a_run_that_takes_what_is_there_does_not_end_before_a_table_has_joined(pg: Session, drive: Drive) -> None:
+    run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*")
+    driver.take(1)
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s ADD TABLE u", "INSERT INTO t VALUES (2, 'x')")
+    driver.start_available_now()
+    while driver.batch():
+        pass
+    assert replica(driver.rows) == source(pg, "t", "u")
+
+
+# --- slots that are lost ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+def test_a_lost_slot_is_made_anew_and_all_rows_come_again(down: bool, pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
+    if down:
+        driver.stop()
+    drop = "SELECT pg_drop_replication_slot('s')"
+    run(pg, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = 's' AND active")
+    wait_until(lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's' AND NOT active"))
+    run(pg, drop, "DELETE FROM t", "INSERT INTO u VALUES (3, 'missed')")
+    if down:
+        driver.start()
+    until_equal(driver, pg, "t", "u")
+    run(pg, "INSERT INTO t VALUES (5, 'e')")
+    assert values(until_equal(driver, pg, "t", "u"), "_change_type") == [("insert",)]
+    driver.restart()
+    run(pg, "INSERT INTO t VALUES (6, 'f')")
+    assert values(until_equal(driver, pg, "t", "u"), "_change_type") == [("insert",)]
+
+
+def test_a_checkpoint_of_another_slot_is_not_taken_for_a_lost_one(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
+    driver.restart(slot="other", publication="s")
+    driver.refusal("the checkpoint was made with another server or slot", kind=PgCdcError)

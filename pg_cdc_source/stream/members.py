@@ -1,0 +1,110 @@
+"""Which tables belong to a stream, and which have joined or left it since an offset was written.
+
+::
+
+    member of the offset      in the publication now
+    ────────────────────      ──────────────────────
+    yes                       yes, by the same entry      kept: no change of it is missing
+    yes                       yes, by another entry       joined: it was out for a while, so changes are missing
+    yes                       no                          left: dropped, or taken out
+    no                        yes                         joined: it is new, or another table under an old name
+
+A table is told by its oid: a table that was dropped and created again under its name is one that left and one that
+joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.offsets import Lsn, Member, StreamOffset
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.postgres.server_errors import translated
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A table that the stream would read now. ``why`` says by what its changes are missing; empty if it is new."""
+
+    member: Member
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What became of a stream's tables. ``kept`` have their present names and entries."""
+
+    kept: tuple[Member, ...]
+    joined: tuple[Joined, ...]
+    left: tuple[Member, ...]
+
+
+def members_of(published: Publication, relations: Collection[Relation], since: Lsn) -> tuple[Member, ...]:
+    """Members that are published as ``published`` says, in the order of ``relations``."""
+    tables = {table.relation.oid: table for table in published.tables}
+    return tuple(
+        Member(relation.oid, str(relation), since, publication.entry_of(tables[relation.oid])) for relation in relations
+    )
+
+
+def members_at(offset: StreamOffset, now: Sequence[Member], session: Session) -> tuple[Member, ...]:
+    """The members at an offset. Those of release 0.1.0 have oids and entries in the publication's mark, if any."""
+    if offset.members:
+        return offset.members
+    _, entries = publication.split_mark(offset.publication)
+    if not entries:
+        return tuple(replace(member, since=offset.origin) for member in now)
+    names = {member.oid: member.name for member in now} | _read_names(session, entries)
+    return tuple(
+        Member(oid, names.get(oid, f"the table with oid {oid}"), offset.origin, entry) for oid, entry in entries.items()
+    )
+
+
+def compare(
+    then: Sequence[Member], mark: str, now: Sequence[Member], mark_now: str, publication_name: str
+) -> Difference:
+    """What became of the tables ``then``. Both marks are those of the whole publication."""
+    mark, _ = publication.split_mark(mark)
+    changed = publication.find_change(mark, mark_now) if mark else ""
+    before = {member.oid: member for member in then}
+    names = {member.name: member for member in then}
+    kept, joined = [], []
+    for member in now:
+        known = before.get(member.oid)
+        if known is None:
+            anew = f"{member.name} was dropped and created again" if member.name in names else ""
+            joined.append(Joined(member, anew))
+        elif why := changed or publication.find_table_change(known.entry, member.entry, member.name):
+            joined.append(Joined(member, f"publication {quoted(publication_name)} {why}"))
+        else:
+            kept.append(replace(member, since=known.since))
+    present = {member.oid for member in now}
+    return Difference(tuple(kept), tuple(joined), tuple(member for member in then if member.oid not in present))
+
+
+_READ_NAMES = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%s::oid[])
+"""
+
+
+def _read_names(session: Session, oids: Mapping[int, str]) -> dict[int, str]:
+    with translated("looking for the stream's tables"), session.cursor() as cursor:
+        cursor.execute(_READ_NAMES, (list(oids),))
+        return {row[0]: str(Relation(*row)) for row in cursor}
+
+
+def describe_left(session: Session, left: Sequence[Member], publication_name: str) -> str:
+    """Say of tables that have left a stream what became of them."""
+    there = _read_names(session, {member.oid: member.name for member in left})
+    gone = [f"{member.name}{'' if member.oid in there else ', which was dropped'}" for member in left[:10]]
+    more = f" and {len(left) - 10} more" if len(left) > 10 else ""
+    return f"publication {quoted(publication_name)} has lost {'; '.join(gone)}{more}"

@@ -1,0 +1,283 @@
+"""What a stream follows: its plan, and the tables that wait to join it or are about to leave.
+
+Newer servers pass over a publication that is gone, and a table that has left it only stops to send. So every offset
+carries the stream's tables and its publication's mark. Both are compared with the catalog when a stream goes on, and
+every few seconds while it runs.
+
+- A table whose changes are complete is followed. ``plan.gone`` has those that are members and not followed: what the
+  stream still has of them comes, and nothing after it.
+- A table that waits to join is in neither. It joins at a consistent point of its own (``joining``).
+- A member leaves only with an event: an error, the rows that it joins again with, or a word in the log where
+  ``onSchemaChange`` is not ``fail``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import AccessError, OptionError, SchemaChangedError, ServerSetupError, TransientError
+from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.postgres.snapshots import Held
+from pg_cdc_source.stream.members import Difference, compare, describe_left, members_at, members_of
+from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
+from pg_cdc_source.stream.source_session import SourceSession
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, plan_stream
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Tables that have left, and a position after all that they have in the stream."""
+
+    members: tuple[Member, ...]
+    through: Position
+
+
+class Membership:
+    """Knows the stream's tables. ``mark`` is the publication's, as offsets carry it."""
+
+    def __init__(self, options: StreamOptions, schema: pa.Schema, source: SourceSession) -> None:
+        self.mark = ""
+        self.leaving: Leaving | None = None
+        self.has_waiting = False  # whether a table waits to join
+        self._options = options
+        self._schema = schema
+        self._source = source
+        self._plan: StreamPlan | None = None
+        self._is_compared = False  # with the catalog, in this process
+        self._seen: object = None  # of the publication, at the last look
+        self._looked_at = 0.0
+
+    @property
+    def plan(self) -> StreamPlan:
+        """What is followed."""
+        assert self._plan is not None
+        return self._plan
+
+    # --- where a stream begins or goes on -----------------------------------------------------------------------------
+
+    def begin(self, *, create: bool = False) -> StreamPlan:
+        """Follow all tables that the publication has now. With ``create``, it is created where it is missing."""
+        self._plan, self.mark = self._source.ask(lambda session: self._read(session, create=create))
+        self._is_compared = True
+        return self._plan
+
+    def resume(self, offset: StreamOffset) -> None:
+        """Go on from an offset. Raises SchemaChangedError where changes after it are missing and nobody reads anew."""
+        if not self._is_compared:
+            whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
+            self._settle(whole, mark, difference, offset)
+            self._is_compared = True
+
+    def repeat(self, start: StreamOffset | None, end: StreamOffset, *, guessed: bool) -> tuple[PlannedTable, ...]:
+        """Follow what the batch from ``start`` to ``end`` has. Return the tables that join at its end, if it guesses.
+
+        An end that was given before its start was known (``guessed``), or without a limit, has the tables of its time.
+        Those that the start does not have join at the end.
+        """
+        if self._plan is not None and not guessed and _oids(self._plan.members) == _oids(end.members):
+            return ()
+        whole, _ = self._source.ask(self._read)
+        self._is_compared = False
+        if start is None or end.at is not None or not end.members:
+            members = self._source.ask(lambda session: members_at(end, whole.members, session))
+            self._plan, self.mark = whole.following(members), end.publication
+            return ()
+        then = self._source.ask(lambda session: members_at(start, end.members, session))
+        difference = compare(then, start.publication, end.members, end.publication, self._options.publication)
+        self._settle(whole, end.publication, difference, start)
+        oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
+        tables = tuple(_since(planned, end.position.next_lsn) for planned in whole.planned if planned.oid in oids)
+        self.join(tables, end.publication)
+        if self.leaving is not None:
+            self.leaving = replace(self.leaving, through=end.position)
+        return tables
+
+    def guess(self, since: Lsn) -> tuple[tuple[Member, ...], str]:
+        """All tables that the stream would have now, and the publication's mark: for an end without a start."""
+        whole, mark = self._source.ask(self._read)
+        known = {planned.oid: planned.member for planned in self.plan.planned}
+        return tuple(known.get(member.oid, replace(member, since=since)) for member in whole.members), mark
+
+    def _read(self, session: Session, *, create: bool = False) -> tuple[StreamPlan, str]:
+        """The plan for all tables that the publication has, and its mark."""
+        options = self._options
+        if create:
+            published = publication.ensure_publication(session, options)
+        else:
+            published = publication.require_publication(session, options.publications)
+        return self._plan_of(session, published, self._source.read_end_of_wal())
+
+    def _plan_of(self, session: Session, published: Publication, lsn: Lsn) -> tuple[StreamPlan, str]:
+        plan = plan_stream(session, self._options, published, lsn)
+        if plan.schema != self._schema:
+            raise SchemaChangedError(
+                f"{plan.planned[0].name} has other columns than when the DataFrame was loaded",
+                remedy="load the DataFrame again",
+            )
+        return plan, publication.mark_of(published, session.server_version)
+
+    def _compare(self, session: Session, offset: StreamOffset) -> tuple[StreamPlan, str, Difference]:
+        whole, mark = self._read(session)
+        then = members_at(offset, whole.members, session)
+        return whole, mark, compare(then, offset.publication, whole.members, mark, self._options.publication)
+
+    def _settle(self, whole: StreamPlan, mark: str, difference: Difference, offset: StreamOffset) -> None:
+        """Follow what is complete, and take note of what waits and of what leaves."""
+        self._refuse(difference)
+        followed = list(difference.kept)
+        anew = {joined.member.name for joined in difference.joined}
+        if self._options.on_new_table == "changes":
+            followed += [replace(joined.member, since=offset.position.next_lsn) for joined in difference.joined]
+        else:
+            self.has_waiting = bool(difference.joined)
+        oids = _oids(followed)
+        then = {member.oid: member for member in (*offset.members, *difference.left)}
+        gone = tuple(member for oid, member in then.items() if oid not in oids)
+        self._plan = replace(whole.following(followed), gone=gone)
+        self.mark = offset.publication if self.has_waiting and offset.members else mark
+        self._note_left([member for member in difference.left if member.name not in anew])
+
+    # --- while a stream runs ------------------------------------------------------------------------------------------
+
+    def look_sometimes(self) -> None:
+        """Look at the publication, unless that was done within the last seconds."""
+        if time.monotonic() >= self._looked_at + WATCH_SECONDS:
+            self.look()
+
+    def look(self) -> None:
+        """Find out which tables have joined and left. Raises SchemaChangedError as :meth:`resume` does."""
+        self._looked_at = time.monotonic()
+        try:
+            difference = self._find_difference(self._source.open())
+        except TransientError:
+            # The next look is soon enough.
+            self._source.close()
+            return
+        if difference is not None:
+            self._refuse(difference)
+            self.has_waiting = bool(difference.joined) and self._options.on_new_table == "snapshot"
+            anew = {joined.member.name for joined in difference.joined}
+            self._note_left([member for member in difference.left if member.name not in anew])
+
+    def _find_difference(self, session: Session) -> Difference | None:
+        """What has changed since the last look that found nothing; None for nothing."""
+        options = self._options
+        published = publication.read_publication(session, options.publications)
+        if published is None:
+            raise SchemaChangedError(
+                f"publication {quoted(options.publication)} was dropped, so changes may be missing",
+                remedy="start over with a new checkpoint location and a new slot",
+            )
+        if published == self._seen:
+            return None
+        followed = [planned.member for planned in self.plan.planned]
+        try:
+            relations = publication.stream_tables(session, options, published)
+        except (OptionError, AccessError, ServerSetupError):
+            # A table that was dropped is not found by its name. One that was renamed is, at its next change.
+            relations = tuple(t.relation for t in published.tables if t.relation.oid in _oids(followed))
+        mark = publication.mark_of(published, session.server_version)
+        now = members_of(published, relations, self.plan.lsn)
+        difference = compare(followed, self.mark, now, mark, options.publication)
+        if not difference.joined and not difference.left:
+            self._seen = published
+        return difference
+
+    def _refuse(self, difference: Difference) -> None:
+        if self._options.on_new_table == "snapshot":
+            return
+        for joined in difference.joined:
+            if joined.why:
+                raise SchemaChangedError(f"{joined.why}, so changes may be missing", remedy=READ_AGAIN)
+        if difference.joined and self._options.on_new_table == "fail":
+            names = ", ".join(joined.member.name for joined in difference.joined[:10])
+            raise SchemaChangedError(f"{names} joined the stream's tables", remedy=FOLLOW)
+
+    def _note_left(self, left: Sequence[Member]) -> None:
+        known = self.leaving.members if self.leaving is not None else ()
+        if new := [member for member in left if member not in known]:
+            self.leaving = Leaving((*known, *new), Position.before(self._source.read_end_of_wal()))
+
+    # --- tables that join and leave -----------------------------------------------------------------------------------
+
+    def plan_join(self, held: Held, due: Sequence[str]) -> tuple[tuple[PlannedTable, ...], str]:
+        """The tables that join at the point of ``held``, and the publication's mark there.
+
+        These are all that wait and those that are ``due``.
+        """
+        assert held.lsn is not None
+        point = Lsn(held.lsn + 1)
+        session, _ = held.holders[0]
+        published = publication.require_publication(session, self._options.publications)
+        whole, mark = self._plan_of(session, published, point)
+        followed = [planned.member for planned in self.plan.planned]
+        difference = compare(followed, self.mark, whole.members, mark, self._options.publication)
+        oids = {joined.member.oid for joined in difference.joined}
+        tables = tuple(
+            _since(planned, point) for planned in whole.planned if planned.oid in oids or planned.name in due
+        )
+        return tables, mark
+
+    def join(self, tables: Sequence[PlannedTable], mark: str) -> None:
+        """Follow tables from their points on."""
+        self._plan, self.mark, self.has_waiting = self.plan.joined_by(tables), mark, False
+        self._seen = None
+        if tables:
+            log.info("%s joins the stream at %s", ", ".join(p.name for p in tables[:10]), tables[0].member.since)
+
+    def follow_new(self, position: Position) -> None:
+        """Follow tables that are new with all changes after ``position`` (onNewTable=changes)."""
+        whole, mark = self._source.ask(self._read)
+        known = _oids(self.plan.members)
+        tables = [_since(planned, position.next_lsn) for planned in whole.planned if planned.oid not in known]
+        self.join(tables, mark)
+
+    def leave(self) -> None:
+        """Let those that are leaving leave: raise, or say so in the log, as ``onSchemaChange`` says."""
+        assert self.leaving is not None
+        left, options = self.leaving.members, self._options
+        what = self._source.ask(lambda session: describe_left(session, left, options.publication))
+        what = f"{what}; their changes up to {self.leaving.through.lsn} are in the stream"
+        if options.dbtable is not None:
+            raise SchemaChangedError(
+                what,
+                remedy="to go on, publish the table again and start the query with onNewTable=snapshot, which reads "
+                "its rows anew; or start over with a new checkpoint location and a new slot",
+            )
+        if options.on_schema_change == "fail":
+            raise SchemaChangedError(
+                what,
+                remedy="start the query again with the same checkpoint and onSchemaChange=ignore: it goes on without "
+                "them. One that comes back is read anew (onNewTable=snapshot)",
+            )
+        log.warning("%s; the stream goes on without them", what)
+        oids = _oids(left)
+        plan = self.plan
+        self._plan = replace(
+            plan,
+            planned=tuple(planned for planned in plan.planned if planned.oid not in oids),
+            gone=tuple(member for member in plan.gone if member.oid not in oids),
+        )
+        self.leaving = None
+
+
+def _oids(members: Sequence[Member]) -> set[int]:
+    return {member.oid for member in members}
+
+
+def _since(planned: PlannedTable, lsn: Lsn) -> PlannedTable:
+    return replace(planned, member=replace(planned.member, since=lsn))

@@ -1,0 +1,72 @@
+"""The slot's reader together with the plan that its rows are decoded by."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+
+from pg_cdc_source.offsets import Position
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres.replication import ReplicationStream
+from pg_cdc_source.protocol.changes import ChangeDecoder
+from pg_cdc_source.protocol.streamed import StreamedTransaction
+from pg_cdc_source.protocol.transactions import TransactionAssembler
+from pg_cdc_source.protocol.walsender import HEADER_BYTES
+from pg_cdc_source.stream.batches import Limits
+from pg_cdc_source.stream.buffer import ChangeBuffer
+from pg_cdc_source.stream.chunks import ChunkStore
+from pg_cdc_source.stream.schema_history import match_relation
+from pg_cdc_source.stream.slot_history import SlotHistory
+from pg_cdc_source.stream.slot_reader import SlotReader
+from pg_cdc_source.stream.spill import Spill
+from pg_cdc_source.stream.stream_plan import StreamPlan
+
+
+class PlannedReader:
+    """Opens the reader when it is first needed, and again where another plan makes that necessary."""
+
+    def __init__(self, options: StreamOptions, history: SlotHistory) -> None:
+        self._options = options
+        self._limits = Limits(options.max_rows_per_batch, options.max_bytes_per_batch)
+        self._history = history
+        self._reader: SlotReader | None = None
+
+    @property
+    def current(self) -> SlotReader | None:
+        return self._reader
+
+    def open(self, position: Position, plan: Callable[[], StreamPlan]) -> SlotReader:
+        """The reader; where there is none, a new one of all changes after ``position``, decoded by ``plan``."""
+        if self._reader is None:
+            planned = plan()
+            self._history.require_free(position)
+            buffer = ChangeBuffer(
+                TransactionAssembler(
+                    position, functools.partial(StreamedTransaction, Spill), prefixes=self._options.message_prefixes
+                ),
+                ChangeDecoder(planned.layout, planned.schema, HEADER_BYTES),
+                lambda relation, lsn, _: match_relation(planned, relation, lsn),
+                ChunkStore(position),
+                self._limits,
+                self._options.slot,
+            )
+            sessions = itertools.count()
+
+            def connect(received: Position) -> ReplicationStream:
+                # After a lost session large transactions are sent whole: should the server have lost it over one that
+                # is in progress, it gets past that one so.
+                return self._history.connect_stream(received, streaming=next(sessions) == 0)
+
+            self._reader = SlotReader(connect, buffer)
+        return self._reader
+
+    def release(self, position: Position) -> None:
+        """Let the slot move to ``position``, if it is read."""
+        if self._reader is not None:
+            self._reader.release(position)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
