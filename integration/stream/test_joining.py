@@ -366,6 +366,41 @@ def test_a_run_that_takes_what_is_there_does_not_end_before_a_table_has_joined(p
     assert replica(driver.rows) == source(pg, "t", "u")
 
 
+# --- rows that are asked for again -----------------------------------------------------------------------------------
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("names", ['["public.u"]', '["*"]'])
+def test_rows_come_again_where_somebody_asks(names: str, pg: Session, drive: Drive) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages")
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*")
+    ask = f"""SELECT pg_logical_emit_message(true, 'pgcdc', '{{"snapshot": {names}}}')"""
+    run(pg, "INSERT INTO u VALUES (3, 'before')", ask, "INSERT INTO u VALUES (4, 'after')")
+    seen = len(driver.rows)
+    count = 5 if "u" in names else 6
+    going_on(driver, lambda: [k for k in kinds(driver.rows[seen:]) if k != "insert"].count("snapshot") >= count - 1)
+    until_equal(driver, pg, "t", "u")
+    assert kinds(driver.rows[seen:]).count("truncate") == count - 4
+    run(pg, "INSERT INTO u VALUES (5, 'last')")
+    assert kinds(until_equal(driver, pg, "t", "u")) == ["insert"]
+
+
+def test_rows_that_were_asked_for_come_after_a_crash(pg: Session, drive: Drive) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages")
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*")
+    run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.u", "public.none"]}')""",
+        "INSERT INTO t VALUES (4, 'after')")  # fmt: skip
+    going_on(driver, lambda: replica(driver.rows)["public.t"] == {1: "a", 4: "after"})
+    if driver.offset.due == ("public.u",):
+        driver.restart()
+    seen = len(driver.rows)
+    going_on(driver, lambda: kinds(driver.rows[seen:]).count("snapshot") == 2 or kinds(driver.rows).count("truncate"))
+    until_equal(driver, pg, "t", "u")
+    assert driver.offset.due == ()
+
+
 # --- slots that are lost ---------------------------------------------------------------------------------------------
 
 

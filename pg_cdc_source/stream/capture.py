@@ -69,11 +69,16 @@ class Join:
     held: Held
     tables: tuple[PlannedTable, ...]
     mark: str
+    due: tuple[str, ...]  # what had been asked for when it was planned
 
     @property
     def point(self) -> Lsn:
         assert self.held.lsn is not None
         return Lsn(self.held.lsn + 1)
+
+    def left_due(self, start: StreamOffset) -> tuple[str, ...]:
+        """What was asked for since it was planned."""
+        return tuple(name for name in start.due if name not in self.due)
 
 
 class Capture:
@@ -247,6 +252,9 @@ class Capture:
         if leaving is not None and start.position >= leaving.through:
             self._membership.leave()
             return self._offset(start, start.position)
+        if start.due and not self._waits_for(start):
+            # They have left since.
+            return replace(self._offset(start, start.position), due=())
         while True:
             join = self._ready_join(start)
             if join is not None and Position.before(join.point) <= start.position and start.position.is_whole:
@@ -262,6 +270,7 @@ class Capture:
             if not self._is_driver_there():
                 raise TransientError("the driver's JVM is gone")
         self._moved_at = time.monotonic()
+        start = replace(start, due=self._due(start, end))
         if join is not None and end == Position.before(join.point):
             return self._join_offset(start, end, join)
         return self._offset(start, end)
@@ -297,8 +306,18 @@ class Capture:
 
     # --- tables that join ---------------------------------------------------------------------------------------------
 
+    def _due(self, start: StreamOffset, end: Position) -> tuple[str, ...]:
+        """The tables whose rows were asked for up to ``end``, and have not come."""
+        reader = self._reader.current
+        asked = [] if reader is None else reader.requests(start.position, end)
+        followed = [planned.name for planned in self._membership.plan.planned]
+        if strangers := [name for name in asked if name not in ("*", *followed)]:
+            log.warning("rows of %s were asked for, which the stream does not have", ", ".join(strangers))
+        names = followed if "*" in asked else [name for name in asked if name in followed]
+        return tuple(dict.fromkeys((*start.due, *names)))
+
     def _waits_for(self, start: StreamOffset) -> bool:
-        return self._membership.has_waiting or bool(start.due)
+        return self._membership.has_waiting or bool(self._membership.plan.named(start.due))
 
     def _ready_join(self, start: StreamOffset) -> Join | None:
         """The tables that join, as soon as their consistent point is known."""
@@ -314,7 +333,7 @@ class Capture:
         try:
             tables, mark = self._membership.plan_join(held, start.due)
             if tables and _have_their_files(held, tables):
-                self._join = Join(held, tables, mark)
+                self._join = Join(held, tables, mark, start.due)
         finally:
             if self._join is None:
                 held.close()
@@ -331,7 +350,9 @@ class Capture:
         self._reader.close()
         self._holds[join.point] = self._holds.pop(None, position)
         names = tuple(planned.name for planned in join.tables)
-        return replace(self._offset(start, position), tables=names, done=len(names), at=join.point, due=())
+        return replace(
+            self._offset(start, position), tables=names, done=len(names), at=join.point, due=join.left_due(start)
+        )
 
     def _give_up_join(self) -> None:
         if self._join is not None:
