@@ -76,10 +76,6 @@ class Join:
         assert self.held.lsn is not None
         return Lsn(self.held.lsn + 1)
 
-    def left_due(self, start: StreamOffset) -> tuple[str, ...]:
-        """What was asked for since it was planned."""
-        return tuple(name for name in start.due if name not in self.due)
-
 
 class Capture:
     """The stream, from its first offset to its last."""
@@ -309,7 +305,8 @@ class Capture:
     def _due(self, start: StreamOffset, end: Position) -> tuple[str, ...]:
         """The tables whose rows were asked for up to ``end``, and have not come."""
         reader = self._reader.current
-        asked = [] if reader is None else reader.requests(start.position, end)
+        requests = [] if reader is None else reader.requests(start.position, end)
+        asked = [name for request in requests for name in request.tables]
         followed = [planned.name for planned in self._membership.plan.planned]
         if strangers := [name for name in asked if name not in ("*", *followed)]:
             log.warning("rows of %s were asked for, which the stream does not have", ", ".join(strangers))
@@ -350,9 +347,8 @@ class Capture:
         self._reader.close()
         self._holds[join.point] = self._holds.pop(None, position)
         names = tuple(planned.name for planned in join.tables)
-        return replace(
-            self._offset(start, position), tables=names, done=len(names), at=join.point, due=join.left_due(start)
-        )
+        due = tuple(name for name in start.due if name not in join.due)
+        return replace(self._offset(start, position), tables=names, done=len(names), at=join.point, due=due)
 
     def _give_up_join(self) -> None:
         if self._join is not None:
@@ -369,7 +365,8 @@ class Capture:
             # Only the batch's start tells that there was a stream before (see newest_without_start).
             self._snapshot.drop_slot()
             raise missing_error(self._options.slot, begun=True)
-        joined = self._membership.repeat(start, end, guessed=end == self._guess)
+        guessed = end == self._guess
+        joined = self._membership.repeat(start, end, guessed=guessed)
         self._given, self._guess = end, None
         rows = rows_of(start, end, joined, self._membership.plan)
         position = Position.before(end.origin) if start is None else start.position
@@ -395,6 +392,9 @@ class Capture:
             reader = self._reader.open(begin, lambda: plan)
             reader.read_through(end.position, self._is_driver_there)
             chunks += reader.batch(begin, end.position)
+            if guessed and start is not None:
+                # Its end could not say what is asked for in it.
+                self._given = replace(end, due=self._due(replace(end, position=start.position), end.position))
         return Batch(emptied, tuple(parts), tuple(chunks))
 
     def _is_driver_there(self) -> bool:
