@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,28 @@ def test_messages_that_are_not_transactional_come_at_once(pg: Session, outbox: D
     assert values(alone, "_commit_lsn", "_seq", "_commit_ts", "_xid", "key", "after") == [
         (lsn - 1, MESSAGE_SEQ, None, None, "Audit", '"at once"') for lsn in lsns
     ]
+
+
+def test_a_message_across_the_end_of_a_batch_comes_after_a_restart(pg: Session, outbox: Driver) -> None:
+    """The WAL on disk may end with a page, within a record: a batch that ends there has not brought the message."""
+    run(pg, "INSERT INTO t VALUES (1, 'before')")
+    outbox.take(1)
+    outbox.stop()
+    wait_until(lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's' AND NOT active"))
+    ((text,),) = run(pg, "SELECT pg_logical_emit_message(false, 'Audit', repeat('x', 20000))::text")
+    end_of_page = Lsn(Lsn.parse(text) // 8192 * 8192 - 8192)
+    run(pg, "INSERT INTO t VALUES (2, 'behind')")
+    offset = replace(outbox.offset, position=Position.before(end_of_page))
+    outbox.continue_from(json.dumps(offset.to_json()))
+    outbox.start()
+    rows = outbox.take(2)
+    assert rows[0]["_commit_lsn"] == Lsn.parse(text) - 1
+    assert told(rows)[1:] == [("insert", '{"id":2}', '{"id":2,"v":"behind"}')]
+    # The slot has kept it until the batch was done.
+    run(pg, "INSERT INTO t VALUES (3, 'last')")
+    outbox.take(1)
+    confirmed = "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = 's'"
+    wait_until(lambda: run(pg, confirmed.replace("%s", f"'{text}'")) == [(True,)])
 
 
 @pytest.mark.parametrize("rolled_back", [False, True])

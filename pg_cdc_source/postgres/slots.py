@@ -154,6 +154,19 @@ SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_curre
 """
 
 
+# Of the WAL; larger ones are multiples.
+_PAGE_BYTES = 8192
+
+
+def may_be_within_a_record(lsn: Lsn) -> bool:
+    """Whether a position that was the end of the WAL on disk may lie within a record: PostgreSQL writes whole pages.
+
+    A stream that begins there is not sent a logical decoding message whose record begins before. Commits do not care:
+    their positions are where their records begin.
+    """
+    return lsn % _PAGE_BYTES == 0
+
+
 def read_end_of_wal(session: Session) -> Lsn:
     """How far the WAL is safe on disk: what may be decoded."""
     with translated("reading the WAL's position"), session.cursor() as cursor:

@@ -34,7 +34,7 @@ from pg_cdc_source.postgres.slot_checks import (
     require_unused,
 )
 from pg_cdc_source.postgres.slot_creation import drop_slot
-from pg_cdc_source.postgres.slots import Slot, read_slot, read_user
+from pg_cdc_source.postgres.slots import Slot, may_be_within_a_record, read_slot, read_user
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import session_name
 
@@ -128,7 +128,10 @@ class SlotHistory:
         options, start = self._options, received.next_lsn
         # Each time: while a session is lost, the slot may be lost too, or be made anew.
         with contextlib.closing(connect(options.connection, session_name(options, "source"))) as session:
-            self._slot_with(session, start)
+            slot = self._slot_with(session, start)
+            if may_be_within_a_record(start):
+                # What has been received comes again, and is left out.
+                start = slot.confirmed_flush or start
             publications = publication.existing_names(session, options.publications)
         stream = ReplicationStream(
             options.connection,

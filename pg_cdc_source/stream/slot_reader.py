@@ -29,6 +29,7 @@ from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
+from pg_cdc_source.postgres.slots import may_be_within_a_record
 from pg_cdc_source.stream.buffer import ChangeBuffer, Request, Waiting
 from pg_cdc_source.stream.chunks import Chunk
 
@@ -57,7 +58,8 @@ class SlotReader:
     def __init__(self, connect: Callable[[Position], ReplicationStream], buffer: ChangeBuffer) -> None:
         self._connect = connect
         self._buffer = buffer
-        self._confirmed = buffer.received.next_lsn
+        self._confirmed = Lsn(0)
+        self._confirm(buffer.received)
         self._unlimited = False  # read on, however much there is
         self._closed = False
         self._changed = threading.Condition()
@@ -86,7 +88,7 @@ class SlotReader:
         """Forget what is at or before ``position`` and confirm it to the slot: Spark has committed it."""
         with self._locked():
             self._drop(position)
-            self._confirmed = max(self._confirmed, position.next_lsn)
+            self._confirm(position)
             self._changed.notify_all()
         self._poke()
 
@@ -153,6 +155,11 @@ class SlotReader:
     def _raise_error(self) -> None:
         if self._buffer.error is not None:
             raise self._buffer.error
+
+    def _confirm(self, position: Position) -> None:
+        # The slot is to keep the record that a position may lie within; one of the next positions moves it on.
+        if not may_be_within_a_record(position.next_lsn):
+            self._confirmed = max(self._confirmed, position.next_lsn)
 
     def _drop(self, position: Position) -> None:
         if self._buffer.drop(position):

@@ -210,3 +210,20 @@ def test_a_server_that_shuts_down_is_not_kept_waiting(monkeypatch: pytest.Monkey
     monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.1))
     with reading(ShuttingDown([])) as reader, pytest.raises(TransientError, match="the server is shutting down"):
         reader.cut(START, None, patience=60, only_rows=True)
+
+
+def test_a_position_that_may_lie_within_a_record_is_not_confirmed() -> None:
+    server = Server([Transaction(200, 3), Transaction(8192 + 300, 1)])
+    with reading(server) as reader:
+        reader.read_through(Position(Lsn(8192 + 300)), lambda: True)
+        reader.release(Position(Lsn(200)))
+        reader.release(Position.before(8192))
+        reader.release(Position(Lsn(8192 + 300)))
+    assert set(server.confirmed) <= {int(START.next_lsn), 201, 8192 + 301}
+    with reading(server := Server([])) as reader:
+        reader.release(Position.before(8192))
+        deadline = time.monotonic() + 60
+        while len(server.confirmed) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert set(server.confirmed) == {int(START.next_lsn)}
