@@ -142,7 +142,7 @@ class Capture:
         try:
             return self._batch(start, end)
         except SlotLostError as error:
-            if start is None or not self._may_begin_anew(end):
+            if start is None or not self._may_begin_anew(start):
                 raise
             log.warning("%s; the batch after %s stays empty, and all tables come again", error.what, start.position)
             self._given = end
@@ -188,7 +188,7 @@ class Capture:
             return self._next(start)
         position = self._end_of_wal(start.position)
         members, mark = self._membership.guess(position.next_lsn)
-        self._guess = replace(start, position=position, members=members, publication=mark)
+        self._guess = replace(start, position=position, members=members, publication=mark, due=())
         return self._guess
 
     def _begin(self) -> StreamOffset:
@@ -358,13 +358,15 @@ class Capture:
     # --- what is read -------------------------------------------------------------------------------------------------
 
     def _batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
-        for offset in (start, end):
-            if offset is not None:
-                self._history.require_common(offset.identity, offset.position)
-        if start is not None and end.at is None and self._snapshot.created not in (None, start.origin):
+        if start is not None and self._snapshot.created not in (None, start.origin):
             # Only the batch's start tells that there was a stream before (see newest_without_start).
-            self._snapshot.drop_slot()
-            raise missing_error(self._options.slot, begun=True)
+            if not self._may_begin_anew(start):
+                self._snapshot.drop_slot()
+                self._history.require_common(start.identity, start.position)
+                raise missing_error(self._options.slot, begun=True)
+        elif start is not None:
+            self._history.require_common(start.identity, start.position)
+        self._history.require_common(end.identity, end.position)
         guessed = end == self._guess
         joined = self._membership.repeat(start, end, guessed=guessed)
         self._given, self._guess = end, None
@@ -394,7 +396,7 @@ class Capture:
             chunks += reader.batch(begin, end.position)
             if guessed and start is not None:
                 # Its end could not say what is asked for in it.
-                self._given = replace(end, due=self._due(replace(end, position=start.position), end.position))
+                self._given = replace(end, due=self._due(replace(start, due=()), end.position))
         return Batch(emptied, tuple(parts), tuple(chunks))
 
     def _is_driver_there(self) -> bool:

@@ -86,7 +86,7 @@ class Membership:
         """Follow what the batch from ``start`` to ``end`` has. Return the tables that join at its end, if it guesses.
 
         An end that was given before its start was known (``guessed``), or without a limit, has the tables of its time.
-        Those that the start does not have join at the end.
+        Those that the start does not have join at the end, and so do those whose rows are due.
         """
         if self._plan is not None and not guessed and _oids(self._plan.members) == _oids(end.members):
             return ()
@@ -100,6 +100,7 @@ class Membership:
         difference = compare(then, start.publication, end.members, end.publication, self._options.publication)
         self._settle(whole, end.publication, difference, start)
         oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
+        oids |= {planned.oid for planned in self.plan.named(start.due)}
         tables = tuple(_since(planned, end.position.next_lsn) for planned in whole.planned if planned.oid in oids)
         self.join(tables, end.publication)
         if self.leaving is not None:
