@@ -43,8 +43,12 @@ sanitized: $(VENV)/.dev
 	  $(BIN)/python -c 'import sys; del sys.path[0]; from pg_cdc_source.values import native; assert "/sanitized/" in native.LIBRARY._name' && \
 	  $(BIN)/pytest -p no:cacheprovider tests/values/test_native.py tests/protocol/test_binary_copy.py
 
-integration: java $(VENV)/.dev
+integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder integration -m '$(MARKS)'
+
+# Once in a virtual environment; where a JVM cannot make it, tests run without it, and take longer.
+$(VENV)/spark-classes.jsa: | java $(VENV)/.dev
+	-$(BIN)/python integration/helpers/archive_classes.py
 
 # Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and the tables of docs/versions.md.
 matrix: java

@@ -21,12 +21,16 @@ from sessions import JVM_OPTIONS, SparkSessions
 os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
 
 # The longest files, by what `pytest --durations=0` shows; a process that begins one last would end alone.
-LONGEST_FIRST = ("test_sparks.py", "test_crashes.py")
+LONGEST_FIRST = (
+    *("test_crashes.py", "test_sparks.py", "test_examples.py", "test_safety.py", "test_oracle.py", "test_schema.py"),
+    *("test_keeper.py", "test_consistency.py", "test_documents.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files. Files may run in several processes (pytest-xdist), each with servers of its own."""
-    items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
+    place = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -11,7 +12,10 @@ from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 
 # JVMs of tests live for seconds or minutes, have little to do, and share few cores: compiling for speed does not pay,
 # and takes half of all that Spark takes.
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# What archive_classes.py has made; a JVM that cannot use it would say so on its standard output.
+CLASSES = Path(sys.prefix, "spark-classes.jsa")
+JVM_OPTIONS = f"{QUICK} -XX:SharedArchiveFile={CLASSES} -Xlog:disable" if CLASSES.exists() else QUICK
 CONF = {
     "spark.executor.extraJavaOptions": JVM_OPTIONS,
     "spark.executor.memory": "1g",
