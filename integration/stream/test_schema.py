@@ -901,6 +901,20 @@ def test_inserts_that_are_published_no_longer_end_the_stream(
         driver.refusal(expected, kind=PgCdcError)
 
 
+def test_a_second_publication_that_was_altered_for_a_while_is_noticed(pg: Session, drive: Drive) -> None:
+    if pg.server_version < 150000:
+        pytest.skip("before PostgreSQL 15 an ATTACH takes ALTER PUBLICATION, which so is no sign of a gap")
+    run(pg, "CREATE TABLE keyed (id int PRIMARY KEY)", "CREATE TABLE log (v text)", "INSERT INTO log VALUES ('a')")
+    driver = drive(tables="log,keyed", keyless="insertOnly", onNewTable="fail")
+    driver.take(1)
+    driver.batch()
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s_inserts SET (publish = 'truncate')", "INSERT INTO log VALUES ('never sent')",
+        "ALTER PUBLICATION s_inserts SET (publish = 'insert, truncate')")  # fmt: skip
+    driver.start()
+    driver.refusal("publication s has inserts of public.log in a second one, which was altered")
+
+
 def test_a_second_publication_without_its_first_is_not_taken(pg: Session, drive: Drive) -> None:
     run(pg, "CREATE TABLE log (v text)", "CREATE TABLE other (v text)", "CREATE PUBLICATION s_inserts FOR TABLE other")
     driver = drive(dbtable="log", keyless="insertOnly")

@@ -44,6 +44,8 @@ def test_an_entry_has_what_lists_a_table() -> None:
     assert entry_of(replace(TABLES[0], entries=())) == ""
     assert entry_of(replace(TABLES[0], attached=0)) == "91@0"
     assert entry_of(replace(TABLES[1], entries=(), attached=700)) == "rc@700"
+    assert entry_of(replace(TABLES[0], inserts_only=True, altered=70)) == "91i70"
+    assert entry_of(replace(TABLES[1], attached=0, inserts_only=True)) == "92+93rc@0i0"
 
 
 def test_marks_of_the_first_release_have_entries() -> None:
@@ -95,6 +97,16 @@ def test_two_marks_say_what_happened_between(before: str, now: str, says: str) -
         ("rc@700", "rc@701", ATTACHED),
         # A server of a newer version now.
         ("91@700", "91", ""),
+        # Of a publication for inserts.
+        ("91i70", "91i70", ""),
+        ("91i70", "91i71", f"has inserts of public.a in a second one, which {ALTERED}"),
+        ("91@700i70", "91@701i70", ATTACHED),
+        (
+            "91rci70",
+            "92rci70",
+            "has public.a anew: it was dropped from it and added again, or given another row filter or column list",
+        ),
+        ("91i0", "91i71", ""),
         # All tables are published.
         ("", "", ""),
     ],

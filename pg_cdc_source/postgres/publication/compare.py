@@ -13,6 +13,8 @@ from pg_cdc_source.postgres.publication.read import Publication, PublishedTable
 # Before it, an ATTACH needs ALTER PUBLICATION ... SET (see ``before_15``), which so is no sign of a gap.
 _SETTINGS_VERSION = 150000
 
+_ALTERED = "was altered (ALTER PUBLICATION ... SET or OWNER TO), and may have left out changes for a while"
+
 
 def mark_of(publication: Publication, server_version: int) -> str:
     """The mark that tells a publication from a later one of the same name, and from itself with other settings.
@@ -30,13 +32,15 @@ def entry_of(table: PublishedTable) -> str:
 
     These are the oids of its entries, r for a row filter, c for a column list, @ and the transaction of
     ``PublishedTable.attached``. A table keeps its entry when names change, and gets another one with another filter or
-    list (pg_publication_rel). Where all tables are published, it has none.
+    list (pg_publication_rel). Where all tables are published, it has none. Behind them stand i and
+    ``PublishedTable.altered`` if the publication for inserts has it.
     """
     return (
         "+".join(map(str, table.entries))
         + ("r" if table.row_filter is not None else "")
         + ("c" if table.columns is not None else "")
         + (f"@{table.attached}" if table.attached is not None else "")
+        + (f"i{table.altered}" if table.inserts_only else "")
     )
 
 
@@ -58,7 +62,7 @@ def find_change(mark: str, now: str) -> str:
     if lost:
         return f"leaves out {', '.join(lost)} now"
     if altered and altered_now and altered != altered_now:
-        return "was altered (ALTER PUBLICATION ... SET or OWNER TO), and may have left out changes for a while"
+        return _ALTERED
     return ""
 
 
@@ -69,14 +73,16 @@ def _parsed_mark(mark: str) -> tuple[str, str, int]:
 
 def find_table_change(entry: str, now: str, name: str) -> str:
     """Say what happened to a publication's table ``name`` between two entries; empty where all of it was sent."""
-    entries, flags, attached = _parsed_entry(entry)
-    entries_now, flags_now, attached_now = _parsed_entry(now)
+    entries, flags, attached, altered = _parsed_entry(entry)
+    entries_now, flags_now, attached_now, altered_now = _parsed_entry(now)
     for letter, what in (("r", "row filter"), ("c", "column list")):
         if (letter in flags) != (letter in flags_now):
             return f"has {'a' if letter in flags_now else 'no'} {what} for {name} now"
     if entries and entries_now and not set(entries) & set(entries_now):
         otherwise = ", or given another row filter or column list" if flags else ""
         return f"has {name} anew: it was dropped from it and added again{otherwise}"
+    if altered and altered_now and altered != altered_now:
+        return f"has inserts of {name} in a second one, which {_ALTERED}"
     # Transaction ids wrap around. An older one remains when the newest partition is detached.
     if attached_now and (not attached or 0 < (attached_now - attached) % 2**32 < 2**31):
         return (
@@ -87,7 +93,8 @@ def find_table_change(entry: str, now: str, name: str) -> str:
     return ""
 
 
-def _parsed_entry(entry: str) -> tuple[Sequence[str], str, int]:
+def _parsed_entry(entry: str) -> tuple[Sequence[str], str, int, int]:
+    entry, _, altered = entry.partition("i")
     listed, _, attached = entry.partition("@")
     entries = listed.rstrip("rc")
-    return entries.split("+") if entries else (), listed[len(entries) :], int(attached or 0)
+    return entries.split("+") if entries else (), listed[len(entries) :], int(attached or 0), int(altered or 0)

@@ -27,8 +27,8 @@ class PublishedTable:
 
     ``entries`` are the oids of the catalog's rows that list it, its schema or its root; none where all tables are
     published. ``attached`` is the transaction that last attached a partition which the server may not have noticed, 0
-    if there is none; None where the server notices every one (see ``before_15``). With ``inserts_only``, updates and
-    deletes of the table are not sent.
+    if there is none; None where the server notices every one (see ``before_15``). With ``inserts_only``, the
+    publication for inserts has it, and ``altered`` is the transaction that last set something of that one (from 15 on).
     """
 
     relation: Relation
@@ -37,6 +37,7 @@ class PublishedTable:
     entries: tuple[int, ...]
     attached: int | None
     inserts_only: bool = False
+    altered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ def _joined(session: Session, found: Publication, inserts: Publication) -> Publi
             remedy="ALTER PUBLICATION ... SET its publish to 'insert, truncate' and the other settings to be the same; "
             "or drop it, and give its tables a primary key or REPLICA IDENTITY FULL",
         )
-    tables = {table.relation.oid: replace(table, inserts_only=True) for table in inserts.tables}
+    altered = 0 if is_before_15(session) else inserts.altered
+    tables = {table.relation.oid: replace(table, inserts_only=True, altered=altered) for table in inserts.tables}
     tables |= {table.relation.oid: table for table in found.tables}
     if found.via_root:
         above = read_ancestors(session, list(tables))
