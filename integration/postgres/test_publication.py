@@ -109,7 +109,9 @@ def test_a_publication_is_read_with_all_it_says(pg: Session, session: Session) -
     run(pg, KEYED, "CREATE PUBLICATION \"P 1\" FOR TABLE b, a WITH (publish = 'insert, truncate')")
     found = read_publication(session, Publications("P 1"))
     assert found is not None
-    assert found == Publication(found.oid, "P 1", False, False, True, False, False, True, False, found.tables, found.altered)
+    assert found == Publication(
+        found.oid, "P 1", False, False, True, False, False, True, False, found.tables, found.altered
+    )
     assert [(str(table.relation), table.relation.kind) for table in found.tables] == [
         ("public.a", "r"),
         ("public.b", "r"),
