@@ -115,7 +115,8 @@ class StreamOffset:
     this one had them all. ``at`` is the consistent point of that snapshot, None for ``origin``. ``position`` is how far
     the changes have been read. ``publication`` tells the stream's publication from a later one of the same name; it is
     empty when that is not known. ``members`` are the tables of the stream; offsets of release 0.1.0 have none. ``due``
-    names tables whose rows were asked for again and have not come yet.
+    names tables whose rows were asked for again and have not come yet. ``layouts`` are those of the batch's rows
+    (``onSchemaChange=emit``); see :mod:`pg_cdc_source.protocol.table_layout`.
     """
 
     identity: SlotIdentity
@@ -127,6 +128,7 @@ class StreamOffset:
     members: tuple[Member, ...] = ()
     at: Lsn | None = None
     due: tuple[str, ...] = ()
+    layouts: str = ""
 
     @property
     def point(self) -> Lsn:
@@ -161,6 +163,8 @@ class StreamOffset:
         offset["lsn"] = str(self.position.lsn)
         if self.position.seq != ALL:
             offset["seq"] = self.position.seq
+        if self.layouts:
+            offset["layouts"] = self.layouts
         return offset
 
     @classmethod
@@ -191,6 +195,7 @@ class StreamOffset:
                 ),
                 None if snapshot.get("at") is None else Lsn.parse(snapshot["at"]),
                 tuple(split_names(offset.get("due", ""))),
+                str(offset.get("layouts", "")),
             )
             if not (0 <= found.done <= len(found.tables) and 0 <= found.position.seq <= ALL):
                 raise ValueError("a number is out of its range")

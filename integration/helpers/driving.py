@@ -60,6 +60,7 @@ class Driver:
         self.batches = 0
         self._committed: dict[str, Any] | None = None  # the end of the last batch
         self._planned: dict[str, Any] | None = None  # the end of one that did not come to its end
+        self._before: dict[str, Any] | None = None  # where the last batch began
         self._reader: Any = None
 
     def start(self, **changed: str) -> Driver:
@@ -143,10 +144,19 @@ class Driver:
             for batch in copied(reader).read(partition):
                 batch.validate(full=True)
                 rows += batch.to_pylist()
-        self._committed = self._last_end = self._planned
+        self._before, self._committed, self._last_end = self._committed, self._planned, self._planned
         self._planned = None
         self.rows += rows
         self.batches += 1
+        return rows
+
+    def again(self) -> list[Row]:
+        """Run the last batch once more in a new process, as after a crash before Spark had committed it; its rows."""
+        planned, self._committed = self._committed, self._before
+        self.restart()
+        self._planned, count = planned, len(self.rows)
+        rows = self.batch()
+        del self.rows[count:]
         return rows
 
     def take(self, count: int, seconds: float = 60.0) -> list[Row]:

@@ -31,7 +31,7 @@ ConsistentPoint = Literal["auto", "require", "off"]
 Unrepresentable = Literal["error", "null"]
 PublicationMode = Literal["create", "require"]
 StartFrom = Literal["snapshot", "slot", "now"]
-OnSchemaChange = Literal["fail", "ignore"]
+OnSchemaChange = Literal["fail", "ignore", "emit"]
 Keyless = Literal["fail", "insertOnly"]
 OnTruncate = Literal["emit", "fail", "ignore"]
 ChangeFormat = Literal["plain", "changelog"]
@@ -237,7 +237,8 @@ _STREAM_OPTIONS = (
     Option(
         "onSchemaChange",
         "pgcdc",
-        "when a table's columns change: `fail`, or `ignore` columns that were added",
+        "when a table's columns change: `fail`, or `ignore` columns that were added, or, with `tables`, `emit` a row "
+        "that says what the columns are from there on",
         one_of(get_args(OnSchemaChange)),
         "fail",
     ),

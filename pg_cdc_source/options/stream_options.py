@@ -135,6 +135,11 @@ def _stream_contradictions(given: Given) -> Iterator[OptionError]:
             remedy="use tables, whose rows can also hold messages; or remove messagePrefixes",
         )
     yield from _changelog_contradictions(given)
+    if "dbtable" in names and values["onSchemaChange"] == "emit":
+        yield OptionError(
+            "onSchemaChange=emit is not used with dbtable, whose columns are those of the DataFrame",
+            remedy="use onSchemaChange=fail or onSchemaChange=ignore; or take the envelope (option tables)",
+        )
     if "slot" not in names:
         yield OptionError(
             "no slot is given",

@@ -105,7 +105,7 @@ def _numbers(
     numbers = [column.attnum for column in known.columns]
     if len(numbers) <= len(sent) and there.issuperset(numbers):
         return numbers + _added(len(sent) - len(numbers), known.last, there)
-    return _by_name_and_type(sent, known)
+    return _by_name_and_type(sent, known, there)
 
 
 def _added(count: int, last: int | None, there: set[int]) -> list[int | None]:
@@ -117,15 +117,22 @@ def _added(count: int, last: int | None, there: set[int]) -> list[int | None]:
     return numbers
 
 
-def _by_name_and_type(sent: Sequence[RelationColumn], known: TableLayout) -> list[int | None]:
+def _by_name_and_type(sent: Sequence[RelationColumn], known: TableLayout, there: set[int]) -> list[int | None]:
     numbers: list[int | None] = []
+    gap: list[RelationColumn] = []
     rest = list(known.columns)
     for column in sent:
         at = next((i for i, other in enumerate(rest) if other.sent == sent_of(column)), None)
-        numbers.append(None if at is None else rest[at].attnum)
-        # Columns keep their order, so what was passed over does not come any more.
-        rest = rest if at is None else rest[at + 1 :]
-    return numbers
+        if at is None:
+            gap.append(column)
+            continue
+        # New columns come last. So what stands between two known ones is as many known ones with other names, or not
+        # to be told.
+        passed, matched, rest = rest[:at], rest[at], rest[at + 1 :]
+        numbers += [other.attnum for other in passed] if len(passed) == len(gap) else [None] * len(gap)
+        numbers.append(matched.attnum)
+        gap = []
+    return numbers + (_added(len(gap), known.last, there) if not rest else [None] * len(gap))
 
 
 def _last(numbers: Sequence[int | None], known: TableLayout | None, present: CatalogLayout | None) -> int | None:

@@ -144,9 +144,10 @@ def schema_rows(tables: Sequence[str], objects: Sequence[str], changes: Sequence
     return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
 
 
-def schema_row_of_snapshot(table: str, after: str, lsn: Lsn) -> pa.RecordBatch:
-    """Return the row that stands before the rows of a table of the snapshot."""
-    changes = change_columns(np.array([OF_SCHEMA]), np.array([lsn]), np.array([0]), None, None, nothing_unchanged(1))
+def schema_row_at(table: str, after: str, at: Position) -> pa.RecordBatch:
+    """Return the row that says what the columns of a table are where there is no commit, as in the snapshot."""
+    kind, lsn, seq = (np.array([value], np.int64) for value in (OF_SCHEMA, at.lsn, at.seq))
+    changes = change_columns(kind, lsn, seq, None, None, nothing_unchanged(1))
     return schema_rows([table], [after], changes)
 
 

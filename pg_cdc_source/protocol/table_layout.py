@@ -15,10 +15,10 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.names import QualifiedName, quoted
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.layout import StreamedTable
-from pg_cdc_source.protocol.pgoutput import RelationColumn
+from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.values import registry
 from pg_cdc_source.values.registry import CatalogType, Column
 
@@ -106,6 +106,12 @@ class TableLayout:
     @property
     def key(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns if column.key)
+
+    def as_sent(self) -> RelationMessage:
+        """The Relation message of rows that have this layout."""
+        schema, name = QualifiedName.parse(self.name).parts
+        columns = tuple(RelationColumn(self.identity == "f" or c.key, *c.sent) for c in self.columns)
+        return RelationMessage(self.oid, schema, name, self.identity, columns)
 
     def is_sent_as(self, columns: Sequence[RelationColumn]) -> bool:
         """Whether rows with these columns have this layout, as far as a Relation message tells."""

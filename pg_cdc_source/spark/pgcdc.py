@@ -213,8 +213,8 @@ if HAS_LIMITS:
 
 
 def _partitions(batch: Batch) -> Iterator[InputPartition]:
-    if batch.emptied:
-        yield ChangesPartition(batch.emptied)
+    if batch.first:
+        yield ChangesPartition(batch.first)
     for part in batch.parts:
         yield SnapshotPartition(part)
     chunks: list[Chunk] = []

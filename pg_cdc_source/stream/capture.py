@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
-from pg_cdc_source.offsets import Lsn, Position, StreamOffset
+from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.slot_checks import missing_error
 from pg_cdc_source.postgres.slots import Slot
@@ -35,6 +35,7 @@ from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.snapshot.driver import Process, driver_process
 from pg_cdc_source.stream.batch_rows import rows_of
 from pg_cdc_source.stream.chunks import Chunk
+from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
 from pg_cdc_source.stream.held_snapshot import HeldSnapshot, SnapshotPart, check_files, emptying_rows
 from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.lag import LagMeter, Standing
@@ -55,9 +56,9 @@ IDLE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the rows between two offsets are made of. ``emptied`` come before all others."""
+    """What the rows between two offsets are made of. ``first`` come before all others."""
 
-    emptied: tuple[Chunk, ...]
+    first: tuple[Chunk, ...]
     parts: tuple[SnapshotPart, ...]
     chunks: tuple[Chunk, ...]
 
@@ -87,7 +88,8 @@ class Capture:
         self._history = SlotHistory(options, self._source)
         self._membership = Membership(options, schema, self._source)
         self._snapshot = HeldSnapshot(options, self._source, self._history, self._is_driver_there)
-        self._reader = PlannedReader(options, self._history)
+        self._layouts = EmittedLayouts(options)
+        self._reader = PlannedReader(options, self._history, self._layouts)
         self._joining = Joining(options)
         self._join: Join | None = None  # what comes once the stream has read so far
         self._holds: dict[Lsn | None, Position] = {}  # the slot stays there until the tables of that point have joined
@@ -133,8 +135,7 @@ class Capture:
         else:
             # It may go on from a checkpoint, which only the batch's start will tell.
             end = self._begin_at(slot)
-            self._given = replace(end, done=len(end.tables), position=self._end_of_wal(end.position))
-            self._guess = self._given
+            self._given = self._guess = self._at_end_of_wal(replace(end, done=len(end.tables)), end.members)
         return self._given
 
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
@@ -169,6 +170,7 @@ class Capture:
         self._joining.close()
         self._give_up_join()
         self._snapshot.end()
+        self._layouts.close()
         self._source.close()
 
     # --- offsets ------------------------------------------------------------------------------------------------------
@@ -176,19 +178,22 @@ class Capture:
     def _newest(self, start: StreamOffset | None, *, limited: bool) -> StreamOffset:
         if start is None:
             end = self._begin()
-            return end if limited else replace(end, done=len(end.tables), position=self._end_of_wal(end.position))
+            return end if limited else self._at_end_of_wal(replace(end, done=len(end.tables)), end.members)
         self._history.require_common(start.identity, start.position)
+        self._layouts.resume(start)
         self._membership.resume(start)
         if start.is_reading:
-            done = start.done + 1 if limited else len(start.tables)
-            return replace(start, done=done, position=start.position if limited else self._end_of_wal(start.position))
+            if limited:
+                return replace(start, done=start.done + 1)
+            return self._at_end_of_wal(replace(start, done=len(start.tables)), start.members)
         self._snapshot.end()
         start = replace(start, tables=(), done=0, at=None)
         if limited:
             return self._next(start)
-        position = self._end_of_wal(start.position)
-        members, mark = self._membership.guess(position.next_lsn)
-        self._guess = replace(start, position=position, members=members, publication=mark, due=())
+        members, _ = self._membership.guess(start.position.next_lsn)
+        end = self._at_end_of_wal(start, members)
+        members, mark = self._membership.guess(end.position.next_lsn)
+        self._guess = replace(end, members=members, publication=mark, due=())
         return self._guess
 
     def _begin(self) -> StreamOffset:
@@ -231,15 +236,19 @@ class Capture:
         return replace(offset.identity, timeline=ours.timeline) == ours
 
     def _first_end(self, plan: StreamPlan, origin: Lsn, reads_rows: bool) -> StreamOffset:
-        tables = tuple(planned.name for planned in plan.planned) if reads_rows else ()
+        tables, start = tuple(planned.name for planned in plan.planned) if reads_rows else (), Position.before(origin)
+        if reads_rows:
+            session = self._snapshot.session or self._source.open()
+            self._layouts.note_snapshot(session, [planned.member for planned in plan.planned], origin)
         return StreamOffset(
             self._history.identify(),
             origin,
             tables,
             min(1, len(tables)),
-            Position.before(origin),
+            start,
             self._membership.mark,
             tuple(replace(member, since=origin) for member in plan.members),
+            layouts=self._layouts.text(start, start),
         )
 
     def _next(self, start: StreamOffset) -> StreamOffset:
@@ -294,8 +303,14 @@ class Capture:
             raise
 
     def _offset(self, start: StreamOffset, position: Position) -> StreamOffset:
-        membership = self._membership
-        return replace(start, position=position, publication=membership.mark, members=membership.plan.members)
+        membership, layouts = self._membership, self._layouts.text(start.position, position)
+        return replace(
+            start, position=position, publication=membership.mark, members=membership.plan.members, layouts=layouts
+        )
+
+    def _at_end_of_wal(self, offset: StreamOffset, members: Sequence[Member]) -> StreamOffset:
+        """``offset``, moved to the end of what is committed by now; where it starts may not be known."""
+        return self._layouts.guess(self._source.open(), members, offset, lambda: self._end_of_wal(offset.position))
 
     def _end_of_wal(self, at_least: Position) -> Position:
         return max(at_least, self._target or Position.before(self._source.read_end_of_wal()))
@@ -310,6 +325,7 @@ class Capture:
         followed = [planned.name for planned in self._membership.plan.planned]
         if strangers := [name for name in asked if name not in ("*", *followed)]:
             log.warning("rows of %s were asked for, which the stream does not have", ", ".join(strangers))
+        asked += self._layouts.rewritten(start.position, end)
         names = followed if "*" in asked else [name for name in asked if name in followed]
         return tuple(dict.fromkeys((*start.due, *names)))
 
@@ -348,7 +364,12 @@ class Capture:
         self._holds[join.point] = self._holds.pop(None, position)
         names = tuple(planned.name for planned in join.tables)
         due = tuple(name for name in start.due if name not in join.due)
-        return replace(self._offset(start, position), tables=names, done=len(names), at=join.point, due=due)
+        session, _ = join.held.holders[0]
+        self._layouts.note_snapshot(session, [planned.member for planned in join.tables], join.point)
+        end = replace(self._offset(start, position), tables=names, done=len(names), at=join.point, due=due)
+        # What these tables' layouts were from the point on comes again, too.
+        begin = min(start.position, Position.before(join.point))
+        return replace(end, layouts=self._layouts.text(begin, position))
 
     def _give_up_join(self) -> None:
         if self._join is not None:
@@ -368,6 +389,7 @@ class Capture:
             self._history.require_common(start.identity, start.position)
         self._history.require_common(end.identity, end.position)
         guessed = end == self._guess
+        self._layouts.resume(start, end)
         joined = self._membership.repeat(start, end, guessed=guessed)
         self._given, self._guess = end, None
         rows = rows_of(start, end, joined, self._membership.plan)
@@ -381,8 +403,9 @@ class Capture:
         plan = replace(plan, since=since)
         parts: list[SnapshotPart] = []
         chunks: list[Chunk] = []
-        emptied = (emptying_rows(plan, rows.emptied(), rows.point),) if rows.again and rows.names else ()
+        first = [emptying_rows(plan, rows.emptied(), rows.point)] if rows.again and rows.names else []
         if rows.tables:
+            first += self._layouts.of_snapshot([planned.oid for planned in rows.tables], rows.point)
             if not self._snapshot.holds(rows.point):
                 self._reader.close()
             parts, chunks = self._snapshot.parts(
@@ -393,11 +416,11 @@ class Capture:
                 self._holds.setdefault(end.at, begin)
             reader = self._reader.open(begin, lambda: plan)
             reader.read_through(end.position, self._is_driver_there)
-            chunks += reader.batch(begin, end.position)
+            chunks += reader.batch(begin, end.position) + self._layouts.guessed(start, end)
             if guessed and start is not None:
                 # Its end could not say what is asked for in it.
                 self._given = replace(end, due=self._due(replace(start, due=()), end.position))
-        return Batch(emptied, tuple(parts), tuple(chunks))
+        return Batch(tuple(first), tuple(parts), tuple(chunks))
 
     def _is_driver_there(self) -> bool:
         return self._driver.runs()

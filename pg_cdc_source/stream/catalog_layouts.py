@@ -8,13 +8,14 @@ from typing import TypeVar
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.offsets import Member, Position
+from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.table_layouts import read_layout, read_type_facts
 from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
-from pg_cdc_source.protocol.table_layout import CatalogLayout, TableLayout, TypeFacts
+from pg_cdc_source.protocol.table_layout import CatalogLayout, LayoutChange, LayoutRecord, TypeFacts
 from pg_cdc_source.stream.stream_plan import session_name
 
 T = TypeVar("T")
@@ -36,18 +37,25 @@ class CatalogLayouts:
         types = [(column.type_oid, column.typmod) for column in relation.columns]
         return found, self._types_of(types, self._ask)
 
-    def read(self, session: Session, relation: Relation) -> TableLayout:
-        """The layout of a table as the transaction of ``session`` sees it."""
-        found = read_layout(session, self._options.publication, relation.oid)
-        assert found is not None
+    def read(self, session: Session, table: Member, position: Position) -> LayoutRecord | None:
+        """The layout of a table as ``session`` sees it, for rows from ``position`` on; None for a table that is gone.
+
+        Its changes are what old rows have in columns that were added.
+        """
+        found = read_layout(session, self._options.publication, table.oid)
+        if found is None:
+            return None
         columns = tuple(
             RelationColumn(found.identity == "f" or column.name in found.key, *column.sent)
             for column in found.columns
             if column.published
         )
-        sent = RelationMessage(relation.oid, relation.schema, relation.name, found.identity, columns)
+        schema, name = QualifiedName.parse(table.name).parts
+        sent = RelationMessage(table.oid, schema, name, found.identity, columns)
         types = [(column.type_oid, column.typmod) for column in columns]
-        return find_layout(sent, None, found, self._types_of(types, lambda question: question(session)))[0]
+        layout, _ = find_layout(sent, None, found, self._types_of(types, lambda question: question(session)))
+        fills = (LayoutChange("added", c.attnum, c.name, None, c.fill) for c in found.columns if c.fill is not None)
+        return LayoutRecord(position, layout, tuple(fills))
 
     def close(self) -> None:
         if self._session is not None:

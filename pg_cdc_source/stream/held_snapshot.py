@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.stream_options import StreamOptions
@@ -66,6 +67,11 @@ class HeldSnapshot:
         self._held: Held | None = None
         self._point: Lsn | None = None  # whose rows can be had
         self._rewound: dict[int, Rewound] = {}
+
+    @property
+    def session(self) -> Session | None:
+        """A session that sees what the snapshot does, None where none is held."""
+        return None if self._held is None else self._held.holders[0][0]
 
     def create_slot(self, tables: Sequence[PlannedTable]) -> Lsn:
         """Create the slot and return where it begins. Hold its snapshot if there are ``tables`` to read."""

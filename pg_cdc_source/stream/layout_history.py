@@ -15,17 +15,19 @@ An offset carries, for each table, the last record before its batch, and all rec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
 from pg_cdc_source.protocol.pgoutput import RelationMessage
-from pg_cdc_source.protocol.table_layout import CatalogLayout, LayoutRecord, TableLayout, from_text, to_text
+from pg_cdc_source.protocol.table_layout import CatalogLayout, LayoutChange, LayoutRecord, TableLayout, to_text
 
 # What the catalog says of a table now, None where it is gone; and what types are.
 Look = Callable[[RelationMessage], tuple[CatalogLayout | None, TypeOf]]
 
-_NOWHERE = Position(Lsn(0), 0)
+_BEGINNING = Lsn(0)
+_NOWHERE = Position(_BEGINNING, 0)
 
 
 class LayoutHistory:
@@ -35,20 +37,24 @@ class LayoutHistory:
         self._look = look
         self._records: tuple[LayoutRecord, ...] = ()
         self._settled = _NOWHERE
-        # Of each table the last layout, with what the catalog said of its file since.
-        self._last: dict[int, TableLayout] = {}
+        # Up to some position, the catalog as an offset has it, by the tables' oids.
+        self._catalog_until = _NOWHERE
+        self._catalog: dict[int, CatalogLayout] = {}
         self._written: tuple[tuple[LayoutRecord, ...], str] = (), ""
 
-    def begin(self, text: str, settled: Position) -> None:
+    def begin(self, records: Iterable[LayoutRecord], settled: Position) -> None:
         """Take over the layouts of an offset that ends at ``settled``."""
-        self._records = from_text(text)
+        self._records = tuple(records)
         self._settled = settled
-        self._last = {record.layout.oid: record.layout for record in self._records}
 
     def add(self, records: Iterable[LayoutRecord]) -> None:
         """Add layouts that tables have from a snapshot on."""
         for record in records:
-            self._keep(record)
+            self._put(record)
+
+    def look_until(self, position: Position, catalog: dict[int, CatalogLayout]) -> None:
+        """For rows up to ``position``, ask ``catalog`` instead of the one that there is now."""
+        self._catalog_until, self._catalog = position, catalog
 
     def text(self, start: Position, end: Position) -> str:
         """What the offset at ``end`` of a batch from ``start`` carries."""
@@ -61,33 +67,64 @@ class LayoutHistory:
         """The tables that a batch says are rewritten: their rows have to come again, as of a point after ``end``."""
         return tuple(r for r in self._records if start < r.position <= end and r.is_rewritten)
 
-    def describe(self, relation: RelationMessage, position: Position) -> Described:
-        """Return what rows of ``relation`` are from ``position`` on."""
-        record, is_new = self._find(relation, position)
+    def at(self, oid: int, position: Position) -> LayoutRecord | None:
+        """The layout that begins at ``position``."""
+        return next((r for r in self._records if (r.layout.oid, r.position) == (oid, position)), None)
+
+    def describe(self, relation: RelationMessage, position: Position, since: Lsn = _BEGINNING) -> Described:
+        """Return what rows of ``relation`` are from ``position`` on. Commits before ``since`` are left out."""
         index = tuple(range(len(relation.columns)))
-        return Described(record.layout.as_streamed(), relation, index, record.to_object() if is_new else None)
+        if position.lsn < since:
+            # It is sent again before later rows, should its columns change in between.
+            layout = self._layout_at(relation, Position(since, 0))
+            return Described(layout.as_streamed(), relation, index, since=since)
+        record, is_new = self._find(relation, position)
+        announced = record.to_object() if is_new else None
+        return Described(record.layout.as_streamed(), relation, index, announced, since)
+
+    def _layout_at(self, relation: RelationMessage, position: Position) -> TableLayout:
+        """A layout of ``relation`` that no row begins."""
+        of_table = [r for r in self._records if r.layout.oid == relation.oid and r.position <= position]
+        known = of_table[-1].layout if of_table else None
+        if known is not None and known.is_sent_as(relation.columns):
+            return known
+        return self._compare(relation, known, position)[0]
 
     def _find(self, relation: RelationMessage, position: Position) -> tuple[LayoutRecord, bool]:
         """The record that a row has, and whether it begins there."""
         of_table = [record for record in self._records if record.layout.oid == relation.oid]
-        known = max((r for r in of_table if r.position <= position), key=lambda r: r.position, default=None)
+        known = next((record for record in reversed(of_table) if record.position <= position), None)
         if known is not None and (known.position == position or position <= self._settled):
             return known, known.position == position
-        last = None
-        if known is not None:
-            last = self._last[relation.oid] if known is of_table[-1] else known.layout
-        layout, changes = find_layout(relation, last, *self._look(relation))
+        layout, changes = self._compare(relation, None if known is None else known.layout, position)
         if known is not None and not changes and layout.columns == known.layout.columns:
-            if known is of_table[-1]:
-                self._last[relation.oid] = layout
+            # VACUUM FULL, or another default: the next change is told from what is there now.
+            self._put(replace(known, layout=layout), instead_of=known)
             return known, False
         record = LayoutRecord(position, layout, changes)
-        self._keep(record)
+        self._put(record)
         return record, True
 
-    def _keep(self, record: LayoutRecord) -> None:
-        self._records = (*self._records, record)
-        self._last[record.layout.oid] = record.layout
+    def _compare(
+        self, relation: RelationMessage, known: TableLayout | None, position: Position
+    ) -> tuple[TableLayout, tuple[LayoutChange, ...]]:
+        catalog, type_of = self._look(relation)
+        if position <= self._catalog_until:
+            catalog = self._catalog.get(relation.oid)
+        return find_layout(relation, known, catalog, type_of)
+
+    def reach(self, record: LayoutRecord) -> LayoutRecord | None:
+        """Come to a layout without a row that has it; the record to be announced, None where nothing is new."""
+        of_table = [r for r in self._records if r.layout.oid == record.layout.oid and r.position < record.position]
+        if not of_table:
+            return replace(record, changes=())
+        _, changes = self._compare(record.layout.as_sent(), of_table[-1].layout, record.position)
+        return replace(record, changes=changes) if changes else None
+
+    def _put(self, record: LayoutRecord, instead_of: LayoutRecord | None = None) -> None:
+        others = (known for known in self._records if known is not instead_of)
+        # A snapshot may be of a point that changes have passed.
+        self._records = tuple(sorted((*others, record), key=lambda known: known.position))
 
     def _between(self, start: Position, end: Position) -> tuple[LayoutRecord, ...]:
         """The last record of each table up to ``start``, and all behind it up to ``end``."""

@@ -16,7 +16,7 @@ from pg_cdc_source.protocol.walsender import HEADER_BYTES
 from pg_cdc_source.stream.batches import Limits
 from pg_cdc_source.stream.buffer import ChangeBuffer
 from pg_cdc_source.stream.chunks import ChunkStore
-from pg_cdc_source.stream.schema_history import match_relation
+from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.slot_reader import SlotReader
 from pg_cdc_source.stream.spill import Spill
@@ -26,7 +26,8 @@ from pg_cdc_source.stream.stream_plan import StreamPlan
 class PlannedReader:
     """Opens the reader when it is first needed, and again where another plan makes that necessary."""
 
-    def __init__(self, options: StreamOptions, history: SlotHistory) -> None:
+    def __init__(self, options: StreamOptions, history: SlotHistory, layouts: EmittedLayouts) -> None:
+        self._layouts = layouts
         self._options = options
         self._limits = Limits(options.max_rows_per_batch, options.max_bytes_per_batch)
         self._history = history
@@ -43,10 +44,13 @@ class PlannedReader:
             self._history.require_free(position)
             buffer = ChangeBuffer(
                 TransactionAssembler(
-                    position, functools.partial(StreamedTransaction, Spill), prefixes=self._options.message_prefixes
+                    position,
+                    functools.partial(StreamedTransaction, Spill),
+                    prefixes=self._options.message_prefixes,
+                    every_relation=self._layouts.are_emitted,
                 ),
                 ChangeDecoder(planned.layout, planned.schema, HEADER_BYTES),
-                lambda relation, lsn, _: match_relation(planned, relation, lsn),
+                self._layouts.match(planned),
                 ChunkStore(position),
                 self._limits,
                 self._options.slot,

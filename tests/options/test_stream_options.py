@@ -27,7 +27,7 @@ from pg_cdc_source.options.stream_options import Publications, StreamOptions, pa
         ("maxBytesPerBatch", "lots", "not a size"),
         ("beforeImage", "yes", "true or false"),
         ("beforeImage", "", "true or false"),
-        ("onSchemaChange", "emit", "fail or ignore"),
+        ("onSchemaChange", "stop", "fail, ignore or emit"),
         ("onTruncate", "delete", "emit, fail or ignore"),
         ("changeFormat", "cdf", "plain or changelog"),
         ("keyless", "inserts", "fail or insertOnly"),

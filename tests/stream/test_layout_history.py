@@ -61,7 +61,7 @@ def catalog() -> Catalog:
 def filled(catalog: Catalog) -> LayoutHistory:
     """Of one table three layouts, from 100, 200 and 300 on; of another one from 150 on."""
     history = LayoutHistory(catalog.look)
-    history.begin("", START)
+    history.begin((), START)
     assert announced(history, relation("id", "a"), at(100)) == ["id", "a"]
     assert announced(history, relation("id", oid=OTHER), at(150)) == ["id"]
     assert announced(history, relation("id", "a", "b"), at(200)) == ["id", "a", "b", "added b"]
@@ -93,7 +93,7 @@ def test_a_replay_announces_the_same_and_does_not_ask(catalog: Catalog, start: P
     carried = filled(catalog).text(start, at(250))
     catalog.asked, catalog.files = 0, "rewritten since"
     again = LayoutHistory(catalog.look)
-    again.begin(carried, at(250))
+    again.begin(from_text(carried), at(250))
     sent = [
         (relation("id", "a"), at(100)),
         (relation("id", oid=OTHER), at(150)),

@@ -1,0 +1,242 @@
+"""``onSchemaChange=emit``: a row says what the columns are, right before the first row that has them.
+
+Each batch is run twice, the second time in a new process: after DDL, restarts and all, its rows are the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from driving import Drive, Driver, Row, kinds, run, values
+from psycopg2.extensions import connection as Session
+
+TABLE = (
+    "CREATE TABLE t (id int PRIMARY KEY, a int, b varchar(10))",
+    "INSERT INTO t VALUES (1, 10, 'a')",
+)
+EMIT = {"tables": "public.*", "onSchemaChange": "emit"}
+
+
+def said(rows: Sequence[Row]) -> list[Any]:
+    """Of each row what it is: of one that says the columns, their names and what changed; else its object."""
+    shown: list[Any] = []
+    for row in rows:
+        if row["_change_type"] != "schema":
+            shown.append(json.loads(row["after"] or row["key"]))
+            continue
+        layout = json.loads(row["after"])
+        changes = [
+            " ".join(str(c[k]) for k in ("change", "attnum", "name", "was", "fill") if c[k] is not None)
+            for c in layout["changes"]
+        ]
+        shown.append((" ".join(column["name"] for column in layout["columns"]), changes))
+    return shown
+
+
+def take(driver: Driver, count: int) -> list[Row]:
+    """Run batches until they have brought so many rows, each of them twice; the rows."""
+    rows: list[Row] = []
+    for _ in range(400):
+        if len(rows) >= count and driver.offset.done == len(driver.offset.tables):
+            break
+        batch = driver.batch()
+        if batch:
+            assert driver.again() == batch
+        rows += batch
+    assert len(rows) == count, rows
+    return rows
+
+
+def test_the_first_rows_are_preceded_by_their_columns(pg: Session, drive: Drive) -> None:
+    run(pg, *TABLE)
+    driver = drive(**EMIT)
+    schema, row = take(driver, 2)
+    assert json.loads(schema["after"]) == {
+        "columns": [
+            {"name": "id", "attnum": 1, "type": "integer", "type_oid": 23, "spark": "int", "nullable": False,
+             "key": True},
+            {"name": "a", "attnum": 2, "type": "integer", "type_oid": 23, "spark": "int", "nullable": True,
+             "key": False},
+            {"name": "b", "attnum": 3, "type": "character varying(10)", "type_oid": 1043, "spark": "string",
+             "nullable": True, "key": False},
+        ],
+        "changes": [],
+    }  # fmt: skip
+    assert values([schema], "_table", "_change_type", "_seq", "_commit_ts", "_xid", "_unchanged", "key", "before") == [
+        ("public.t", "schema", 0, None, None, [], None, None)
+    ]
+    assert (row["_change_type"], row["_commit_lsn"]) == ("snapshot", schema["_commit_lsn"])
+    run(pg, "INSERT INTO t VALUES (2, 20, 'b')")
+    assert said(take(driver, 1)) == [{"id": 2, "a": 20, "b": "b"}]
+    driver.restart()
+    run(pg, "UPDATE t SET a = 21 WHERE id = 2")
+    assert said(take(driver, 1)) == [{"id": 2, "a": 21, "b": "b"}]
+
+
+@pytest.mark.parametrize("options", [{"startFrom": "now"}, {"startFrom": "slot"}])
+def test_without_a_snapshot_the_first_change_is_preceded_by_the_columns(
+    options: dict[str, str], pg: Session, drive: Drive
+) -> None:
+    run(pg, *TABLE, "CREATE PUBLICATION s FOR TABLE t",
+        "SELECT pg_create_logical_replication_slot('s', 'pgoutput')")  # fmt: skip
+    driver = drive(**EMIT, **options)
+    # Before 4.2, the batch ends with it.
+    first = driver.batch()
+    run(pg, "DELETE FROM t WHERE id = 1")
+    assert said(first + take(driver, 2 - len(first))) == [("id a b", []), {"id": 1}]
+    run(pg, "INSERT INTO t VALUES (2, 20, 'b')")
+    assert said(take(driver, 1)) == [{"id": 2, "a": 20, "b": "b"}]
+
+
+# What is done to the table, and then written; what is said of it.
+ROW = "INSERT INTO t (id) VALUES (2)"
+CHANGES: dict[str, tuple[str, tuple[str, list[str]]]] = {
+    "add": ("ALTER TABLE t ADD c int", ("id a b c", ["added 4 c"])),
+    "add with a default": ("ALTER TABLE t ADD c text DEFAULT 'x y'", ("id a b c", ["added 4 c x y"])),
+    "add with a volatile default": (
+        "ALTER TABLE t ADD c float8 DEFAULT random()",
+        ("id a b c", ["added 4 c", "rewritten"]),
+    ),
+    "drop": ("ALTER TABLE t DROP a", ("id b", ["dropped 2 a"])),
+    "rename": ("ALTER TABLE t RENAME a TO x", ("id x b", ["renamed 2 x a"])),
+    "swap": (
+        "ALTER TABLE t RENAME a TO x; ALTER TABLE t RENAME b TO a; ALTER TABLE t RENAME x TO b",
+        ("id b a", ["renamed 2 b a", "renamed 3 a b"]),
+    ),
+    "widen": ("ALTER TABLE t ALTER b TYPE text", ("id a b", ["retyped 3 b character varying(10)"])),
+    "retype": ("ALTER TABLE t ALTER a TYPE bigint", ("id a b", ["retyped 2 a integer", "rewritten"])),
+    "compute": ("ALTER TABLE t ALTER a TYPE int USING a * 2", ("id a b", ["rewritten"])),
+    "drop and add again": (
+        "ALTER TABLE t DROP b; ALTER TABLE t ADD b varchar(10)",
+        ("id a b", ["dropped 3 b", "added 4 b", "rewritten"]),
+    ),
+    "rekey": ("ALTER TABLE t REPLICA IDENTITY FULL", ("id a b", ["rekeyed id id"])),
+    "rename table": ("ALTER TABLE t RENAME TO u", ("id a b", ["renamed public.u public.t"])),
+}
+
+
+# What the server sends does not show these. So they may be said before rows that the catalog is ahead of; then all rows
+# of the table come again.
+EARLY = ("compute", "drop and add again")
+
+
+@pytest.mark.parametrize("how", ["one transaction", "several", "while it is down"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_said_right_before_its_first_row(change: str, how: str, pg: Session, drive: Drive) -> None:
+    ddl, expected = CHANGES[change]
+    run(pg, *TABLE)
+    driver = drive(**EMIT)
+    take(driver, 2)
+    if how == "while it is down":
+        driver.stop()
+    table = "u" if change == "rename table" else "t"
+    inserts = [ROW.replace("2)", f"{i})").replace(" t ", f" {table} ") for i in (3, 4)]
+    statements = ["INSERT INTO t VALUES (2, 20, 'b')", ddl, *inserts]
+    if how == "one transaction":
+        run(pg, f"BEGIN; {'; '.join(statements)}; COMMIT")
+    else:
+        run(pg, *statements)
+    if how == "while it is down":
+        driver.start()
+    rows = take(driver, 4)
+    if change in EARLY and rows[0]["_change_type"] == "schema":
+        rows = [rows[1], rows[0], *rows[2:]]
+        assert rows[0]["_commit_lsn"] == rows[1]["_commit_lsn"]
+        rows[1] |= {name: rows[2][name] for name in ("_commit_lsn", "_seq", "_xid")}
+    before, schema, first, second = said(rows)
+    assert (before, schema) == ({"id": 2, "a": 20, "b": "b"}, expected)
+    assert (first["id"], second["id"]) == (3, 4)
+    assert values([rows[1]], "_commit_lsn", "_seq", "_xid") == values([rows[2]], "_commit_lsn", "_seq", "_xid")
+    assert {row["_table"] for row in rows[1:]} == {f"public.{table}"}
+
+
+def test_many_changes_in_a_backlog_are_told_apart(pg: Session, drive: Drive) -> None:
+    run(pg, *TABLE)
+    driver = drive(**EMIT)
+    take(driver, 2)
+    driver.stop()
+    run(pg, "ALTER TABLE t ADD c int DEFAULT 5", "INSERT INTO t VALUES (2, 20, 'b', 2)",
+        "ALTER TABLE t RENAME a TO x", "INSERT INTO t VALUES (3, 30, 'c', 3)",
+        "ALTER TABLE t DROP x", "INSERT INTO t VALUES (4, 'd', 4)",
+        "ALTER TABLE t ADD a int", "INSERT INTO t VALUES (5, 'e', 5, 55)",
+        "INSERT INTO t VALUES (6, 'f', 6, 66)")  # fmt: skip
+    driver.start()
+    assert said(take(driver, 9)) == [
+        ("id a b c", ["added 4 c 5"]),
+        {"id": 2, "a": 20, "b": "b", "c": 2},
+        ("id x b c", ["renamed 2 x a"]),
+        {"id": 3, "x": 30, "b": "c", "c": 3},
+        ("id b c", ["dropped 2 x"]),
+        {"id": 4, "b": "d", "c": 4},
+        ("id b c a", ["added 5 a"]),
+        {"id": 5, "b": "e", "c": 5, "a": 55},
+        {"id": 6, "b": "f", "c": 6, "a": 66},
+    ]
+
+
+def test_a_changed_key_gives_deletes_their_key(pg: Session, drive: Drive) -> None:
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, code int NOT NULL UNIQUE)", "INSERT INTO t VALUES (1, 10), (2, 20)")
+    driver = drive(**EMIT)
+    take(driver, 3)
+    run(pg, "DELETE FROM t WHERE id = 1", "ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key",
+        "DELETE FROM t WHERE id = 2")  # fmt: skip
+    assert said(take(driver, 3)) == [{"id": 1}, ("id code", ["rekeyed code id"]), {"code": 20}]
+    driver.restart()
+    run(pg, "INSERT INTO t VALUES (3, 30)")
+    assert values(take(driver, 1), "key") == [('{"code":30}',)]
+
+
+def test_a_layout_and_its_row_come_in_one_batch(pg: Session, drive: Drive) -> None:
+    run(pg, *TABLE)
+    driver = drive(**EMIT, maxRowsPerBatch="1")
+    take(driver, 2)
+    run(pg, "BEGIN; INSERT INTO t VALUES (2, 20, 'b'); ALTER TABLE t ADD c int; INSERT INTO t VALUES (3, 30, 'c', 1);"
+            " UPDATE t SET c = 5 WHERE id = 3; COMMIT")  # fmt: skip
+    batches: list[list[Row]] = []
+    for _ in range(200):
+        if sum(map(len, batches)) >= 4:
+            break
+        if batch := driver.batch():
+            assert driver.again() == batch
+            batches.append(batch)
+    assert list(map(kinds, batches)) == [["insert"], ["schema", "insert"], ["update"]]
+
+
+def test_what_rewrites_a_table_without_a_change_is_not_said(pg: Session, drive: Drive) -> None:
+    run(pg, *TABLE)
+    driver = drive(**EMIT)
+    take(driver, 2)
+    run(pg, "VACUUM FULL t", "ANALYZE t", "INSERT INTO t VALUES (2, 20, 'b')")
+    assert said(take(driver, 1)) == [{"id": 2, "a": 20, "b": "b"}]
+    run(pg, "ALTER TABLE t ALTER a SET DEFAULT 5", "INSERT INTO t VALUES (3, 30, 'c')")
+    assert said(driver.take(1)) == [{"id": 3, "a": 30, "b": "c"}]
+    run(pg, "ALTER TABLE t ADD c int", "INSERT INTO t VALUES (4, 40, 'd')")
+    assert said(driver.take(2)) == [("id a b c", ["added 4 c"]), {"id": 4, "a": 40, "b": "d", "c": None}]
+
+
+def test_the_rows_of_a_rewritten_table_come_again(pg: Session, drive: Drive) -> None:
+    run(pg, *TABLE, "CREATE TABLE other (id int PRIMARY KEY)")
+    driver = drive(**EMIT)
+    take(driver, 3)
+    run(pg, "ALTER TABLE t ADD c int DEFAULT (random() * 0)::int + 5", "INSERT INTO t VALUES (2, 20, 'b', 6)")
+    rows: list[Row] = []
+    for _ in range(200):
+        batch = driver.batch()
+        if batch:
+            assert driver.again() == batch
+        rows += batch
+        if kinds(rows).count("snapshot") == 2:
+            break
+    first, last = rows[:2], sorted(rows[2:], key=lambda row: (row["_commit_lsn"], row["_change_type"] != "schema"))
+    assert said(first) == [("id a b c", ["added 4 c", "rewritten"]), {"id": 2, "a": 20, "b": "b", "c": 6}]
+    assert kinds(last) == ["truncate", "schema", "snapshot", "snapshot"]
+    assert said(last[1:]) == [
+        ("id a b c", []),
+        {"id": 1, "a": 10, "b": "a", "c": 5},
+        {"id": 2, "a": 20, "b": "b", "c": 6},
+    ]
+    run(pg, "INSERT INTO t VALUES (3, 30, 'c', 7)")
+    assert said(take(driver, 1)) == [{"id": 3, "a": 30, "b": "c", "c": 7}]

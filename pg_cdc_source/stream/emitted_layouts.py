@@ -1,0 +1,129 @@
+"""Layouts in a stream with ``onSchemaChange=emit``: what its offsets carry of them, and which rows say them.
+
+In other streams there are none: every answer is empty, and relations are matched with the plan.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.protocol.changes import Described
+from pg_cdc_source.protocol.pgoutput import RelationMessage
+from pg_cdc_source.protocol.stream_rows import schema_row_at
+from pg_cdc_source.protocol.table_layout import LayoutRecord, from_text, to_text
+from pg_cdc_source.stream.buffer import Match
+from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
+from pg_cdc_source.stream.chunks import Chunk
+from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_guesses
+from pg_cdc_source.stream.layout_history import LayoutHistory
+from pg_cdc_source.stream.schema_history import match_relation
+from pg_cdc_source.stream.stream_plan import StreamPlan
+
+log = logging.getLogger(__name__)
+
+
+class EmittedLayouts:
+    """Knows the layouts from the offset on that this process began with."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self.are_emitted = options.on_schema_change == "emit"
+        self._catalog = CatalogLayouts(options)
+        self._history = LayoutHistory(self._catalog.look)
+        self._has_begun = False
+        self._owed: list[str] = []
+
+    # --- offsets ------------------------------------------------------------------------------------------------------
+
+    def resume(self, start: StreamOffset | None, end: StreamOffset | None = None) -> None:
+        """Go on from ``start``, or with the batch from there to ``end``. It matters once: then all is known."""
+        offset = end or start
+        if self._has_begun or offset is None or not self.are_emitted:
+            return
+        self._has_begun = True
+        guesses = () if end is None else guesses_at(start, end)
+        if not guesses:
+            self._history.begin(from_text(offset.layouts), offset.position)
+            return
+        if start is None:
+            known = [record for record in from_text(offset.layouts) if record not in guesses]
+            self._history.begin(known, Position.before(offset.origin))
+        else:
+            self._history.begin(from_text(start.layouts), start.position)
+        self._history.look_until(offset.position, {r.layout.oid: as_catalog(r) for r in guesses})
+        self._history.add(guesses)
+
+    def text(self, start: Position, end: Position) -> str:
+        """What the offset at ``end`` of a batch from ``start`` carries."""
+        return self._history.text(start, end) if self.are_emitted else ""
+
+    def note_snapshot(self, session: Session, tables: Iterable[Member], point: Lsn) -> None:
+        """Take the layouts of tables whose rows come as of ``point``, as the transaction of ``session`` sees them."""
+        if self.are_emitted:
+            self._has_begun = True
+            found = (self._catalog.read(session, table, _of_snapshot(point)) for table in tables)
+            self._history.add(replace(record, changes=()) for record in found if record is not None)
+
+    def guess(
+        self, session: Session, tables: Sequence[Member], end: StreamOffset, end_of_wal: Callable[[], Position]
+    ) -> StreamOffset:
+        """Give ``end`` the end of the WAL, and the layouts there; the rows before, and the start, are not known."""
+        if not self.are_emitted:
+            return replace(end, position=end_of_wal())
+        # Where the batch starts, and with which layouts, it will say itself.
+        self._has_begun = False
+        position, guesses = read_guesses(self._catalog, session, tables, end_of_wal)
+        return replace(end, position=position, layouts=to_text((*from_text(end.layouts), *guesses)))
+
+    def rewritten(self, start: Position, end: Position) -> list[str]:
+        """The tables that the rows between say are rewritten: their rows have to come again, as of a later point."""
+        names = [record.layout.name for record in self._history.rewritten(start, end)] if self.are_emitted else []
+        names, self._owed = [*self._owed, *names], []
+        return names
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def of_snapshot(self, oids: Iterable[int], point: Lsn) -> list[Chunk]:
+        """The rows that stand before the rows of tables as of ``point``."""
+        position = _of_snapshot(point)
+        records = [record for oid in oids if (record := self._history.at(oid, position)) is not None]
+        return [_row(record, position) for record in records]
+
+    def guessed(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
+        """The rows at the end of a batch that say layouts which its rows have not had."""
+        guesses = guesses_at(start, end) if self.are_emitted else ()
+        if not guesses:
+            return []
+        reached = [self._history.reach(record) for record in guesses]
+        # The offset is given already. So the next one says it, if there is one.
+        self._owed = [record.layout.name for record in reached if record is not None and record.is_rewritten]
+        for name in self._owed:
+            log.warning("%s was rewritten; should the query stop before its rows come, ask for them again", name)
+        return [_row(record, Position(end.position.lsn, 0)) for record in reached if record is not None]
+
+    def match(self, plan: StreamPlan) -> Match:
+        """How relations are understood."""
+
+        def match(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
+            if self.are_emitted and any(member.oid == relation.oid for member in plan.members):
+                return self._history.describe(relation, position, plan.since.get(relation.oid, Lsn(0)))
+            return match_relation(plan, relation, lsn)
+
+        return match
+
+    def close(self) -> None:
+        self._catalog.close()
+
+
+def _of_snapshot(point: Lsn) -> Position:
+    """Where the rows of a snapshot are."""
+    return Position(Lsn(point - 1), 0)
+
+
+def _row(record: LayoutRecord, position: Position) -> Chunk:
+    return Chunk.of(schema_row_at(record.layout.name, record.to_object(), position), position, position)

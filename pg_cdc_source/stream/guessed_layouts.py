@@ -1,0 +1,65 @@
+"""Layouts at the end of a batch whose rows are not here yet.
+
+Spark 4.0 and 4.1 do not say where a batch starts. So the first offset of a process, the end of the WAL, is given before
+its rows can be read, and cannot carry their layouts. It carries those that the catalog has there::
+
+    layouts of the start      rows of the batch                      layouts that the end carries
+    ─────────────────────►    found out from the start's on  ──►     said by rows at the batch's end, where they differ
+                              and from the end's, each time alike
+
+- A record of such a layout has the position of the end itself, where no row is.
+- What old rows have in columns that were added is in the record's changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import TransientError
+from pg_cdc_source.offsets import Member, Position, StreamOffset
+from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, LayoutRecord, from_text
+from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
+
+_TRIES = 20
+
+
+def read_guesses(
+    catalog: CatalogLayouts, session: Session, tables: Sequence[Member], end_of_wal: Callable[[], Position]
+) -> tuple[Position, tuple[LayoutRecord, ...]]:
+    """Return the end of the WAL, and the layouts that tables have there. DDL between the two is noticed."""
+    for _ in range(_TRIES):
+        before = [catalog.read(session, table, _NOWHERE) for table in tables]
+        position = end_of_wal()
+        after = [catalog.read(session, table, position) for table in tables]
+        found = tuple(record for record in after if record is not None)
+        if [(r.layout, r.changes) for r in found] == [(r.layout, r.changes) for r in before if r is not None]:
+            return position, found
+    raise TransientError("the tables' columns change faster than they can be looked at")
+
+
+_NOWHERE = Position.before(1)
+
+
+def guesses_at(start: StreamOffset | None, end: StreamOffset) -> tuple[LayoutRecord, ...]:
+    """Return the layouts that ``end`` carries and that no row of its batch begins."""
+    if start is not None and start.position == end.position:
+        return ()
+    return tuple(
+        record for record in from_text(end.layouts) if record.position == end.position and end.position.is_whole
+    )
+
+
+def as_catalog(record: LayoutRecord) -> CatalogLayout:
+    """What the catalog had where a guess was made."""
+    fills = {change.attnum: change.fill for change in record.changes}
+    layout = record.layout
+    columns = tuple(
+        CatalogColumn(c.attnum, c.name, c.type_oid, c.typmod, c.nullable, fills.get(c.attnum), published=True)
+        for c in layout.columns
+        if c.attnum is not None
+    )
+    return CatalogLayout(
+        columns, layout.identity, layout.key, layout.last or 0, layout.files or "", layout.altered or ""
+    )
