@@ -16,8 +16,6 @@ from watch import wait_until
 from pg_cdc_source import project
 from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.stream.buffer import Request
-from pg_cdc_source.stream.slot_reader import SlotReader
 
 EMIT = "SELECT pg_logical_emit_message(true, 'outbox', {})"
 MESSAGE_SEQ = 10**15 + 1
@@ -203,33 +201,27 @@ def test_messages_come_once_over_lost_sessions_and_restarts(pg: Session, outbox:
     assert told(rows) == expected
 
 
-def test_requests_are_seen_with_the_batch_that_has_them(pg: Session, outbox: Driver) -> None:
+def test_a_request_gives_the_table_again_and_a_malformed_one_is_ignored(
+    pg: Session, outbox: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
     run(pg, "INSERT INTO t VALUES (1, 'a')")
     outbox.take(1)
-    start = outbox.offset.position
     run(
         pg,
-        "SELECT pg_logical_emit_message(true, 'pgcdc', '{\"snapshot\": [\"public.t\"]}')",
         "SELECT pg_logical_emit_message(true, 'pgcdc', 'nonsense')",
+        'SELECT pg_logical_emit_message(true, \'pgcdc\', \'{"snapshot": ["public.t"], "slot": "another"}\')',
         "INSERT INTO t VALUES (2, 'b')",
     )
-    reader: SlotReader = outbox._reader._capture._reader
-    found: list[Request] = []
-    at = start
-
-    def look() -> list[Row]:
-        nonlocal at
-        rows = outbox.batch()
-        # The request alone makes a batch, too.
-        found.extend(reader.requests(at, outbox.offset.position))
-        at = outbox.offset.position
-        return rows
-
-    ((row,),) = [wait_until(look)]
-    assert row["after"] == '{"id":2,"v":"b"}'
-    ((position, tables),) = found
-    assert tables == ("public.t",)
-    assert start < position < Position(Lsn(row["_commit_lsn"]))
+    assert told(outbox.take(1)) == [("insert", '{"id":2}', '{"id":2,"v":"b"}')]
+    run(pg, 'SELECT pg_logical_emit_message(true, \'pgcdc\', \'{"snapshot": ["public.t"], "slot": "s"}\')')
+    rows = outbox.take(3)
+    assert values(rows, "_change_type", "_table", "key") == [
+        ("truncate", "public.t", None),
+        ("snapshot", "public.t", '{"id":1}'),
+        ("snapshot", "public.t", '{"id":2}'),
+    ]
+    (ignored,) = [text for text in caplog.messages if "is ignored" in text]
+    assert ignored.endswith("is ignored: it is not JSON in UTF-8")
 
 
 def test_an_outbox_in_spark(spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> None:
