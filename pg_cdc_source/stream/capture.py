@@ -36,8 +36,8 @@ from pg_cdc_source.snapshot.driver import Process, driver_process
 from pg_cdc_source.stream.batch_rows import rows_of
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
-from pg_cdc_source.stream.held_snapshot import HeldSnapshot, SnapshotPart, check_files, emptying_rows
-from pg_cdc_source.stream.joining import Joining
+from pg_cdc_source.stream.held_snapshot import HeldSnapshot, SnapshotPart, emptying_rows
+from pg_cdc_source.stream.joins import Join, Joins
 from pg_cdc_source.stream.lag import LagMeter, Standing
 from pg_cdc_source.stream.membership import Leaving, Membership
 from pg_cdc_source.stream.planned_reader import PlannedReader
@@ -63,21 +63,6 @@ class Batch:
     chunks: tuple[Chunk, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Tables that join at the consistent point of a snapshot, and the publication's mark there."""
-
-    held: Held
-    tables: tuple[PlannedTable, ...]
-    mark: str
-    due: tuple[str, ...]  # what had been asked for when it was planned
-
-    @property
-    def point(self) -> Lsn:
-        assert self.held.lsn is not None
-        return Lsn(self.held.lsn + 1)
-
-
 class Capture:
     """The stream, from its first offset to its last."""
 
@@ -90,9 +75,7 @@ class Capture:
         self._snapshot = HeldSnapshot(options, self._source, self._history, self._is_driver_there)
         self._layouts = EmittedLayouts(options)
         self._reader = PlannedReader(options, self._history, self._layouts)
-        self._joining = Joining(options)
-        self._join: Join | None = None  # what comes once the stream has read so far
-        self._holds: dict[Lsn | None, Position] = {}  # the slot stays there until the tables of that point have joined
+        self._joins = Joins(options, self._membership)
         self._given: StreamOffset | None = None  # the newest offset that this process has given out
         self._guess: StreamOffset | None = None  # one that was given without its start, or without a limit
         self._target: Position | None = None
@@ -152,9 +135,7 @@ class Capture:
     def commit(self, end: StreamOffset | None) -> None:
         """Spark has committed everything through ``end``: the slot may move there."""
         if end is not None and not end.is_reading:
-            if end.at is not None:
-                self._holds.pop(end.at, None)
-            self._reader.release(min([end.position, *self._holds.values()]))
+            self._reader.release(self._joins.committed(end))
 
     def standing(self, end: StreamOffset) -> Standing | None:
         """How far behind its server a stream is whose last batch ends at ``end``; None where that is not known."""
@@ -167,8 +148,7 @@ class Capture:
     def close(self) -> None:
         """End the reader, the snapshots and the session."""
         self._reader.close()
-        self._joining.close()
-        self._give_up_join()
+        self._joins.close()
         self._snapshot.end()
         self._layouts.close()
         self._source.close()
@@ -220,11 +200,10 @@ class Capture:
         """Make a new slot, and have all rows come again (onSlotLost=resnapshot)."""
         log.warning("%s; a new slot is made, and the rows of all tables come again", error.what)
         self._reader.close()
-        self._give_up_join()
+        self._joins.close()
         self._history.drop_lost_slot()
         plan = self._membership.begin(create=True)
         origin = self._snapshot.create_slot(plan.planned)
-        self._holds.clear()
         return replace(self._first_end(plan, origin, True), at=origin)
 
     def _may_begin_anew(self, offset: StreamOffset) -> bool:
@@ -257,14 +236,14 @@ class Capture:
         if leaving is not None and start.position >= leaving.through:
             self._membership.leave()
             return self._offset(start, start.position)
-        if start.due and not self._waits_for(start):
+        if start.due and not self._joins.are_awaited(start):
             # They have left since.
             return replace(self._offset(start, start.position), due=())
         while True:
-            join = self._ready_join(start)
-            if join is not None and Position.before(join.point) <= start.position and start.position.is_whole:
+            join = self._joins.ready(start, 0.0 if self._target is None else PATIENCE_SECONDS)
+            if join is not None and join.position <= start.position and start.position.is_whole:
                 return self._join_offset(start, start.position, join)
-            if self._target is not None and start.position >= self._target and not self._waits_for(start):
+            if self._target is not None and start.position >= self._target and not self._joins.are_awaited(start):
                 return start
             end = self._cut(start, join, leaving)
             if end > start.position:
@@ -276,7 +255,7 @@ class Capture:
                 raise TransientError("the driver's JVM is gone")
         self._moved_at = time.monotonic()
         start = replace(start, due=self._due(start, end))
-        if join is not None and end == Position.before(join.point):
+        if join is not None and end == join.position:
             return self._join_offset(start, end, join)
         return self._offset(start, end)
 
@@ -284,8 +263,8 @@ class Capture:
         """Where the next batch ends; where it starts, if there is nothing for one."""
         stops = [] if leaving is None else [leaving.through]
         if join is not None:
-            stops.append(Position.before(join.point))
-        elif self._target is not None and not self._waits_for(start):
+            stops.append(join.position)
+        elif self._target is not None and not self._joins.are_awaited(start):
             stops.append(self._target)
         ceiling = min((stop for stop in stops if stop > start.position), default=None)
         # A batch without rows only moves the slot, which need not happen all the time.
@@ -312,69 +291,25 @@ class Capture:
         """``offset``, moved to the end of what is committed by now; where it starts may not be known."""
         return self._layouts.guess(self._source.open(), members, offset, lambda: self._end_of_wal(offset.position))
 
-    def _end_of_wal(self, at_least: Position) -> Position:
-        return max(at_least, self._target or Position.before(self._source.read_end_of_wal()))
-
-    # --- tables that join ---------------------------------------------------------------------------------------------
-
     def _due(self, start: StreamOffset, end: Position) -> tuple[str, ...]:
-        """The tables whose rows were asked for up to ``end``, and have not come."""
-        reader = self._reader.current
-        requests = [] if reader is None else reader.requests(start.position, end)
-        asked = [name for request in requests for name in request.tables]
-        followed = [planned.name for planned in self._membership.plan.planned]
-        if strangers := [name for name in asked if name not in ("*", *followed)]:
-            log.warning("rows of %s were asked for, which the stream does not have", ", ".join(strangers))
-        asked += self._layouts.rewritten(start.position, end)
-        names = followed if "*" in asked else [name for name in asked if name in followed]
-        return tuple(dict.fromkeys((*start.due, *names)))
-
-    def _waits_for(self, start: StreamOffset) -> bool:
-        return self._membership.has_waiting or bool(self._membership.plan.named(start.due))
-
-    def _ready_join(self, start: StreamOffset) -> Join | None:
-        """The tables that join, as soon as their consistent point is known."""
-        if self._join is not None or not self._waits_for(start):
-            return self._join
-        if not self._joining.is_running:
-            # What comes from here on is read again if the tables join at an earlier point than the stream has read to.
-            self._holds.setdefault(None, start.position)
-            self._joining.begin()
-        held = self._joining.take(0.0 if self._target is None else PATIENCE_SECONDS)
-        if held is None:
-            return None
-        try:
-            tables, mark = self._membership.plan_join(held, start.due)
-            if tables and _have_their_files(held, tables):
-                self._join = Join(held, tables, mark, start.due)
-        finally:
-            if self._join is None:
-                held.close()
-        if not tables:
-            self._membership.join((), mark)
-            self._holds.pop(None, None)
-        return self._join
+        return self._joins.due(start, end, self._reader, self._layouts.rewritten(start.position, end))
 
     def _join_offset(self, start: StreamOffset, position: Position, join: Join) -> StreamOffset:
         self._snapshot.hold(join.held)
-        self._join = None
-        self._membership.join(join.tables, join.mark)
+        self._joins.done(join)
         # The one that was read by the plan of before has left out their changes.
         self._reader.close()
-        self._holds[join.point] = self._holds.pop(None, position)
         names = tuple(planned.name for planned in join.tables)
         due = tuple(name for name in start.due if name not in join.due)
         session, _ = join.held.holders[0]
         self._layouts.note_snapshot(session, [planned.member for planned in join.tables], join.point)
         end = replace(self._offset(start, position), tables=names, done=len(names), at=join.point, due=due)
         # What these tables' layouts were from the point on comes again, too.
-        begin = min(start.position, Position.before(join.point))
+        begin = min(start.position, join.position)
         return replace(end, layouts=self._layouts.text(begin, position))
 
-    def _give_up_join(self) -> None:
-        if self._join is not None:
-            self._join.held.close()
-            self._join = None
+    def _end_of_wal(self, at_least: Position) -> Position:
+        return max(at_least, self._target or Position.before(self._source.read_end_of_wal()))
 
     # --- what is read -------------------------------------------------------------------------------------------------
 
@@ -413,7 +348,7 @@ class Capture:
             )
         if end.position > begin and not is_anew:
             if end.at is not None:
-                self._holds.setdefault(end.at, begin)
+                self._joins.stay(end.at, begin)
             reader = self._reader.open(begin, lambda: plan)
             reader.read_through(end.position, self._is_driver_there)
             chunks += reader.batch(begin, end.position) + self._layouts.guessed(start, end)
@@ -424,13 +359,3 @@ class Capture:
 
     def _is_driver_there(self) -> bool:
         return self._driver.runs()
-
-
-def _have_their_files(held: Held, tables: Sequence[PlannedTable]) -> bool:
-    """Whether none of the tables was rewritten after the snapshot was taken: then another one is needed."""
-    try:
-        check_files(held, tables)
-    except SchemaChangedError as error:
-        log.warning("tables that join the stream have to wait: %s", error.what)
-        return False
-    return True

@@ -1,0 +1,125 @@
+"""The tables that wait to join a stream: those that are new or had a gap, and those whose rows were asked for again.
+
+The stream does not stop for them, so it may have read beyond their consistent point when that is found. Then it goes
+back for their changes; until that is done the slot has to stay where the waiting began.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.offsets import Lsn, Position, StreamOffset
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres.snapshots import Held
+from pg_cdc_source.protocol.decoding_messages import EVERY_TABLE
+from pg_cdc_source.stream.held_snapshot import check_files
+from pg_cdc_source.stream.joining import Joining
+from pg_cdc_source.stream.membership import Membership
+from pg_cdc_source.stream.planned_reader import PlannedReader
+from pg_cdc_source.stream.stream_plan import PlannedTable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Tables that join at the consistent point of a snapshot, and the publication's mark there."""
+
+    held: Held
+    tables: tuple[PlannedTable, ...]
+    mark: str
+    due: tuple[str, ...]  # what had been asked for when it was planned
+
+    @property
+    def point(self) -> Lsn:
+        assert self.held.lsn is not None
+        return Lsn(self.held.lsn + 1)
+
+    @property
+    def position(self) -> Position:
+        """Everything before the point."""
+        return Position.before(self.point)
+
+
+class Joins:
+    """Finds the point for the tables that wait, and knows where the slot has to stay for them."""
+
+    def __init__(self, options: StreamOptions, membership: Membership) -> None:
+        self._membership = membership
+        self._joining = Joining(options)
+        self._ready: Join | None = None  # what comes once the stream has read so far
+        self._stays: dict[Lsn | None, Position] = {}  # of the slot, by point; None is one that is not known yet
+
+    def due(
+        self, start: StreamOffset, end: Position, reader: PlannedReader, rewritten: Sequence[str]
+    ) -> tuple[str, ...]:
+        """The tables whose rows were asked for or ``rewritten`` up to ``end``, and have not come."""
+        requests = [] if reader.current is None else reader.current.requests(start.position, end)
+        asked = [name for request in requests for name in request.tables]
+        followed = [planned.name for planned in self._membership.plan.planned]
+        if strangers := [name for name in asked if name not in (EVERY_TABLE, *followed)]:
+            log.warning("rows of %s were asked for, which the stream does not have", ", ".join(strangers))
+        names = followed if EVERY_TABLE in asked else [name for name in (*asked, *rewritten) if name in followed]
+        return tuple(dict.fromkeys((*start.due, *names)))
+
+    def are_awaited(self, start: StreamOffset) -> bool:
+        return self._membership.has_waiting or bool(self._membership.plan.named(start.due))
+
+    def ready(self, start: StreamOffset, patience_seconds: float) -> Join | None:
+        """The tables that join, as soon as their consistent point is known."""
+        if self._ready is not None or not self.are_awaited(start):
+            return self._ready
+        if not self._joining.is_running:
+            self._stays.setdefault(None, start.position)
+            self._joining.begin()
+        held = self._joining.take(patience_seconds)
+        if held is None:
+            return None
+        try:
+            tables, mark = self._membership.plan_join(held, start.due)
+            if tables and _have_their_files(held, tables):
+                self._ready = Join(held, tables, mark, start.due)
+        finally:
+            if self._ready is None:
+                held.close()
+        if not tables:
+            self._membership.join((), mark)
+            self._stays.pop(None, None)
+        return self._ready
+
+    def done(self, join: Join) -> None:
+        """The batch in which they join is given out; whoever does that has the snapshot now."""
+        self._membership.join(join.tables, join.mark)
+        self._ready = None
+        self._stays[join.point] = self._stays.pop(None, join.position)
+
+    def stay(self, point: Lsn, position: Position) -> None:
+        """Keep the slot at ``position`` until the batch is committed in which tables join at ``point``."""
+        self._stays.setdefault(point, position)
+
+    def committed(self, end: StreamOffset) -> Position:
+        """Where the slot may move when everything through ``end`` is committed."""
+        if end.at is not None:
+            self._stays.pop(end.at, None)
+        return min([end.position, *self._stays.values()])
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._joining.close()
+        if self._ready is not None:
+            self._ready.held.close()
+            self._ready = None
+        self._stays.clear()
+
+
+def _have_their_files(held: Held, tables: Sequence[PlannedTable]) -> bool:
+    """Whether none of the tables was rewritten after the snapshot was taken: then another one is needed."""
+    try:
+        check_files(held, tables)
+    except SchemaChangedError as error:
+        log.warning("tables that join the stream have to wait: %s", error.what)
+        return False
+    return True
