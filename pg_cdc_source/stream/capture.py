@@ -31,7 +31,6 @@ from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.slot_checks import missing_error
 from pg_cdc_source.postgres.slots import Slot
-from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.snapshot.driver import Process, driver_process
 from pg_cdc_source.stream.batch_rows import rows_of
 from pg_cdc_source.stream.chunks import Chunk
@@ -44,7 +43,7 @@ from pg_cdc_source.stream.planned_reader import PlannedReader
 from pg_cdc_source.stream.schema_history import NewTableError, match_relation
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
+from pg_cdc_source.stream.stream_plan import StreamPlan
 
 log = logging.getLogger(__name__)
 
@@ -201,6 +200,7 @@ class Capture:
         log.warning("%s; a new slot is made, and the rows of all tables come again", error.what)
         self._reader.close()
         self._joins.close()
+        self._snapshot.end()
         self._history.drop_lost_slot()
         plan = self._membership.begin(create=True)
         origin = self._snapshot.create_slot(plan.planned)

@@ -106,8 +106,8 @@ class SlotHistory:
         def drop() -> None:
             session = self._source.open()
             slot = read_slot(session, self._options.slot)
-            if slot is not None and slot.active_pid is not None:
-                raise in_use_error(session, slot)
+            if slot is not None:
+                require_unused(session, slot)
             drop_slot(session, self._options.slot)
 
         IN_USE.retrying(drop)
