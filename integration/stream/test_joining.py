@@ -341,6 +341,27 @@ def test_a_new_table_can_be_an_error(pg: Session, drive: Drive) -> None:
     until_equal(driver, pg, "t", "u")
 
 
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+def test_a_row_says_that_a_table_has_left(down: bool, pg: Session, drive: Drive) -> None:
+    run(pg, *T, *U, ALL_TABLES)
+    driver = drive(tables="public.*", onSchemaChange="emit")
+    going_on(driver, lambda: kinds(driver.rows).count("snapshot") == 3)
+    driver.batch()
+    if down:
+        driver.stop()
+    run(pg, "INSERT INTO u VALUES (3, 'last')", "DROP TABLE u", "INSERT INTO t VALUES (2, 'x')")
+    if down:
+        driver.start()
+    going_on(driver, lambda: [row for row in driver.rows if '"left"' in (row["after"] or "")])
+    driver.batch()
+    ((after, lsn),) = [(row["after"], row["_commit_lsn"]) for row in driver.rows if '"left"' in (row["after"] or "")]
+    assert json.loads(after)["columns"] == []
+    of_u = [row for row in driver.rows if row["_table"] == "public.u"]
+    assert lsn == max(row["_commit_lsn"] for row in of_u)
+    assert kinds(of_u)[-2:] == ["insert", "schema"]
+    assert driver.offset.members[0].name == "public.t"
+
+
 def test_a_dropped_tables_last_changes_come_before_the_error(pg: Session, drive: Drive) -> None:
     driver = standing(drive, pg, *T, *U, ALL_TABLES, tables="public.*")
     driver.stop()

@@ -355,6 +355,7 @@ class Capture:
             if guessed and start is not None:
                 # Its end could not say what is asked for in it.
                 self._given = replace(end, due=self._due(replace(start, due=()), end.position))
+        chunks += self._layouts.left(start, end)
         return Batch(tuple(first), tuple(parts), tuple(chunks))
 
     def _is_driver_there(self) -> bool:

@@ -5,6 +5,7 @@ In other streams there are none: every answer is empty, and relations are matche
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -106,6 +107,18 @@ class EmittedLayouts:
             log.warning("%s was rewritten; should the query stop before its rows come, ask for them again", name)
         return [_row(record, Position(end.position.lsn, 0)) for record in reached if record is not None]
 
+    def left(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
+        """The rows at the end of a batch that say which tables have left the stream with it."""
+        if not self.are_emitted or start is None or not end.members:
+            return []
+        known = {member.oid for member in end.members} | {member.name for member in end.members}
+        position = Position(end.position.next_lsn, 0)
+        return [
+            Chunk.of(schema_row_at(member.name, json.dumps(_LEFT), position), position, position)
+            for member in start.members
+            if known.isdisjoint((member.oid, member.name))
+        ]
+
     def match(self, plan: StreamPlan) -> Match:
         """How relations are understood."""
 
@@ -118,6 +131,10 @@ class EmittedLayouts:
 
     def close(self) -> None:
         self._catalog.close()
+
+
+# What a row says of a table that has left the stream.
+_LEFT = {"columns": [], "changes": [{"change": "left", "attnum": None, "name": None, "was": None}]}
 
 
 def _of_snapshot(point: Lsn) -> Position:

@@ -7,8 +7,8 @@ every few seconds while it runs.
 - A table whose changes are complete is followed. ``plan.gone`` has those that are members and not followed: what the
   stream still has of them comes, and nothing after it.
 - A table that waits to join is in neither. It joins at a consistent point of its own (``joining``).
-- A member leaves only with an event: an error, the rows that it joins again with, or a word in the log where
-  ``onSchemaChange`` is not ``fail``.
+- A member leaves only with an event: an error, the rows that it joins again with, a row ``schema`` where
+  ``onSchemaChange`` is ``emit``, a word in the log where it is ``ignore``.
 """
 
 from __future__ import annotations
@@ -262,8 +262,8 @@ class Membership:
         if options.on_schema_change == "fail":
             raise SchemaChangedError(
                 what,
-                remedy="start the query again with the same checkpoint and onSchemaChange=ignore: it goes on without "
-                "them. One that comes back is read anew (onNewTable=snapshot)",
+                remedy="start the query again with the same checkpoint and onSchemaChange=ignore (or emit, where "
+                "a row says so): it goes on without them. One that comes back is read anew (onNewTable=snapshot)",
             )
         log.warning("%s; the stream goes on without them", what)
         oids = _oids(left)
