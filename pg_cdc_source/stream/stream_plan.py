@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
@@ -182,6 +183,8 @@ def plan_stream(session: Session, options: StreamOptions, published: Publication
         unpublished = Unpublished(fact.unpublished, fact.generated)
         scanned = _plan_scan(session, options, fact.relation, unpublished, fact.row_filter)
         types_of = read_raw_types(session, fact.relation)
+        if not types_of.keys() >= {column.name for column in scanned.columns}:
+            raise TransientError(f"planning {fact.relation}: its columns are being changed")
         table = StreamedTable(
             fact.relation.oid,
             str(fact.relation),
