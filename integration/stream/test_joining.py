@@ -422,6 +422,29 @@ def test_rows_that_were_asked_for_come_after_a_crash(pg: Session, drive: Drive) 
     assert driver.offset.due == ()
 
 
+@pytest.mark.parametrize("mode", ["fail", "emit"])
+def test_a_table_that_takes_the_name_of_another_does_not_take_its_place(mode: str, pg: Session, drive: Drive) -> None:
+    run(pg, *T, *U, ALL_TABLES)
+    driver = drive(tables="public.*", onSchemaChange=mode)
+    going_on(driver, lambda: kinds(driver.rows).count("snapshot") == 3)
+    driver.batch()
+    run(
+        pg,
+        "ALTER TABLE u RENAME TO old",
+        "CREATE TABLE u (id int PRIMARY KEY, v text)",
+        "INSERT INTO u VALUES (7, 'n')",
+    )
+    if mode == "fail":
+        driver.refusal("public.u was renamed to public.old", rows=None)
+        driver.restart()
+    run(pg, "INSERT INTO old VALUES (3, 'o')")
+    going_on(driver, lambda: '{"id":3,"v":"o"}' in [row["after"] for row in driver.rows])
+    going_on(driver, lambda: '{"id":7,"v":"n"}' in [row["after"] for row in driver.rows])
+    (name,) = {row["_table"] for row in driver.rows if row["after"] == '{"id":3,"v":"o"}'}
+    assert name == "public.old"
+    assert {member.name for member in driver.offset.members} == {"public.t", "public.u", "public.old"}
+
+
 # --- slots that are lost ---------------------------------------------------------------------------------------------
 
 

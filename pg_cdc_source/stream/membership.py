@@ -29,7 +29,7 @@ from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.stream.members import Difference, compare, describe_left, members_at, members_of
-from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
+from pg_cdc_source.stream.schema_history import FOLLOW, LOAD_AGAIN, READ_AGAIN
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, plan_stream
 
@@ -170,6 +170,7 @@ class Membership:
             return
         if difference is not None:
             self._refuse(difference)
+            self._take_names(difference)
             self.has_waiting = bool(difference.joined) and self._options.on_new_table == "snapshot"
             anew = {joined.member.name for joined in difference.joined}
             self._note_left([member for member in difference.left if member.name not in anew])
@@ -228,10 +229,28 @@ class Membership:
         followed = [planned.member for planned in self.plan.planned]
         difference = compare(followed, self.mark, whole.members, mark, self._options.publication)
         oids = {joined.member.oid for joined in difference.joined}
+        self._take_names(difference)
+        named = {planned.oid for planned in self.plan.named(due)}
         tables = tuple(
-            _since(planned, point) for planned in whole.planned if planned.oid in oids or planned.name in due
+            _since(planned, point) for planned in whole.planned if planned.oid in oids or planned.oid in named
         )
+        self._refuse_names(tables, difference)
         return tables, mark
+
+    def _take_names(self, difference: Difference) -> None:
+        """Know followed tables by their present names, where rows come under these."""
+        if self._options.on_schema_change == "emit":
+            names = {member.oid: member.name for member in difference.kept}
+            renamed = [replace(p, member=replace(p.member, name=names.get(p.oid, p.name))) for p in self.plan.planned]
+            self._plan = replace(self.plan, planned=tuple(renamed))
+
+    def _refuse_names(self, tables: Sequence[PlannedTable], difference: Difference) -> None:
+        """Raise where rows of two tables would come under one name: that of one which was renamed."""
+        joined, names = {table.name for table in tables}, {member.oid: member.name for member in difference.kept}
+        for planned in self.plan.planned:
+            present = names.get(planned.oid, planned.name)
+            if planned.name in joined and present != planned.name:
+                raise SchemaChangedError(f"{planned.name} was renamed to {present}", remedy=LOAD_AGAIN)
 
     def join(self, tables: Sequence[PlannedTable], mark: str) -> None:
         """Follow tables from their points on."""

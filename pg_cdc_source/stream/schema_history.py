@@ -37,7 +37,7 @@ from pg_cdc_source.values import registry
 
 log = logging.getLogger(__name__)
 
-_LOAD_AGAIN = (
+LOAD_AGAIN = (
     "start the query again with the same checkpoint: its DataFrame, loaded anew, has the table's present columns, and "
     "it goes on exactly here"
 )
@@ -75,7 +75,7 @@ def match_relation(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Des
         return None
     name = dotted(relation.schema, relation.name)
     if name != planned.name and lsn >= planned.lsn:
-        raise SchemaChangedError(f"{planned.name} was renamed to {name} before the commit at {lsn}", remedy=_LOAD_AGAIN)
+        raise SchemaChangedError(f"{planned.name} was renamed to {name} before the commit at {lsn}", remedy=LOAD_AGAIN)
     place = {column.name: i for i, column in enumerate(relation.columns)}
     if lsn >= since:
         _refuse_other_types(plan, planned, relation, place, lsn)
@@ -133,7 +133,7 @@ def _refuse_other_types(
             raise SchemaChangedError(
                 f"{table.name}: the type of column {quoted(codec.column.name)} was changed "
                 f"{'after' if history else 'before'} the commit at {lsn}",
-                remedy=_OLD_TYPE if history else _LOAD_AGAIN,
+                remedy=_OLD_TYPE if history else LOAD_AGAIN,
             )
 
 
@@ -154,12 +154,12 @@ def _refuse_other_columns(plan: StreamPlan, planned: PlannedTable, place: dict[s
         return
     if missing:
         raise SchemaChangedError(
-            f"{table.name}: column {missing} was dropped or renamed before the commit at {lsn}", remedy=_LOAD_AGAIN
+            f"{table.name}: column {missing} was dropped or renamed before the commit at {lsn}", remedy=LOAD_AGAIN
         )
     if added and fails:
         raise SchemaChangedError(
             f"{table.name}: column {added} was added before the commit at {lsn}",
-            remedy=f"{_LOAD_AGAIN}; or onSchemaChange=ignore goes on without it",
+            remedy=f"{LOAD_AGAIN}; or onSchemaChange=ignore goes on without it",
         )
 
 
@@ -176,7 +176,7 @@ def _refuse_other_identity(plan: StreamPlan, planned: PlannedTable, relation: Re
         raise SchemaChangedError(
             f"{table.name}: the replica identity was changed before the commit at {lsn}, so deletes come with other "
             "columns",
-            remedy=_LOAD_AGAIN,
+            remedy=LOAD_AGAIN,
         )
     log.warning(
         "%s: the replica identity was changed after the commit at %s; deletes before that come with the columns %s",

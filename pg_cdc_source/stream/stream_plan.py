@@ -93,11 +93,9 @@ class StreamPlan:
     def joined_by(self, tables: Sequence[PlannedTable]) -> StreamPlan:
         """The plan with these tables as well, each instead of one of its oid or its name."""
         oids, names = {planned.oid for planned in tables}, {planned.name for planned in tables}
-        return replace(
-            self,
-            planned=(*(p for p in self.planned if p.oid not in oids and p.name not in names), *tables),
-            gone=tuple(member for member in self.gone if member.name not in names),
-        )
+        kept = [planned for planned in self.planned if planned.oid not in oids and planned.name not in names]
+        gone = tuple(member for member in self.gone if member.oid not in oids and member.name not in names)
+        return replace(self, planned=(*kept, *tables), gone=gone)
 
 
 def read_typed_schema(options: StreamOptions) -> pa.Schema:
