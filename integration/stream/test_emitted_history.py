@@ -1,0 +1,143 @@
+"""A table that is altered again and again is rebuilt from its stream alone, by the numbers of its columns.
+
+The process that reads is replaced again and again, and many batches are read twice. The catalog is often ahead.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from driving import Drive, Driver, Row, run
+from psycopg2.extensions import connection as Session
+
+Values = dict[int, Any]  # by the columns' numbers
+TYPES = ("text", "varchar(20)")
+DEFAULTS = ("", " DEFAULT '7'", " DEFAULT 'seventy'")
+
+
+class Mirror:
+    """What a sink knows after each row."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, int] = {}
+        self.rows: dict[int, Values] = {}
+        self.stale: set[int] = set()
+        self.changes: list[str] = []
+
+    def apply(self, row: Row) -> None:
+        kind = row["_change_type"]
+        if kind == "schema":
+            self._alter(json.loads(row["after"]))
+        elif kind == "truncate":
+            self.rows.clear()
+            self.stale.clear()
+        else:
+            ident = json.loads(row["key"])["id"]
+            self.stale.discard(ident)
+            if kind == "delete":
+                self.rows.pop(ident, None)
+            else:
+                after = json.loads(row["after"])
+                assert set(after) == set(self.columns), (after, self.columns)
+                self.rows[ident] = {self.columns[name]: value for name, value in after.items()}
+
+    def _alter(self, layout: dict[str, Any]) -> None:
+        self.columns = {column["name"]: column["attnum"] for column in layout["columns"]}
+        for change in layout["changes"]:
+            self.changes.append(change["change"])
+            if change["change"] == "rewritten":
+                self.stale = set(self.rows)
+            for values in self.rows.values():
+                if change["change"] == "dropped":
+                    values.pop(change["attnum"], None)
+                elif change["change"] == "added":
+                    values[change["attnum"]] = change["fill"]
+
+
+def altering(rng: random.Random, columns: list[str], number: int) -> str:
+    """A statement that changes the columns besides ``id``; ``columns`` are their names, before and after."""
+    what = rng.choice(("add", "add", "drop", "rename", "retype", "again", "identity"))
+    if not columns or what == "add":
+        columns.append(f"c{number}")
+        return f"ALTER TABLE t ADD c{number} {rng.choice(TYPES)}{rng.choice(DEFAULTS)}"
+    name = rng.choice(columns)
+    if what == "drop":
+        columns.remove(name)
+        return f"ALTER TABLE t DROP {name}"
+    if what == "rename":
+        columns[columns.index(name)] = f"r{number}"
+        return f"ALTER TABLE t RENAME {name} TO r{number}"
+    if what == "retype":
+        return f"ALTER TABLE t ALTER {name} DROP DEFAULT, ALTER {name} TYPE text"
+    if what == "again":
+        columns.append(columns.pop(columns.index(name)))
+        return f"ALTER TABLE t DROP {name}; ALTER TABLE t ADD {name} text"
+    return f"ALTER TABLE t REPLICA IDENTITY {rng.choice(('FULL', 'DEFAULT'))}"
+
+
+def writing(rng: random.Random, columns: Sequence[str], ident: int) -> str:
+    sets = ", ".join(f"{name} = '{rng.randrange(100)}'" for name in columns) or "id = id"
+    which = rng.random()
+    if which < 0.5:
+        names = "".join(f", {name}" for name in columns)
+        values = "".join(f", '{rng.randrange(100)}'" for _ in columns)
+        return f"INSERT INTO t (id{names}) VALUES ({ident}{values})"
+    if which < 0.8:
+        return f"UPDATE t SET {sets} WHERE id % 5 = {rng.randrange(5)}"
+    return f"DELETE FROM t WHERE id % 7 = {rng.randrange(7)}"
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row["_commit_lsn"], row["_seq"], row["_change_type"] != "schema"))
+
+
+def take_all(driver: Driver, mirror: Mirror, rng: random.Random) -> None:
+    """Take what was written, until nothing comes any more and no rows are due."""
+    empty = 0
+    while empty < 3 or driver.offset.due:
+        batch = driver.batch()
+        empty = 0 if batch else empty + 1
+        if batch and rng.random() < 0.3:
+            assert driver.again() == batch
+        for row in in_order(batch):
+            mirror.apply(row)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_table_is_rebuilt_from_its_stream(seed: int, pg: Session, drive: Drive) -> None:
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, a text, b text)",
+        "INSERT INTO t SELECT n, n, n FROM generate_series(1, 20) AS n")  # fmt: skip
+    rng, mirror, columns = random.Random(seed), Mirror(), ["a", "b"]
+    driver = drive(tables="public.*", onSchemaChange="emit", maxRowsPerBatch="50")
+    while driver.batches == 0 or driver.offset.done < len(driver.offset.tables):
+        driver.batch()
+    for row in driver.rows:
+        mirror.apply(row)
+    for n in range(40):
+        if rng.random() < 0.2:
+            driver.restart()
+        # The stream may find several changes at once in the catalog.
+        for i in range(rng.randrange(1, 3)):
+            statements = [writing(rng, columns, n * 100 + i * 10 + k + 100) for k in range(rng.randrange(1, 4))]
+            if rng.random() < 0.4:
+                statements.append(altering(rng, columns, n * 10 + i))
+                statements.append(writing(rng, columns, n * 100 + i * 10 + 109))
+            run(pg, *([f"BEGIN; {'; '.join(statements)}; COMMIT"] if rng.random() < 0.5 else statements))
+        take_all(driver, mirror, rng)
+    present = run(pg, "SELECT attnum, attname FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
+                      " AND NOT attisdropped ORDER BY attnum")  # fmt: skip
+    texts = ", ".join(f"CASE WHEN num_nulls({name}) = 0 THEN format('%s', {name}) END" for _, name in present)
+    numbers = [number for number, _ in present]
+    table = {int(row[0]): dict(zip(numbers, row, strict=True)) for row in run(pg, f"SELECT {texts} FROM t")}
+    assert set(mirror.rows) == set(table)
+    assert len(set(mirror.changes)) >= 4, mirror.changes
+    assert not mirror.stale
+    for ident in mirror.rows:
+        # Columns that changed after the last row are not said yet.
+        values = {n: None if v is None else str(v) for n, v in mirror.rows[ident].items() if n is not None}
+        there = {n: table[ident][n] for n in values if n in table[ident]}
+        assert {n: values[n] for n in there} == there, (ident, mirror.columns, present)
