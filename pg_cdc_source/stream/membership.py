@@ -105,6 +105,9 @@ class Membership:
         self.join(tables, end.publication)
         if self.leaving is not None:
             self.leaving = replace(self.leaving, through=end.position)
+            if self._options.on_schema_change == "fail":
+                # The end does not have them any more: this is the last time that they are missed.
+                self.leave()
         return tables
 
     def guess(self, since: Lsn) -> tuple[tuple[Member, ...], str]:
@@ -271,7 +274,7 @@ class Membership:
         assert self.leaving is not None
         left, options = self.leaving.members, self._options
         what = self._source.ask(lambda session: describe_left(session, left, options.publication))
-        what = f"{what}; their changes up to {self.leaving.through.lsn} are in the stream"
+        what = f"{what}; the stream has no changes of theirs after {self.leaving.through.lsn}"
         if options.dbtable is not None:
             raise SchemaChangedError(
                 what,
