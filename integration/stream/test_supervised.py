@@ -1,0 +1,90 @@
+"""A query that is started again where that helps, by the loop of the documents as it stands."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import PAGES, blocks, name_of
+from driving import drop_slots, run
+from psycopg2.extensions import connection as Session
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from watch import wait_until
+
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def supervise() -> Callable[[Callable[[], StreamingQuery]], None]:
+    """The function of docs/stream.md."""
+    (page,) = [page for page in PAGES if name_of(page) == "docs/stream.md"]
+    (block,) = [block for block in blocks(page) if "def run(start)" in block.text]
+    names: dict[str, Any] = {}
+    exec(block.text, names)
+    found: Callable[[Callable[[], StreamingQuery]], None] = names["run"]
+    return found
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    return []
+
+
+@pytest.fixture
+def start(
+    db: str, pg: Session, spark: SparkSession, tmp_path: Path, rows: list[Row]
+) -> Iterator[Callable[[], StreamingQuery]]:
+    """Starts a query of table t that collects its rows."""
+    queries: list[StreamingQuery] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        rows.extend(row.asDict() for row in batch.collect())
+
+    def start() -> StreamingQuery:
+        changes = spark.readStream.format("pgcdc").options(url=db, dbtable="t", slot="s").load()
+        writer = changes.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        queries.append(writer.start())
+        return queries[-1]
+
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    yield start
+    for query in queries:
+        query.stop()
+    drop_slots(pg)
+
+
+def test_a_query_goes_on_after_columns_have_changed(
+    supervise: Callable[[Callable[[], StreamingQuery]], None],
+    start: Callable[[], StreamingQuery],
+    pg: Session,
+    rows: list[Row],
+) -> None:
+    ended: list[BaseException] = []
+
+    def supervised() -> None:
+        try:
+            supervise(start)
+        except StreamingQueryException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=supervised)
+    thread.start()
+    wait_until(lambda: len(rows) == 1, 120)
+    run(pg, "ALTER TABLE t ADD v text", "INSERT INTO t VALUES (2, 'b')")
+    wait_until(lambda: len(rows) == 2, 120)
+    run(pg, "ALTER TABLE t RENAME v TO w", "INSERT INTO t VALUES (3, 'c')")
+    wait_until(lambda: len(rows) == 3, 120)
+    assert [(row["id"], row.get("v"), row.get("w")) for row in rows] == [
+        (1, None, None),
+        (2, "b", None),
+        (3, None, "c"),
+    ]
+    # Here starting again brings nothing.
+    run(pg, "DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, w text)", "ALTER PUBLICATION s ADD TABLE t")
+    thread.join(120)
+    assert "was dropped and created again" in str(ended[0])
