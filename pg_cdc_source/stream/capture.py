@@ -355,6 +355,9 @@ class Capture:
             if guessed and start is not None:
                 # Its end could not say what is asked for in it.
                 self._given = replace(end, due=self._due(replace(start, due=()), end.position))
+        elif not is_anew:
+            # Nothing was read, and the next batch begins with these layouts.
+            chunks += self._layouts.guessed(start, end)
         chunks += self._layouts.left(start, end)
         return Batch(tuple(first), tuple(parts), tuple(chunks))
 
