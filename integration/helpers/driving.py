@@ -134,16 +134,9 @@ class Driver:
 
     def batch(self) -> list[Row]:
         """Run one batch, if there is one; its rows."""
-        reader = self._reader
-        start = self._committed or reader.initialOffset()
-        if not self._plan(start):
+        rows = self.attempt()
+        if rows is None:
             return []
-        assert self._planned is not None
-        rows: list[Row] = []
-        for partition in copied(reader.partitions(start, self._planned)):
-            for batch in copied(reader).read(partition):
-                batch.validate(full=True)
-                rows += batch.to_pylist()
         self._before, self._committed, self._last_end = self._committed, self._planned, self._planned
         self._planned = None
         self.rows += rows
@@ -157,6 +150,22 @@ class Driver:
         self._planned, count = planned, len(self.rows)
         rows = self.batch()
         del self.rows[count:]
+        return rows
+
+    def attempt(self, *, read: bool = True) -> list[Row] | None:
+        """Begin a batch, as a process does that ends before the batch is over; its rows, None where there is none.
+
+        Without ``read``, the process ends as soon as the batch's end is known.
+        """
+        reader = self._reader
+        start = self._committed or reader.initialOffset()
+        if not self._plan(start):
+            return None
+        rows: list[Row] = []
+        for partition in copied(reader.partitions(start, self._planned)) if read else ():
+            for batch in copied(reader).read(partition):
+                batch.validate(full=True)
+                rows += batch.to_pylist()
         return rows
 
     def take(self, count: int, seconds: float = 60.0) -> list[Row]:

@@ -312,6 +312,18 @@ def test_a_table_that_joined_and_was_dropped_before_its_rows_were_read(pg: Sessi
     assert [row["_change_type"] for row in driver.rows if row["_table"] == "public.u"] == ["truncate", "insert"]
 
 
+@pytest.mark.parametrize("ends", [("DROP TABLE u",), ("DROP TABLE u", *U), ("ALTER PUBLICATION s DROP TABLE u",)])
+def test_a_batch_is_the_same_after_its_table_has_left(ends: tuple[str, ...], pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="ignore")
+    run(pg, "BEGIN; INSERT INTO t VALUES (2, 'x'); INSERT INTO u VALUES (3, 'last'); COMMIT")
+    rows = wait_until(driver.attempt)
+    driver.stop()
+    run(pg, *ends)
+    driver.start()
+    assert driver.batch() == rows
+    assert values(rows, "_table") == [("public.t",), ("public.u",)]
+
+
 def test_rows_of_a_table_that_is_new_can_be_left_out(pg: Session, drive: Drive) -> None:
     driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes")
     run(pg, "CREATE TABLE u (id int PRIMARY KEY, v text)",
@@ -442,6 +454,25 @@ def test_a_table_that_takes_the_name_of_another_does_not_take_its_place(mode: st
     (name,) = {row["_table"] for row in driver.rows if row["after"] == '{"id":3,"v":"o"}'}
     assert name == "public.old"
     assert {member.name for member in driver.offset.members} == {"public.t", "public.u", "public.old"}
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark gives no start")
+def test_a_batch_before_the_rows_that_were_asked_for_is_the_same_after_a_crash(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages")
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*")
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.u"]}')""")
+    going_on(driver, lambda: driver.offset.due)
+    run(pg, "INSERT INTO u VALUES (3, 'c')")
+    rows = wait_until(driver.attempt)
+    driver.restart()
+    assert driver.batch() == rows
+    assert kinds(rows) == ["insert"]
+    late.set()
+    going_on(driver, lambda: not driver.offset.due)
+    until_equal(driver, pg, "t", "u")
 
 
 # --- slots that are lost ---------------------------------------------------------------------------------------------

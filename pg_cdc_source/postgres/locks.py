@@ -33,21 +33,37 @@ def release_locks(session: Session) -> None:
         cursor.execute("ROLLBACK TO unlocked")
 
 
+# pg_class as a query sees it belongs to the snapshot; the names of regclass are those of the catalog as it is now, and
+# an oid where there is none.
+_READ_NAMES = """
+SELECT format('%%I.%%I', c.relnamespace::regnamespace, c.relname), nullif(%s::regclass::text, c.oid::text)
+FROM pg_catalog.pg_class AS c
+WHERE c.oid = %s
+"""
+
+
 def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
     """Lock a relation and all it consists of (ACCESS SHARE), for as long as the transaction runs.
 
     A SELECT also locks partitions, children and the tables under a view; it needs only column privileges, and works for
-    kinds that LOCK TABLE refuses. Nothing is done for a relation that is gone.
+    kinds that LOCK TABLE refuses. Nothing is done for a relation that the snapshot does not have. Raises
+    SchemaChangedError for one that was dropped after it.
     """
     with translated(f"locking the relation with oid {oid}"), session.cursor() as cursor:
-        cursor.execute("SELECT %s::regclass::text FROM pg_catalog.pg_class WHERE oid = %s", (oid, oid))
+        cursor.execute(_READ_NAMES, (oid, oid))
         row = cursor.fetchone()
         if row is None:
             return
+        name, name_now = row
+        if name_now is None:
+            raise _dropped(name)
         cursor.execute("SAVEPOINT locks")
         try:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", (timeout,))
-            cursor.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(sql.SQL(row[0])))
+            cursor.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(sql.SQL(name_now)))
+        except psycopg2.errors.UndefinedTable:
+            cursor.execute("ROLLBACK TO locks")
+            raise _dropped(name) from None
         except psycopg2.Error:
             # The snapshot has to survive a lock that was not granted.
             cursor.execute("ROLLBACK TO locks")
@@ -138,3 +154,7 @@ def _read_parts(session: Session, oids: list[int], doing: str) -> set[tuple[str,
     with translated(doing), session.cursor() as cursor:
         cursor.execute(_READ_PARTS, {"oids": oids})
         return set(cursor)
+
+
+def _dropped(name: str) -> SchemaChangedError:
+    return SchemaChangedError(f"{name} was dropped after the snapshot was taken", remedy=_RETAKE)

@@ -100,7 +100,8 @@ class Membership:
         difference = compare(then, start.publication, end.members, end.publication, self._options.publication)
         self._settle(whole, end.publication, difference, start)
         oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
-        oids |= {planned.oid for planned in self.plan.named(start.due)}
+        # Those of an end that knew its start are still due there.
+        oids |= {planned.oid for planned in self.plan.named([name for name in start.due if name not in end.due])}
         tables = tuple(_since(planned, end.position.next_lsn) for planned in whole.planned if planned.oid in oids)
         self.join(tables, end.publication)
         if self.leaving is not None:
@@ -148,10 +149,10 @@ class Membership:
             followed += [replace(joined.member, since=offset.position.next_lsn) for joined in difference.joined]
         else:
             self.has_waiting = bool(difference.joined)
-        oids = _oids(followed)
-        then = {member.oid: member for member in (*offset.members, *difference.left)}
-        gone = tuple(member for oid, member in then.items() if oid not in oids)
-        self._plan = replace(whole.following(followed), gone=gone)
+        plan = whole.following(followed)
+        there = {planned.oid for planned in plan.planned}
+        then = {member.oid: member for member in (*plan.gone, *offset.members, *difference.left)}
+        self._plan = replace(plan, gone=tuple(member for oid, member in then.items() if oid not in there))
         self.mark = offset.publication if self.has_waiting and offset.members else mark
         self._note_left([member for member in difference.left if member.name not in anew])
 
