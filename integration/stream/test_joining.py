@@ -14,6 +14,7 @@ from psycopg2.extensions import connection as Session
 from watch import wait_until
 
 from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream.joining import Joining
 
@@ -312,6 +313,27 @@ def test_a_table_that_joined_and_was_dropped_before_its_rows_were_read(pg: Sessi
     assert [row["_change_type"] for row in driver.rows if row["_table"] == "public.u"] == ["truncate", "insert"]
 
 
+def test_a_table_that_is_dropped_before_it_can_join(
+    pg: Session, db: str, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onSchemaChange="ignore")
+    take, dropped = Joining.take, threading.Event()
+
+    def take_and_drop(joining: Joining, *patience: float) -> Held | None:
+        held = take(joining, *patience)
+        if held is not None and not dropped.is_set():
+            dropped.set()
+            with connect(db) as session:
+                run(session, "DROP TABLE u")
+        return held
+
+    monkeypatch.setattr(Joining, "take", take_and_drop)
+    run(pg, *U)
+    going_on(driver, dropped.is_set)
+    run(pg, "INSERT INTO t VALUES (2, 'x')", *U)
+    until_equal(driver, pg, "t", "u")
+
+
 @pytest.mark.parametrize("ends", [("DROP TABLE u",), ("DROP TABLE u", *U), ("ALTER PUBLICATION s DROP TABLE u",)])
 def test_a_batch_is_the_same_after_its_table_has_left(ends: tuple[str, ...], pg: Session, drive: Drive) -> None:
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="ignore")
@@ -322,6 +344,21 @@ def test_a_batch_is_the_same_after_its_table_has_left(ends: tuple[str, ...], pg:
     driver.start()
     assert driver.batch() == rows
     assert values(rows, "_table") == [("public.t",), ("public.u",)]
+
+
+def test_a_table_that_has_left_has_no_rows_until_it_joins_again(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="ignore")
+    run(pg, "ALTER PUBLICATION s DROP TABLE u")
+    going_on(driver, lambda: "public.u" not in [member.name for member in driver.offset.members])
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u",
+        "BEGIN; INSERT INTO u VALUES (3, 'c'); INSERT INTO t VALUES (2, 'x'); COMMIT")  # fmt: skip
+    assert values(driver.take(1), "_table") == [("public.t",)]
+    late.set()
+    until_equal(driver, pg, "t", "u")
 
 
 def test_rows_of_a_table_that_is_new_can_be_left_out(pg: Session, drive: Drive) -> None:

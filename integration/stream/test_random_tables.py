@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 import pytest
 from driving import Drive, Driver, Row, run
 from psycopg2.extensions import connection as Session
-from random_tables import NAMES, RandomTables
+from random_tables import RandomTables
 from watch import wait_until
 
 from pg_cdc_source.errors import PgCdcError
 
-SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "1 2 3").split()]
+SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "1 2 5").split()]
 SECONDS = 8.0
 Tables = dict[str, dict[int, str]]
 
@@ -81,8 +81,8 @@ class Crashing:
         except PgCdcError as error:
             self._refused += 1
             self.refusals.append(str(error))
-            assert "same checkpoint" in str(error) or "start over" not in str(error)
-            assert self._refused < 20, self.refusals[-20:]
+            if ("same checkpoint" not in str(error) and "start over" in str(error)) or self._refused == 20:
+                raise
             moment = "refused"
         if moment:
             self.crashes[moment] += 1
@@ -127,7 +127,7 @@ def test_tables_that_come_and_go_end_right(seed: int, pg: Session, db: str, driv
         wait_until(ends_right, 40)
         # A table that took another's name: its rows are there under the old one until somebody asks.
         for name in renamed:
-            run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.%s"]}')""" % name)
+            run(pg, f"""SELECT pg_logical_emit_message(true, 'pgcdc', '{{"snapshot": ["public.{name}"]}}')""")
         renamed.clear()
         wait_until(ends_right, 40)
     except AssertionError:

@@ -36,8 +36,9 @@ def release_locks(session: Session) -> None:
 # pg_class as a query sees it belongs to the snapshot; the names of regclass are those of the catalog as it is now, and
 # an oid where there is none.
 _READ_NAMES = """
-SELECT format('%%I.%%I', c.relnamespace::regnamespace, c.relname), nullif(%s::regclass::text, c.oid::text)
+SELECT format('%%I.%%I', n.nspname, c.relname), nullif(%s::regclass::text, c.oid::text)
 FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = %s
 """
 

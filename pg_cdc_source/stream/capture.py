@@ -235,6 +235,8 @@ class Capture:
         leaving = self._membership.leaving
         if leaving is not None and start.position >= leaving.through:
             self._membership.leave()
+            # It would still bring rows of one that is published again, which a repeated batch would not have.
+            self._reader.close()
             return self._offset(start, start.position)
         if start.due and not self._joins.are_awaited(start):
             # They have left since.

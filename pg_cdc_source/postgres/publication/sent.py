@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import ServerSetupError
+from pg_cdc_source.errors import ServerSetupError, TransientError
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres.catalog import Relation
@@ -42,12 +42,21 @@ def read_sent_tables(
     """What the server sends of each table.
 
     Raises ServerSetupError where old values of a partition would be taken for those of its root's identity, and with
-    ``whole`` where an update or delete would not have the whole old row.
+    ``whole`` where an update or delete would not have the whole old row; TransientError where a table has gone since
+    ``publication`` was read.
     """
     trees = read_trees(session, relations)
     identities = read_identities(session, [node.relation.oid for tree in trees.values() for node in tree])
     unpublished = _unpublished_columns(session, publication, relations)
     published = {table.relation.oid: table for table in publication.tables}
+    dropped = [
+        relation
+        for relation in relations
+        if not {relation.oid, *(n.relation.oid for n in trees.get(relation.oid, ()) if n.relation.kind == "r")}
+        <= identities.keys()
+    ]
+    if dropped:
+        raise TransientError(f"{dropped[0]} was dropped while the publication's tables were looked up")
     tables = []
     for relation in relations:
         if (publication.updates or publication.deletes) and not published[relation.oid].inserts_only:
