@@ -491,6 +491,8 @@ def test_a_table_that_takes_the_name_of_another_does_not_take_its_place(mode: st
     (name,) = {row["_table"] for row in driver.rows if row["after"] == '{"id":3,"v":"o"}'}
     assert name == "public.old"
     assert {member.name for member in driver.offset.members} == {"public.t", "public.u", "public.old"}
+
+
 @pytest.mark.skipif(not HAS_LIMITS, reason="this Spark gives no start")
 def test_a_batch_before_the_rows_that_were_asked_for_is_the_same_after_a_crash(
     pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
