@@ -112,10 +112,9 @@ class Driver:
         if self.planned_tables:
             return True
         start = self._committed or self._reader.initialOffset()
-        self._plan(start)
-        if not self.planned_tables:
+        if self._plan(start) and not self.planned_tables:
             self.batch()
-        elif read:
+        elif self.planned_tables and read:
             copied(self._reader.partitions(start, self._planned))
         return bool(self.planned_tables)
 
