@@ -13,8 +13,8 @@ from driving import Driver, Row, driving, kinds, run, values
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
-from pg_cdc_source.errors import PgCdcError
-from pg_cdc_source.postgres.snapshots import Held
+from pg_cdc_source.errors import PgCdcError, SchemaChangedError
+from pg_cdc_source.postgres.locks import lock_relation
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream.joining import Joining
 
@@ -313,25 +313,14 @@ def test_a_table_that_joined_and_was_dropped_before_its_rows_were_read(pg: Sessi
     assert [row["_change_type"] for row in driver.rows if row["_table"] == "public.u"] == ["truncate", "insert"]
 
 
-def test_a_table_that_is_dropped_before_it_can_join(
-    pg: Session, db: str, drive: Drive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onSchemaChange="ignore")
-    take, dropped = Joining.take, threading.Event()
-
-    def take_and_drop(joining: Joining, *patience: float) -> Held | None:
-        held = take(joining, *patience)
-        if held is not None and not dropped.is_set():
-            dropped.set()
-            with connect(db) as session:
-                run(session, "DROP TABLE u")
-        return held
-
-    monkeypatch.setattr(Joining, "take", take_and_drop)
-    run(pg, *U)
-    going_on(driver, dropped.is_set)
-    run(pg, "INSERT INTO t VALUES (2, 'x')", *U)
-    until_equal(driver, pg, "t", "u")
+def test_a_table_that_was_dropped_after_a_snapshot_cannot_be_locked_for_it(pg: Session, db: str) -> None:
+    run(pg, *T)
+    [(oid,)] = run(pg, "SELECT 't'::regclass::oid::int")
+    with connect(db) as session:
+        run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1")
+        run(pg, "DROP TABLE t")
+        with pytest.raises(SchemaChangedError, match="public.t was dropped after the snapshot was taken"):
+            lock_relation(session, oid)
 
 
 @pytest.mark.parametrize("ends", [("DROP TABLE u",), ("DROP TABLE u", *U), ("ALTER PUBLICATION s DROP TABLE u",)])
