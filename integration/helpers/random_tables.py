@@ -53,7 +53,9 @@ class RandomTables:
                 cursor.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
                 cursor.execute(f"INSERT INTO {name} SELECT i, 'first' FROM generate_series(1, 5) AS i")
             cursor.execute(f"ALTER TABLE {NAMES[0]} REPLICA IDENTITY FULL")
-            tables = f"TABLE {', '.join(NAMES[:2])}" if self._listed else "ALL TABLES"
+            # A publication without any table is an error until it has one.
+            cursor.execute("CREATE TABLE kept (id int PRIMARY KEY, v text)")
+            tables = f"TABLE kept, {', '.join(NAMES[:2])}" if self._listed else "ALL TABLES"
             cursor.execute(f"CREATE PUBLICATION s FOR {tables}")
 
     @contextmanager
