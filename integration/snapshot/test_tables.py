@@ -371,7 +371,7 @@ def test_what_a_publication_leaves_out_cannot_change_unnoticed(
         pytest.skip("column lists, row filters and schemas in publications came with PostgreSQL 15")
     run(pg, KEYED, "CREATE TABLE u (id int PRIMARY KEY)", f"CREATE PUBLICATION s FOR TABLE u, t{part}",
         "INSERT INTO t VALUES (1, 1, '1')")  # fmt: skip
-    driver = drive(tables="t,u")
+    driver = drive(tables="t,u", onNewTable="fail")
     driver.take(1)
     if down:
         driver.stop()
@@ -393,7 +393,6 @@ def test_what_changes_nothing_for_a_table_is_let_pass(pg: Session, drive: Drive)
     harmless = [
         f"ALTER PUBLICATION s SET TABLE w, t{part}",
         f"ALTER PUBLICATION s SET TABLE t{part}",
-        "ALTER PUBLICATION s SET (publish_via_partition_root = true)",
         "ALTER TABLE t SET (fillfactor = 90); ALTER TABLE t ALTER n SET DEFAULT 1; CREATE INDEX ON t (n)",
     ]
     if part:
@@ -418,11 +417,9 @@ def test_a_published_schema_is_a_stream_of_its_tables(pg: Session, drive: Drive)
     run(pg, 'CREATE SCHEMA "S.1"', 'CREATE TABLE "S.1".t (id int PRIMARY KEY)', 'INSERT INTO "S.1".t VALUES (1)')
     if not publish(pg, 'CREATE PUBLICATION s FOR TABLES IN SCHEMA "S.1"'):
         return
-    driver = drive(tables='"S.1".*')
+    driver = drive(tables='"S.1".*', onNewTable="changes")
     driver.take(1)
     run(pg, 'CREATE TABLE "S.1".u (id int PRIMARY KEY)', 'INSERT INTO "S.1".u VALUES (1)')
-    driver.refusal('"S.1".u was added', "same checkpoint")
-    driver.restart()
     assert values(driver.take(1), "_table", "key") == [('"S.1".u', '{"id":1}')]
     driver.stop()
     run(pg, 'ALTER PUBLICATION s DROP TABLES IN SCHEMA "S.1"', 'ALTER PUBLICATION s ADD TABLES IN SCHEMA "S.1"')
@@ -432,7 +429,7 @@ def test_a_published_schema_is_a_stream_of_its_tables(pg: Session, drive: Drive)
 
 def test_a_table_that_joined_the_stream_later_is_watched_like_the_others(pg: Session, drive: Drive) -> None:
     run(pg, KEYED, "CREATE PUBLICATION s FOR TABLE t", "INSERT INTO t VALUES (1)")
-    driver = drive(tables="public.*")
+    driver = drive(tables="public.*", onNewTable="changes")
     driver.take(1)
     driver.stop()
     run(pg, "CREATE TABLE u (id int PRIMARY KEY)", "ALTER PUBLICATION s ADD TABLE u", "INSERT INTO u VALUES (1)")
