@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pg_cdc_source.errors import DefiniteError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn, Position, StreamOffset
@@ -28,6 +28,13 @@ class BatchRows:
     def begin(self, position: Position) -> Position:
         """Where the batch's changes begin: at the point, if that is before its other tables' ``position``."""
         return min(position, Position.before(self.point)) if self.again and self.names else position
+
+    def plan_from(self, plan: StreamPlan, begin: Position, position: Position) -> StreamPlan:
+        """The plan for changes after ``begin``: of these tables from the point on, of the others after ``position``."""
+        since = dict.fromkeys((p.oid for p in plan.planned), position.next_lsn) if begin < position else {}
+        if self.again:
+            since |= {member.oid: self.point for member in plan.members if member.name in self.names}
+        return replace(plan, since=since)
 
     def emptied(self) -> list[StreamedTable]:
         """The tables that are emptied; of those that are gone there is only the name."""

@@ -333,11 +333,7 @@ class Capture:
         position = Position.before(end.origin) if start is None else start.position
         is_anew = end.at == end.origin
         begin = position if is_anew else rows.begin(position)
-        plan = self._membership.plan
-        since = dict.fromkeys((p.oid for p in plan.planned), position.next_lsn) if begin < position else {}
-        if rows.again:
-            since |= {member.oid: rows.point for member in plan.members if member.name in rows.names}
-        plan = replace(plan, since=since)
+        plan = rows.plan_from(self._membership.plan, begin, position)
         parts: list[SnapshotPart] = []
         chunks: list[Chunk] = []
         first = [emptying_rows(plan, rows.emptied(), rows.point)] if rows.again and rows.names else []
