@@ -157,6 +157,15 @@ def test_a_table_that_leaves_does_so_with_an_event_and_comes_back_whole(down: bo
     until_equal(driver, pg, "t", "u")
 
 
+def test_a_table_that_is_not_named_any_more_leaves_without_an_error(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="t,u")
+    driver.restart(tables="t")
+    run(pg, "INSERT INTO u VALUES (3, 'c')", "INSERT INTO t VALUES (2, 'b')")
+    assert values(driver.take(1), "_table") == [("public.t",)]
+    driver.restart(tables="t,u")
+    until_equal(driver, pg, "t", "u")
+
+
 @pytest.mark.parametrize("options", [{"tables": "public.*"}, {"tables": "t,u"}], ids=["pattern", "list"])
 @pytest.mark.parametrize("publication", [ALL_TABLES, BOTH])
 @pytest.mark.parametrize("down", [True, False], ids=["down", "running"])

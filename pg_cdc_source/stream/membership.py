@@ -58,6 +58,7 @@ class Membership:
         self._source = source
         self._plan: StreamPlan | None = None
         self._is_compared = False  # with the catalog, in this process
+        self._published: set[int] = set()  # the tables that the publication has, wanted or not
         self._seen: object = None  # of the publication, at the last look
         self._looked_at = 0.0
 
@@ -133,6 +134,7 @@ class Membership:
                 f"{plan.planned[0].name} has other columns than when the DataFrame was loaded",
                 remedy="load the DataFrame again",
             )
+        self._published = {table.relation.oid for table in published.tables}
         return plan, publication.mark_of(published, session.server_version)
 
     def _compare(self, session: Session, offset: StreamOffset) -> tuple[StreamPlan, str, Difference]:
@@ -151,10 +153,17 @@ class Membership:
             self.has_waiting = bool(difference.joined)
         plan = whole.following(followed)
         there = {planned.oid for planned in plan.planned}
+        # Somebody who names fewer tables than before knows what leaves.
+        unnamed = {member.oid for member in difference.left} & self._published
+        if unnamed:
+            names = [member.name for member in difference.left if member.oid in unnamed]
+            log.info("%s leaves the stream: the option tables does not name it any more", ", ".join(names))
         then = {member.oid: member for member in (*plan.gone, *offset.members, *difference.left)}
-        self._plan = replace(plan, gone=tuple(member for oid, member in then.items() if oid not in there))
+        gone = tuple(member for oid, member in then.items() if oid not in there and oid not in unnamed)
+        self._plan = replace(plan, gone=gone)
         self.mark = offset.publication if self.has_waiting and offset.members else mark
-        self._note_left([member for member in difference.left if member.name not in anew])
+        left = [member for member in difference.left if member.oid not in unnamed]
+        self._note_left([member for member in left if member.name not in anew])
 
     # --- while a stream runs ------------------------------------------------------------------------------------------
 
