@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsInt
 
@@ -97,13 +97,24 @@ class Member:
     """A table that belongs to a stream.
 
     Every commit at or after ``since`` is in the stream with all changes of this table. ``entry`` says by which entries
-    the publication lists it; see :func:`pg_cdc_source.postgres.publication.entry_of`.
+    the publication lists it; see :func:`pg_cdc_source.postgres.publication.entry_of`. ``key`` are the columns that tell
+    rows apart under REPLICA IDENTITY FULL, where the stream does not say them.
     """
 
     oid: int
     name: str
     since: Lsn
     entry: str
+    key: tuple[str, ...] = ()
+
+    def to_json(self) -> list[Any]:
+        listed: list[Any] = [self.oid, self.name, str(self.since), self.entry]
+        return [*listed, list(self.key)] if self.key else listed
+
+    @classmethod
+    def from_json(cls, listed: Sequence[Any]) -> Member:
+        oid, name, since, entry, *key = listed
+        return cls(int(oid), str(name), Lsn.parse(since), str(entry), tuple(map(str, *key)) if key else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +164,7 @@ class StreamOffset:
         if self.publication:
             offset["publication"] = self.publication
         if self.members:
-            offset["tables"] = [[m.oid, m.name, str(m.since), m.entry] for m in self.members]
+            offset["tables"] = [member.to_json() for member in self.members]
         if self.tables:
             offset["snapshot"] = {"tables": ",".join(self.tables), "done": self.done}
             if self.at is not None:
@@ -189,10 +200,7 @@ class StreamOffset:
                 int(snapshot["done"]),
                 Position(Lsn.parse(offset["lsn"]), int(offset.get("seq", ALL))),
                 str(offset.get("publication", "")),
-                tuple(
-                    Member(int(oid), str(name), Lsn.parse(since), str(entry))
-                    for oid, name, since, entry in offset.get("tables", ())
-                ),
+                tuple(Member.from_json(listed) for listed in offset.get("tables", ())),
                 None if snapshot.get("at") is None else Lsn.parse(snapshot["at"]),
                 tuple(split_names(offset.get("due", ""))),
                 str(offset.get("layouts", "")),

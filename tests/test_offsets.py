@@ -127,7 +127,8 @@ TABLES = st.lists(st.tuples(st.just("public") | NAMES, st.just("t") | NAMES).map
 LSNS = st.integers(0, (1 << 64) - 1).map(Lsn)
 
 
-MEMBERS = st.builds(Member, st.integers(1, (1 << 32) - 1), NAMES, LSNS, st.sampled_from(["", "91+92rc@7"]))
+ENTRIES, KEYS = st.sampled_from(["", "91+92rc@7"]), st.lists(st.text(), max_size=2).map(tuple)
+MEMBERS = st.builds(Member, st.integers(1, (1 << 32) - 1), NAMES, LSNS, ENTRIES, KEYS)
 OFFSETS = st.builds(
     StreamOffset,
     identity=st.text(min_size=1).map(lambda slot: SlotIdentity(IDENTITY.system, 4294967295, "größe", slot)),

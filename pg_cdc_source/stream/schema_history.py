@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
-from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import dotted, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
@@ -69,8 +69,9 @@ def match_relation(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Des
     since = plan.since.get(relation.oid, Lsn(0))
     planned = plan.find(relation.oid)
     if planned is None:
-        if plan.layout.envelope and any(member.oid == relation.oid for member in plan.gone):
-            return _describe_gone(plan.options, relation, since)
+        gone = next((member for member in plan.gone if member.oid == relation.oid), None)
+        if plan.layout.envelope and gone is not None:
+            return _describe_gone(plan.options, relation, gone, since)
         _refuse_wanted(plan, relation, lsn)
         return None
     name = dotted(relation.schema, relation.name)
@@ -85,7 +86,7 @@ def match_relation(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Des
     return Described(table, relation, tuple(place.get(codec.column.name) for codec in table.codecs), since=since)
 
 
-def _describe_gone(options: StreamOptions, relation: RelationMessage, since: Lsn) -> Described:
+def _describe_gone(options: StreamOptions, relation: RelationMessage, gone: Member, since: Lsn) -> Described:
     """Describe a table that the catalog does not have any more, or not as it was, by what the stream says of it."""
     types = _catalog_types(options, relation.columns)
     columns = [
@@ -97,7 +98,7 @@ def _describe_gone(options: StreamOptions, relation: RelationMessage, since: Lsn
         dotted(relation.schema, relation.name),
         tuple(registry.plan(column, as_string=True, numeric_as=options.numeric_as) for column in columns),
         tuple((column.type_oid, column.typmod) for column in relation.columns),
-        tuple(column.name for column in relation.columns if column.is_key and relation.identity in "di"),
+        tuple(c.name for c in relation.columns if (c.is_key if relation.identity in "di" else c.name in gone.key)),
         relation.identity,
     )
     return Described(table, relation, tuple(range(len(columns))), since=since)

@@ -192,6 +192,7 @@ def plan_stream(session: Session, options: StreamOptions, published: Publication
             fact.kind,
             tuple(column.name for column in scanned.columns if column not in scanned.plan.columns),
         )
+        member = replace(member, key=table.key if table.identity == "f" else ())
         planned.append(PlannedTable(scanned.plan, table, member, lsn))
     layout = layout_of(options)
     return StreamPlan(options, layout, tuple(planned), layout.schema([p.table for p in planned]), lsn)
