@@ -11,11 +11,14 @@ import pytest
 from databases import connect
 from driving import Driver, Row, driving, kinds, run, values
 from psycopg2.extensions import connection as Session
+from replica import upserted
+from threads import at_work
 from watch import wait_until
 
-from pg_cdc_source.errors import PgCdcError, SchemaChangedError
+from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError
 from pg_cdc_source.postgres.locks import lock_relation
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
+from pg_cdc_source.stream import membership
 from pg_cdc_source.stream.joining import Joining
 
 Drive = Callable[..., Driver]
@@ -33,17 +36,7 @@ def drive(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dri
 
 def replica(rows: Iterable[Row]) -> dict[str, dict[int, str]]:
     """What a sink has that upserts by key in the order of the stream."""
-    tables: dict[str, dict[int, str]] = {}
-    for row in sorted(rows, key=lambda row: (row["_commit_lsn"], row["_seq"])):
-        table = tables.setdefault(row["_table"], {})
-        if row["_change_type"] == "truncate":
-            table.clear()
-        elif row["_change_type"] == "delete":
-            table.pop(json.loads(row["key"])["id"], None)
-        else:
-            after = json.loads(row["after"])
-            table[after["id"]] = after["v"]
-    return {name: table for name, table in tables.items() if table}
+    return {name: table for name, table in upserted([rows]).items() if table}
 
 
 def source(pg: Session, *tables: str) -> dict[str, dict[int, str]]:
@@ -88,22 +81,17 @@ def standing(drive: Drive, pg: Session, *statements: str, **options: str) -> Dri
 @contextmanager
 def writing(db: str, *statements: str) -> Iterator[None]:
     """Other sessions run the statements, one each, again and again."""
-    stop = threading.Event()
 
-    def write(statement: str) -> None:
-        with connect(db) as session, session.cursor() as cursor:
-            while not stop.is_set():
-                cursor.execute(statement)
+    def writer(statement: str) -> Callable[[threading.Event], None]:
+        def write(stop: threading.Event) -> None:
+            with connect(db) as session, session.cursor() as cursor:
+                while not stop.is_set():
+                    cursor.execute(statement)
 
-    threads = [threading.Thread(target=write, args=(statement,)) for statement in statements]
-    for thread in threads:
-        thread.start()
-    try:
+        return write
+
+    with at_work(*map(writer, statements)):
         yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 # --- gaps while the query is down ------------------------------------------------------------------------------------
@@ -519,6 +507,48 @@ def test_a_batch_before_the_rows_that_were_asked_for_is_the_same_after_a_crash(
     late.set()
     going_on(driver, lambda: not driver.offset.due)
     until_equal(driver, pg, "t", "u")
+
+
+# --- what is found while a table joins --------------------------------------------------------------------------------
+
+
+def test_a_new_table_that_cannot_be_streamed_is_an_error_and_not_passed_over(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, f"{ALL_TABLES} WITH (publish_via_partition_root = true)", tables="public.*")
+    run(pg, "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE UNLOGGED TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)", *U)  # fmt: skip
+    driver.refusal("public.p1, a partition of public.p, is unlogged", kind=OptionError, rows=None)
+
+
+def test_a_gap_is_not_forgotten_over_a_new_table(pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    if pg.server_version < 150000:
+        pytest.skip("PostgreSQL 15 tells that a publication was altered")
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes")
+    # The table's first row comes before anybody looks at the publication.
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 600.0)
+    run(pg, "ALTER PUBLICATION s SET (publish = 'insert')", "UPDATE t SET v = 'missed'",
+        "ALTER PUBLICATION s SET (publish = 'insert, update, delete, truncate')",
+        "CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'a')")  # fmt: skip
+    assert values(driver.take(1), "_table") == [("public.u",)]
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    driver.refusal("publication s was altered")
+
+
+@pytest.mark.parametrize("mode", ["changes", "fail"])
+def test_rows_that_are_asked_for_bring_no_table_that_is_not_wanted(
+    mode: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages")
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable=mode)
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 600.0)
+    ask = """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.t"]}')"""
+    run(pg, "CREATE TABLE u (id int PRIMARY KEY, v text)", ask)
+    if mode == "fail":
+        driver.refusal("public.u joined the stream's tables")
+    else:
+        assert values(driver.take(2), "_table", "_change_type") == [
+            ("public.t", "truncate"), ("public.t", "snapshot")
+        ]  # fmt: skip
 
 
 # --- slots that are lost ---------------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Joining:
         if self._held is not None:
             self._held.close()
             self._held = None
+        self._error = None
         self.is_running = False
 
     def _make(self, given_up: threading.Event) -> None:

@@ -204,6 +204,8 @@ class Membership:
             relations = publication.stream_tables(session, options, published)
         except (OptionError, AccessError, ServerSetupError):
             # A table that was dropped is not found by its name. One that was renamed is, at its next change.
+            if self._are_found(published):
+                raise
             relations = tuple(t.relation for t in published.tables if t.relation.oid in _oids(followed))
         mark = publication.mark_of(published, session.server_version)
         now = members_of(published, relations, self.plan.lsn)
@@ -211,6 +213,14 @@ class Membership:
         if not difference.joined and not difference.left:
             self._seen = published
         return difference
+
+    def _are_found(self, published: Publication) -> bool:
+        """Whether all that is followed, and all that is listed, is published by its name."""
+        relations = {table.relation.oid: table.relation for table in published.tables}
+        listed = {pattern.name for pattern in self._options.tables if pattern.name is not None}
+        return listed <= {relation.name for relation in relations.values()} and all(
+            planned.oid in relations and str(relations[planned.oid]) == planned.name for planned in self.plan.planned
+        )
 
     def _refuse(self, difference: Difference) -> None:
         if self._options.on_new_table == "snapshot":
@@ -232,7 +242,7 @@ class Membership:
     def plan_join(self, held: Held, due: Sequence[str]) -> tuple[tuple[PlannedTable, ...], str]:
         """The tables that join at the point of ``held``, and the publication's mark there.
 
-        These are all that wait and those that are ``due``.
+        These are those that are ``due`` and, where new tables are read, all that wait.
         """
         assert held.lsn is not None
         point = Lsn(held.lsn + 1)
@@ -241,12 +251,12 @@ class Membership:
         whole, mark = self._plan_of(session, published, point)
         followed = [planned.member for planned in self.plan.planned]
         difference = compare(followed, self.mark, whole.members, mark, self._options.publication)
-        oids = {joined.member.oid for joined in difference.joined}
+        self._refuse(difference)
         self._take_names(difference)
-        named = {planned.oid for planned in self.plan.named(due)}
-        tables = tuple(
-            _since(planned, point) for planned in whole.planned if planned.oid in oids or planned.oid in named
-        )
+        oids = {planned.oid for planned in self.plan.named(due)}
+        if self._options.on_new_table == "snapshot":
+            oids |= {joined.member.oid for joined in difference.joined}
+        tables = tuple(_since(planned, point) for planned in whole.planned if planned.oid in oids)
         self._refuse_names(tables, difference)
         return tables, mark
 
@@ -274,10 +284,10 @@ class Membership:
 
     def follow_new(self, position: Position) -> None:
         """Follow tables that are new with all changes after ``position`` (onNewTable=changes)."""
-        whole, mark = self._source.ask(self._read)
+        whole, _ = self._source.ask(self._read)
         known = _oids(self.plan.members)
-        tables = [_since(planned, position.next_lsn) for planned in whole.planned if planned.oid not in known]
-        self.join(tables, mark)
+        # The mark stays: whether the publication has left out anything since is for the next look to say.
+        self.join([_since(p, position.next_lsn) for p in whole.planned if p.oid not in known], self.mark)
 
     def leave(self) -> None:
         """Let those that are leaving leave: raise, or say so in the log, as ``onSchemaChange`` says."""
