@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from commands import COMMAND
 from documents import PAGES, Block, blocks, name_of
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
@@ -126,7 +127,7 @@ def run_console(block: str, logins: Logins, directory: Path) -> None:
     program, *arguments = shlex.split(with_logins(command.removeprefix("$ "), logins))
     assert program == "pg-cdc"
     result = subprocess.run(
-        [str(Path(sys.executable).with_name("pg-cdc")), *arguments],
+        [COMMAND, *arguments],
         cwd=directory,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         stdin=subprocess.DEVNULL,

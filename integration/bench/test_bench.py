@@ -6,10 +6,10 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from commands import COMMAND
 from watch import wait_until
 
 from pg_cdc_source.bench import peers
@@ -32,7 +32,7 @@ def test_a_quick_run_measures_all_contenders_and_leaves_nothing(tmp_path: Path) 
     # Not pytest's directory: the server runs as another account, which must be able to look in.
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)
-        command = [str(Path(sys.executable).with_name("pg-cdc")), "bench", "--quick", "--json"]
+        command = [COMMAND, "bench", "--quick", "--json"]
         result = subprocess.run(
             [*command, "--rows", "2000", "--out", str(tmp_path), "--only", "arrow", "--only", "limit"],
             env={**os.environ, "TMPDIR": scratch},

@@ -8,7 +8,6 @@ import os
 import pty
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ from typing import Any
 import psycopg2
 import psycopg2.extras
 import pytest
+from commands import COMMAND, pg_cdc
 from databases import connect
+from driving import run
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
 from roles import conninfo, role
@@ -29,25 +30,7 @@ from pg_cdc_source.spark.open_snapshot import open_snapshot
 
 pytestmark = pytest.mark.corner
 
-COMMAND = str(Path(sys.executable).with_name("pg-cdc"))
-
 Findings = dict[str, list[dict[str, str]]]
-
-
-def run(pg: Session, *statements: str) -> list[tuple[Any, ...]]:
-    with pg.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-        return cursor.fetchall() if cursor.description else []
-
-
-def pg_cdc(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # Without a terminal: nobody is asked.
-    result = subprocess.run(
-        [COMMAND, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "Traceback" not in result.stderr, result.stderr
-    return result
 
 
 def check(format_name: str, url: str, **options: str) -> tuple[Findings, bool]:

@@ -10,16 +10,16 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg2
 import psycopg2.extras
 import pytest
+from commands import COMMAND, pg_cdc
 from databases import connect
+from driving import run
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import parse_dsn
 from roles import conninfo, role
@@ -30,24 +30,7 @@ from pg_cdc_source.cli.prometheus import METRICS
 
 pytestmark = pytest.mark.corner
 
-COMMAND = str(Path(sys.executable).with_name("pg-cdc"))
-
 Samples = dict[str, dict[str, float]]
-
-
-def run(pg: Session, *statements: str) -> list[tuple[Any, ...]]:
-    with pg.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-        return cursor.fetchall() if cursor.description else []
-
-
-def pg_cdc(*arguments: str) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [COMMAND, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "Traceback" not in result.stderr, result.stderr
-    return result
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from commands import COMMAND
 from deltalake import DeltaTable
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
@@ -126,7 +127,7 @@ def test_the_demo_proves_both_copies_and_leaves_nothing() -> None:
     # Not pytest's directory: the demo's server runs as another account, which must be able to look in.
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)
-        command = [str(Path(sys.executable).with_name("pg-cdc")), "demo"]
+        command = [COMMAND, "demo"]
         result = subprocess.run(
             [*command, "--json", "--orders", "3000", "--seconds", "2"],
             env={**os.environ, "TMPDIR": scratch},

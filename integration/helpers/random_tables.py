@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 
 import psycopg2
 from databases import connect
 from psycopg2.extensions import cursor as Cursor
+from threads import at_work
 
 NAMES = tuple("abcde")
 KEYS = 40
@@ -40,7 +42,6 @@ class RandomTables:
     def __init__(self, url: str, seed: int, *, listed: bool) -> None:
         self.renamed: set[str] = set()
         self.done: list[str] = []  # what was run of DDL, in order
-        self.error: BaseException | None = None
         self._url = url
         self._seed = seed
         self._listed = listed
@@ -58,41 +59,30 @@ class RandomTables:
             tables = f"TABLE kept, {', '.join(NAMES[:2])}" if self._listed else "ALL TABLES"
             cursor.execute(f"CREATE PUBLICATION s FOR {tables}")
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """All sessions are at work."""
-        stop = threading.Event()
+    def changing(self) -> AbstractContextManager[list[BaseException]]:
+        """All sessions are at work, as ``at_work`` has it."""
         works = [(self._write, 0.02), (self._write, 0.02), (self._hold, 0.5), (self._alter, 0.25)]
-        threads = [
-            threading.Thread(target=self._repeat, args=(stop, work, pause, random.Random(f"{self._seed} {i}")))
-            for i, (work, pause) in enumerate(works)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
+        return at_work(
+            *(
+                partial(self._repeat, work, pause, random.Random(f"{self._seed} {i}"))
+                for i, (work, pause) in enumerate(works)
+            )
+        )
 
     def _repeat(
         self,
-        stop: threading.Event,
         work: Callable[[Cursor, random.Random, threading.Event], None],
         pause: float,
         rng: random.Random,
+        stop: threading.Event,
     ) -> None:
-        try:
-            with connect(self._url) as session, session.cursor() as cursor:
-                cursor.execute("SET lock_timeout = '2s'")
-                while not stop.wait(rng.uniform(0, 2 * pause)):
-                    try:
-                        work(cursor, rng, stop)
-                    except _CONFLICTS:
-                        cursor.execute("ROLLBACK")
-        except BaseException as error:
-            self.error = error
+        with connect(self._url) as session, session.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '2s'")
+            while not stop.wait(rng.uniform(0, 2 * pause)):
+                try:
+                    work(cursor, rng, stop)
+                except _CONFLICTS:
+                    cursor.execute("ROLLBACK")
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

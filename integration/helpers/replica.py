@@ -74,3 +74,19 @@ def rows_of(pg: Session, table: str) -> Counter[Row]:
         texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in names)
         cursor.execute(sql.SQL("SELECT {} FROM {}").format(texts, sql.SQL(table)))
         return Counter(tuple(sorted(zip(names, row, strict=True))) for row in cursor)
+
+
+def upserted(batches: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, dict[int, str]]:
+    """What a sink has of tables ``(id int, v text)`` that upserts each batch by key, in the order of its positions."""
+    tables: dict[str, dict[int, str]] = {}
+    for batch in batches:
+        for row in sorted(batch, key=lambda row: (row["_commit_lsn"], row["_seq"])):
+            table = tables.setdefault(row["_table"], {})
+            if row["_change_type"] == "truncate":
+                table.clear()
+            elif row["_change_type"] == "delete":
+                table.pop(json.loads(row["key"])["id"], None)
+            else:
+                after = json.loads(row["after"])
+                table[after["id"]] = after["v"]
+    return tables

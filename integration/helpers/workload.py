@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg2
 from databases import connect
 from history import Table
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
+from threads import at_work
 
 ITEMS = Table(
     "public.items",
@@ -98,21 +100,16 @@ def writers(db: str, *, seed: int, big: int, ddl: bool = True) -> Iterator[Progr
 
     They go on until the block ends, at a pace that a stream can follow.
     """
-    failures: list[BaseException] = []
     progress = Progress()
-    stop = threading.Event()
 
-    def run(number: int, body: Callable[[Cursor, random.Random], Steps]) -> None:
-        try:
-            with connect(db) as session, session.cursor() as cursor:
-                cursor.execute("SET deadlock_timeout = '50ms'; SET lock_timeout = '3s'; SET TimeZone = 'UTC'")
-                with contextlib.closing(body(cursor, random.Random(f"{seed} {number}"))) as steps:
-                    for _ in steps:
-                        progress.transactions += 1
-                        if stop.wait(PACE_SECONDS):
-                            break
-        except BaseException as error:
-            failures.append(error)
+    def run(number: int, body: Callable[[Cursor, random.Random], Steps], stop: threading.Event) -> None:
+        with connect(db) as session, session.cursor() as cursor:
+            cursor.execute("SET deadlock_timeout = '50ms'; SET lock_timeout = '3s'; SET TimeZone = 'UTC'")
+            with contextlib.closing(body(cursor, random.Random(f"{seed} {number}"))) as steps:
+                for _ in steps:
+                    progress.transactions += 1
+                    if stop.wait(PACE_SECONDS):
+                        break
 
     def write_big(cursor: Cursor, chance: random.Random) -> Steps:
         write_large(cursor, big)
@@ -120,16 +117,8 @@ def writers(db: str, *, seed: int, big: int, ddl: bool = True) -> Iterator[Progr
         return _write_as_replicated(cursor, chance)
 
     bodies = [_write, _write, _write, write_big, *([_alter] if ddl else [])]
-    threads = [threading.Thread(target=run, args=(i, body), name=f"writer-{i}") for i, body in enumerate(bodies)]
-    for thread in threads:
-        thread.start()
-    try:
+    with at_work(*(partial(run, i, body) for i, body in enumerate(bodies))):
         yield progress
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not failures, failures
 
 
 def mark(pg: Session) -> None:

@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -18,6 +19,7 @@ from jdbc import jdbc
 from psycopg2.extensions import connection as Session
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source import open_snapshot
@@ -52,30 +54,6 @@ def vacuum(db: str, stop: threading.Event) -> None:
             stop.wait(0.2)
 
 
-@contextlib.contextmanager
-def running(*works: Callable[[str, threading.Event], None], db: str) -> Iterator[None]:
-    """Run each of ``works`` in a thread until the block ends."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def run(work: Callable[[str, threading.Event], None]) -> None:
-        try:
-            work(db, stop)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,), name=work.__name__) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not failures, failures
-
-
 def select_at(db: str, snapshot: str, query: str) -> list[tuple[Any, ...]]:
     """What ``query`` gives under an exported snapshot."""
     with contextlib.closing(psycopg2.connect(db)) as session, session.cursor() as cursor:
@@ -99,7 +77,7 @@ def test_rows_under_load_are_those_of_a_select_under_the_same_snapshot(
             # Bloat: half of the table is empty, and its rows are in the back.
             " UPDATE busy SET version = 1; UPDATE busy SET version = 2"
         )
-    with running(churn, vacuum, db=db):
+    with at_work(partial(churn, db), partial(vacuum, db)):
         wait_until(lambda: select_all(pg, "SELECT count(*) FROM busy WHERE version > 2")[0][0] > 500)
         seen = []
         for cut in ({"numPartitions": 1}, {"partitionBytes": "400kB"}):

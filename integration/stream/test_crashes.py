@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from replica import Replica, rows_of
 from servers import second_server
+from threads import at_work
 from watch import session_names, wait_until
 
 SLOT = "crashes"
@@ -73,48 +75,29 @@ def drop_slot(pg: Session) -> None:
     wait_until(drop)
 
 
-@contextmanager
-def writing(db: str) -> Iterator[None]:
-    """Change both tables in small transactions, a hundred a second, until the block ends."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def write() -> None:
-        chance = random.Random(23)
-        try:
-            with connect(db) as session, session.cursor() as cursor:
-                # A test may write several times, and keys that were given before may still be there.
-                cursor.execute("SELECT greatest(%s, max(id)) FROM ledger", (ACCOUNTS * 10,))
-                row = cursor.fetchone()
-                assert row is not None
-                new = row[0]
-                while not stop.wait(0.01):
-                    account = chance.randint(1, ACCOUNTS)
-                    what = chance.choices(
-                        ("amount", "note", "key", "delete", "insert", "rollback"), (8, 2, 2, 1, 2, 1)
-                    )[0]
-                    new += 1
-                    statement = {
-                        "amount": f"UPDATE ledger SET amount = amount + 1 WHERE id BETWEEN {account} AND {account + 3}",
-                        "note": f"UPDATE ledger SET note = repeat('m', {chance.randint(0, 5000)}) WHERE id = {account}",
-                        "key": f"UPDATE ledger SET id = {new} WHERE id = {account}",
-                        "delete": f"DELETE FROM ledger WHERE id = {account}",
-                        "insert": f"INSERT INTO ledger VALUES ({account}, 'new', 0, repeat('i', {new % 5000}))"
-                        " ON CONFLICT (id) DO NOTHING",
-                        "rollback": "SAVEPOINT s; DELETE FROM ledger; ROLLBACK TO s",
-                    }[what]
-                    cursor.execute(f"BEGIN; {statement}; INSERT INTO journal VALUES ({new % 7}, '{what}'); COMMIT")
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=write, name="writing")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not failures, failures
+def write(db: str, stop: threading.Event) -> None:
+    """Change both tables in small transactions, a hundred a second."""
+    chance = random.Random(23)
+    with connect(db) as session, session.cursor() as cursor:
+        # A test may write several times, and keys that were given before may still be there.
+        cursor.execute("SELECT greatest(%s, max(id)) FROM ledger", (ACCOUNTS * 10,))
+        row = cursor.fetchone()
+        assert row is not None
+        new = row[0]
+        while not stop.wait(0.01):
+            account = chance.randint(1, ACCOUNTS)
+            what = chance.choices(("amount", "note", "key", "delete", "insert", "rollback"), (8, 2, 2, 1, 2, 1))[0]
+            new += 1
+            statement = {
+                "amount": f"UPDATE ledger SET amount = amount + 1 WHERE id BETWEEN {account} AND {account + 3}",
+                "note": f"UPDATE ledger SET note = repeat('m', {chance.randint(0, 5000)}) WHERE id = {account}",
+                "key": f"UPDATE ledger SET id = {new} WHERE id = {account}",
+                "delete": f"DELETE FROM ledger WHERE id = {account}",
+                "insert": f"INSERT INTO ledger VALUES ({account}, 'new', 0, repeat('i', {new % 5000}))"
+                " ON CONFLICT (id) DO NOTHING",
+                "rollback": "SAVEPOINT s; DELETE FROM ledger; ROLLBACK TO s",
+            }[what]
+            cursor.execute(f"BEGIN; {statement}; INSERT INTO journal VALUES ({new % 7}, '{what}'); COMMIT")
 
 
 class Driver:
@@ -248,7 +231,7 @@ def test_a_killed_driver_goes_on_where_spark_had_come(
     seconds = random.uniform(0, 6)
     print(f"random: after {seconds} s")
     dying, last = drivers.take(), drivers.take()
-    with writing(db):
+    with at_work(partial(write, db)):
         dying.start(Errand(options, str(tmp_path), MARKER, point, batch, seconds))
         if point == "transaction":
             dying.wait((tmp_path / "checkpoint" / "commits" / "2").exists)
@@ -443,7 +426,7 @@ def test_lost_sessions_are_replaced_and_nothing_is_lost_or_repeated(
     sink = Sink()
 
     def lose(query: StreamingQuery, like: str) -> None:
-        with writing(db), ending_sessions(db, like, 0.5) as ended:
+        with at_work(partial(write, db)), ending_sessions(db, like, 0.5) as ended:
             with pg.cursor() as cursor:
                 cursor.execute(f"INSERT INTO journal SELECT i % 7, 'big' FROM generate_series(1, {BIG}) AS i")
             wait_while_active(query, lambda: len(ended) >= 4)
