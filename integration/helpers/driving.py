@@ -151,17 +151,19 @@ class Driver:
         del self.rows[count:]
         return rows
 
-    def attempt(self, *, read: bool = True) -> list[Row] | None:
+    def attempt(self, *, read: bool = True, planned: Callable[[], object] = lambda: None) -> list[Row] | None:
         """Begin a batch, as a process does that ends before the batch is over; its rows, None where there is none.
 
-        Without ``read``, the process ends as soon as the batch's end is known.
+        Without ``read``, the process ends as soon as the batch's end is known. ``planned`` runs before its tasks do.
         """
         reader = self._reader
         start = self._committed or reader.initialOffset()
         if not self._plan(start):
             return None
         rows: list[Row] = []
-        for partition in copied(reader.partitions(start, self._planned)) if read else ():
+        partitions = copied(reader.partitions(start, self._planned)) if read else ()
+        planned()
+        for partition in partitions:
             for batch in copied(reader).read(partition):
                 batch.validate(full=True)
                 rows += batch.to_pylist()

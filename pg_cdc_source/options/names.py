@@ -74,6 +74,13 @@ class TablePattern:
             return None
         return QualifiedName((self.name,) if self.schema is None else (self.schema, self.name))
 
+    def matches(self, schema: str, name: str) -> bool:
+        return self.schema in (None, schema) and self.name in (None, name)
+
+    def means(self, table: str) -> bool:
+        """Whether it is this one table, named as by ``dotted``; without a schema, one of any schema."""
+        return self.name is not None and (str(self) == table or (self.schema is None and table.endswith(f".{self}")))
+
     def __str__(self) -> str:
         """Return it as ``parse_tables`` reads it, with quotes only where they are needed."""
         name = "*" if self.name is None else dotted(self.name)

@@ -44,7 +44,8 @@ def find_layout(
     present = catalog if catalog is not None and _is_at(catalog, sent) else None
     numbers = _numbers(sent, known, catalog, present)
     key = _key(relation, known, present)
-    nullable = {} if catalog is None else {column.attnum: column.nullable for column in catalog.columns}
+    last_known = known if catalog is None else catalog
+    nullable = {} if last_known is None else {column.attnum: column.nullable for column in last_known.columns}
     columns = tuple(
         _column(column, number, column.name in key, nullable.get(number or 0, True), type_of)
         for column, number in zip(sent, numbers, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pg_cdc_source.errors import DefiniteError, SchemaChangedError
@@ -15,55 +15,73 @@ from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 class BatchRows:
     """The rows as of ``point`` that a batch has.
 
-    ``names`` are those of their tables, ``tables`` those of them that are still there, and ``unread`` all of which rows
-    as of this point are still to come. ``again``: the stream had begun before, so each table is emptied first.
+    ``wanted`` are the oids of their tables with the names that these had when the batch was planned, ``tables`` those
+    of them that are still there, and ``unread`` all of which rows as of this point are still to come. ``again``: the
+    stream had begun before, so each table is emptied first.
     """
 
     point: Lsn
-    names: tuple[str, ...]
+    wanted: dict[int, str]
     tables: tuple[PlannedTable, ...]
     unread: tuple[PlannedTable, ...]
     again: bool
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The tables that have left since the batch was planned."""
+        there = {planned.oid for planned in self.tables}
+        return tuple(name for oid, name in self.wanted.items() if oid not in there)
+
     def begin(self, position: Position) -> Position:
         """Where the batch's changes begin: at the point, if that is before its other tables' ``position``."""
-        return min(position, Position.before(self.point)) if self.again and self.names else position
+        return min(position, Position.before(self.point)) if self.again and self.wanted else position
 
     def plan_from(self, plan: StreamPlan, begin: Position, position: Position) -> StreamPlan:
         """The plan for changes after ``begin``: of these tables from the point on, of the others after ``position``."""
         since = dict.fromkeys((p.oid for p in plan.planned), position.next_lsn) if begin < position else {}
         if self.again:
-            since |= {member.oid: self.point for member in plan.members if member.name in self.names}
+            since |= dict.fromkeys(self.wanted, self.point)
         return replace(plan, since=since)
 
     def emptied(self) -> list[StreamedTable]:
         """The tables that are emptied; of those that are gone there is only the name."""
-        there = {planned.name: planned.table for planned in self.tables}
-        return [there.get(name, StreamedTable(0, name, (), (), (), "")) for name in self.names]
+        there = {planned.oid: planned.table for planned in self.tables}
+        return [there.get(oid, StreamedTable(0, name, (), (), (), "")) for oid, name in self.wanted.items()]
+
+    def without(self, oids: Collection[int]) -> BatchRows:
+        """The same without the rows of tables that are gone."""
+        tables, unread = (tuple(p for p in some if p.oid not in oids) for some in (self.tables, self.unread))
+        return replace(self, tables=tables, unread=unread)
 
 
 def rows_of(
     start: StreamOffset | None, end: StreamOffset, joined: Sequence[PlannedTable], plan: StreamPlan
 ) -> BatchRows:
-    """The rows that the batch from ``start`` to ``end`` has; ``joined`` are tables that join at its end."""
+    """The rows that the batch from ``start`` to ``end`` has; ``joined`` are tables that join at its end.
+
+    Rows of tables that have left do not come: no snapshot has them any more.
+    """
     if joined:
         tables = tuple(joined)
-        return BatchRows(end.position.next_lsn, tuple(p.name for p in tables), tables, tables, True)
+        return BatchRows(end.position.next_lsn, {p.oid: p.name for p in tables}, tables, tables, True)
     first = _first_of(start, end)
-    by_name = {planned.name: planned for planned in plan.planned}
-    names, unread = end.tables[first : end.done], end.tables[first:]
-    again = start is not None and end.at is not None
-    if not again and not all(name in by_name for name in unread):
+    # A table that was renamed since is still the same one.
+    oids = {member.name: member.oid for member in end.members or plan.members}
+    if not oids.keys() >= set(end.tables[first:]):
+        # Of release 0.1.0, whose offsets do not say which tables they were.
         raise SchemaChangedError(
             "the stream's tables are not those that its initial snapshot began with",
             remedy="start over with a new checkpoint location and a new slot",
         )
+    listed = [(oids[name], name) for name in end.tables[first:]]
+    planned = {p.oid: p for p in plan.planned}
+    wanted = dict(listed[: end.done - first])
     return BatchRows(
         end.point,
-        names,
-        tuple(by_name[name] for name in names if name in by_name),
-        tuple(by_name[name] for name in unread if name in by_name),
-        again,
+        wanted,
+        tuple(planned[oid] for oid in wanted if oid in planned),
+        tuple(planned[oid] for oid, _ in listed if oid in planned),
+        start is not None and end.at is not None,
     )
 
 

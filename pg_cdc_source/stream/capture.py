@@ -32,18 +32,19 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.slot_checks import missing_error
 from pg_cdc_source.postgres.slots import Slot
 from pg_cdc_source.snapshot.driver import Process, driver_process
-from pg_cdc_source.stream.batch_rows import rows_of
+from pg_cdc_source.stream.batch_rows import BatchRows, rows_of
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
 from pg_cdc_source.stream.held_snapshot import HeldSnapshot, SnapshotPart, emptying_rows
 from pg_cdc_source.stream.joins import Join, Joins
 from pg_cdc_source.stream.lag import LagMeter, Standing
+from pg_cdc_source.stream.members import find_dropped
 from pg_cdc_source.stream.membership import Leaving, Membership
 from pg_cdc_source.stream.planned_reader import PlannedReader
 from pg_cdc_source.stream.schema_history import NewTableError, match_relation
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import StreamPlan
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Capture:
             self._given = replace(end, done=len(end.tables), at=at)
         else:
             # It may go on from a checkpoint, which only the batch's start will tell.
-            end = self._begin_at(slot)
+            end = self._begin_at(slot, guessed=True)
             self._given = self._guess = self._at_end_of_wal(replace(end, done=len(end.tables)), end.members)
         return self._given
 
@@ -186,10 +187,10 @@ class Capture:
         reads_rows = self._options.start_from == "snapshot"
         return self._first_end(plan, self._snapshot.create_slot(plan.planned if reads_rows else ()), reads_rows)
 
-    def _begin_at(self, slot: Slot) -> StreamOffset:
+    def _begin_at(self, slot: Slot, *, guessed: bool = False) -> StreamOffset:
         assert slot.confirmed_flush is not None
         # Nothing is created: what was committed before it would be missing, from PostgreSQL 18 on without an error.
-        plan = self._membership.begin()
+        plan = self._membership.begin(guessed=guessed)
         origin = slot.confirmed_flush
         if self._options.start_from == "now":
             origin = max(self._source.read_end_of_wal(), origin)
@@ -202,7 +203,7 @@ class Capture:
         self._joins.close()
         self._snapshot.end()
         self._history.drop_lost_slot()
-        plan = self._membership.begin(create=True)
+        plan = self._membership.begin(create=True, guessed=self._options.on_schema_change != "fail")
         origin = self._snapshot.create_slot(plan.planned)
         return replace(self._first_end(plan, origin, True), at=origin)
 
@@ -329,16 +330,16 @@ class Capture:
         self._layouts.resume(start, end)
         joined = self._membership.repeat(start, end, guessed=guessed)
         self._given, self._guess = end, None
-        rows = rows_of(start, end, joined, self._membership.plan)
+        rows = self._rows(start, end, joined)
         position = Position.before(end.origin) if start is None else start.position
         is_anew = end.at == end.origin
         begin = position if is_anew else rows.begin(position)
         plan = rows.plan_from(self._membership.plan, begin, position)
         parts: list[SnapshotPart] = []
         chunks: list[Chunk] = []
-        first = [emptying_rows(plan, rows.emptied(), rows.point)] if rows.again and rows.names else []
+        first = [emptying_rows(plan, rows.emptied(), rows.point)] if rows.again and rows.wanted else []
+        first += self._layouts.of_snapshot(rows.wanted, rows.point)
         if rows.tables:
-            first += self._layouts.of_snapshot([planned.oid for planned in rows.tables], rows.point)
             if not self._snapshot.holds(rows.point):
                 self._reader.close()
             parts, chunks = self._snapshot.parts(
@@ -358,6 +359,19 @@ class Capture:
             chunks += self._layouts.guessed(start, end)
         chunks += self._layouts.left(start, end)
         return Batch(tuple(first), tuple(parts), tuple(chunks))
+
+    def _rows(self, start: StreamOffset | None, end: StreamOffset, joined: Sequence[PlannedTable]) -> BatchRows:
+        rows = rows_of(start, end, joined, self._membership.plan)
+        if rows.tables:
+            # In this process the snapshot may be held for longer than its tables are there.
+            rows = rows.without(self._source.ask(lambda session: find_dropped(session, [p.oid for p in rows.tables])))
+        if rows.missing:
+            log.warning(
+                "%s left the stream before its rows as of %s were read; only its changes come",
+                ", ".join(rows.missing[:10]),
+                rows.point,
+            )
+        return rows
 
     def _is_driver_there(self) -> bool:
         return self._driver.runs()

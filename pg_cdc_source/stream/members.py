@@ -15,7 +15,7 @@ joined.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
@@ -96,15 +96,20 @@ WHERE c.oid = ANY (%s::oid[])
 """
 
 
-def _read_names(session: Session, oids: Mapping[int, str]) -> dict[int, str]:
+def _read_names(session: Session, oids: Collection[int]) -> dict[int, str]:
     with translated("looking for the stream's tables"), session.cursor() as cursor:
         cursor.execute(_READ_NAMES, (list(oids),))
         return {row[0]: str(Relation(*row)) for row in cursor}
 
 
+def find_dropped(session: Session, oids: Collection[int]) -> set[int]:
+    """Those of the tables that do not exist any more."""
+    return set(oids) - _read_names(session, oids).keys()
+
+
 def describe_left(session: Session, left: Sequence[Member], publication_name: str) -> str:
     """Say of tables that have left a stream what became of them."""
-    there = _read_names(session, {member.oid: member.name for member in left})
+    there = _read_names(session, [member.oid for member in left])
     gone = [f"{member.name}{'' if member.oid in there else ', which was dropped'}" for member in left[:10]]
     more = f" and {len(left) - 10} more" if len(left) > 10 else ""
     return f"publication {quoted(publication_name)} has lost {'; '.join(gone)}{more}"

@@ -13,6 +13,7 @@ every few seconds while it runs.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import AccessError, OptionError, SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
-from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.names import TablePattern, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
@@ -58,6 +59,7 @@ class Membership:
         self._source = source
         self._plan: StreamPlan | None = None
         self._is_compared = False  # with the catalog, in this process
+        self._lacking: set[str] = set()  # named in the options, and not there
         self._published: set[int] = set()  # the tables that the publication has, wanted or not
         self._seen: object = None  # of the publication, at the last look
         self._looked_at = 0.0
@@ -70,9 +72,13 @@ class Membership:
 
     # --- where a stream begins or goes on -----------------------------------------------------------------------------
 
-    def begin(self, *, create: bool = False) -> StreamPlan:
-        """Follow all tables that the publication has now. With ``create``, it is created where it is missing."""
-        self._plan, self.mark = self._source.ask(lambda session: self._read(session, create=create))
+    def begin(self, *, create: bool = False, guessed: bool = False) -> StreamPlan:
+        """Follow all tables that the publication has now. With ``create``, it is created where it is missing.
+
+        ``guessed``: the stream may have begun long ago, so tables that are named may have left.
+        """
+        known = None if guessed else ()
+        self._plan, self.mark = self._source.ask(lambda session: self._read(session, known, create=create))
         self._is_compared = True
         return self._plan
 
@@ -91,7 +97,8 @@ class Membership:
         """
         if self._plan is not None and not guessed and _oids(self._plan.members) == _oids(end.members):
             return ()
-        whole, _ = self._source.ask(self._read)
+        known = (end if start is None else start).members
+        whole, _ = self._source.ask(lambda session: self._read(session, known))
         self._is_compared = False
         if start is None or end.at is not None or not end.members:
             members = self._source.ask(lambda session: members_at(end, whole.members, session))
@@ -114,21 +121,26 @@ class Membership:
 
     def guess(self, since: Lsn) -> tuple[tuple[Member, ...], str]:
         """All tables that the stream would have now, and the publication's mark: for an end without a start."""
-        whole, mark = self._source.ask(self._read)
+        whole, mark = self._source.ask(lambda session: self._read(session, self.plan.members))
         known = {planned.oid: planned.member for planned in self.plan.planned}
         return tuple(known.get(member.oid, replace(member, since=since)) for member in whole.members), mark
 
-    def _read(self, session: Session, *, create: bool = False) -> tuple[StreamPlan, str]:
-        """The plan for all tables that the publication has, and its mark."""
+    def _read(
+        self, session: Session, known: Sequence[Member] | None, *, create: bool = False
+    ) -> tuple[StreamPlan, str]:
+        """The plan for all tables that the publication has, and its mark. ``known`` is as in ``_may_lack``."""
         options = self._options
         if create:
             published = publication.ensure_publication(session, options)
         else:
             published = publication.require_publication(session, options.publications)
-        return self._plan_of(session, published, self._source.read_end_of_wal())
+        return self._plan_of(session, known, published, self._source.read_end_of_wal())
 
-    def _plan_of(self, session: Session, published: Publication, lsn: Lsn) -> tuple[StreamPlan, str]:
-        plan = plan_stream(session, self._options, published, lsn)
+    def _plan_of(
+        self, session: Session, known: Sequence[Member] | None, published: Publication, lsn: Lsn
+    ) -> tuple[StreamPlan, str]:
+        may_lack = functools.partial(self._may_lack, known, published)
+        plan = plan_stream(session, self._options, published, lsn, may_lack)
         if plan.schema != self._schema:
             raise SchemaChangedError(
                 f"{plan.planned[0].name} has other columns than when the DataFrame was loaded",
@@ -137,8 +149,27 @@ class Membership:
         self._published = {table.relation.oid for table in published.tables}
         return plan, publication.mark_of(published, session.server_version)
 
+    def _may_lack(self, known: Sequence[Member] | None, published: Publication, pattern: TablePattern) -> bool:
+        """Whether a table that the option ``tables`` names may be missing: it leaves, or has left and may come back.
+
+        ``known`` are the stream's tables, none where it begins, None where they are not known. One of them that is
+        published under a name which the option does not have may be what is meant.
+        """
+        options = self._options
+        if known is not None:
+            there = {table.relation.oid: table.relation for table in published.tables}
+            present = [there[member.oid] for member in known if member.oid in there]
+            if not known or not all(any(each.matches(r.schema, r.name) for each in options.tables) for r in present):
+                return False
+            if options.on_schema_change == "fail" and not any(pattern.means(member.name) for member in known):
+                return False
+        if str(pattern) not in self._lacking:
+            self._lacking.add(str(pattern))
+            log.warning("publication %s does not have %s: it is not streamed", quoted(options.publication), pattern)
+        return True
+
     def _compare(self, session: Session, offset: StreamOffset) -> tuple[StreamPlan, str, Difference]:
-        whole, mark = self._read(session)
+        whole, mark = self._read(session, offset.members)
         then = members_at(offset, whole.members, session)
         return whole, mark, compare(then, offset.publication, whole.members, mark, self._options.publication)
 
@@ -201,7 +232,8 @@ class Membership:
             return None
         followed = [planned.member for planned in self.plan.planned]
         try:
-            relations = publication.stream_tables(session, options, published)
+            may_lack = functools.partial(self._may_lack, self.plan.members, published)
+            relations = publication.stream_tables(session, options, published, may_lack)
         except (OptionError, AccessError, ServerSetupError):
             # A table that was dropped is not found by its name. One that was renamed is, at its next change.
             if self._are_found(published):
@@ -248,7 +280,7 @@ class Membership:
         point = Lsn(held.lsn + 1)
         session, _ = held.holders[0]
         published = publication.require_publication(session, self._options.publications)
-        whole, mark = self._plan_of(session, published, point)
+        whole, mark = self._plan_of(session, self.plan.members, published, point)
         followed = [planned.member for planned in self.plan.planned]
         difference = compare(followed, self.mark, whole.members, mark, self._options.publication)
         self._refuse(difference)
@@ -284,7 +316,7 @@ class Membership:
 
     def follow_new(self, position: Position) -> None:
         """Follow tables that are new with all changes after ``position`` (onNewTable=changes)."""
-        whole, _ = self._source.ask(self._read)
+        whole, _ = self._source.ask(lambda session: self._read(session, self.plan.members))
         known = _oids(self.plan.members)
         # The mark stays: whether the publication has left out anything since is for the next look to say.
         self.join([_since(p, position.next_lsn) for p in whole.planned if p.oid not in known], self.mark)

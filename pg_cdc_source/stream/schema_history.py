@@ -195,7 +195,7 @@ def _is_wanted_now(options: StreamOptions, relation: RelationMessage) -> bool:
             published = publication.read_publication(session, options.publications)
             if published is None:
                 return True
-            wanted = publication.stream_tables(session, options, published)
+            wanted = publication.stream_tables(session, options, published, lambda pattern: True)
     except PgCdcError:
         return True
     return relation.oid in (table.oid for table in wanted)

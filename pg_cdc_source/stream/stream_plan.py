@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Member
+from pg_cdc_source.options.names import TablePattern
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
@@ -171,9 +172,18 @@ def _counting_column(columns: Sequence[str]) -> str | None:
     return None if columns else "lsn"
 
 
-def plan_stream(session: Session, options: StreamOptions, published: Publication, lsn: Lsn) -> StreamPlan:
-    """Look up the tables of a stream; ``lsn`` is a position that the server had reached before."""
-    relations = publication.stream_tables(session, options, published)
+def plan_stream(
+    session: Session,
+    options: StreamOptions,
+    published: Publication,
+    lsn: Lsn,
+    may_lack: Callable[[TablePattern], bool] = lambda pattern: False,
+) -> StreamPlan:
+    """Look up the tables of a stream; ``lsn`` is a position that the server had reached before.
+
+    ``may_lack`` is as in :func:`pg_cdc_source.postgres.publication.stream_tables`.
+    """
+    relations = publication.stream_tables(session, options, published, may_lack)
     facts = publication.read_sent_tables(session, published, relations, whole=options.change_format == "changelog")
     members = members_of(published, relations, lsn)
     planned = []

@@ -209,6 +209,24 @@ def test_a_pattern_gives_its_one_table_or_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        (TablePattern("a", "b"), [("a", "b")]),
+        (TablePattern(None, "b"), [("a", "b"), ("c", "b")]),
+        (TablePattern("a", None), [("a", "b"), ("a", "B c")]),
+        (TablePattern("a", "B c"), [("a", "B c")]),
+        (TablePattern(None, None), [("a", "b"), ("c", "b"), ("a", "B c")]),
+    ],
+)
+def test_a_pattern_matches_tables_and_means_one_that_it_names(
+    pattern: TablePattern, matches: list[tuple[str, str]]
+) -> None:
+    names = [("a", "b"), ("c", "b"), ("a", "B c")]
+    assert [name for name in names if pattern.matches(*name)] == matches
+    assert [name for name in names if pattern.means(dotted(*name))] == ([] if pattern.name is None else matches)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "empty"),

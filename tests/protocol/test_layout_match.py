@@ -206,6 +206,11 @@ def test_a_change_that_the_catalog_is_ahead_of(what: str) -> None:
     assert shown(find_layout(relation, known(before), now, type_of)) == (numbers, changes)
 
 
+def test_a_table_that_is_gone_keeps_what_the_stream_does_not_say() -> None:
+    known, _ = find_layout(sent(ID, A), None, catalog(T), type_of)
+    assert find_layout(sent(ID, A), known, None, type_of) == (known, ())
+
+
 def test_numbers_that_the_catalog_did_not_know_are_learned_without_a_change() -> None:
     first, _ = find_layout(sent(ID, A), None, None, type_of)
     assert [column.attnum for column in first.columns] == [None, None]

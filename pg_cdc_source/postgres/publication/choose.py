@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import OptionError, PgCdcError, ServerSetupError
+from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSetupError
 from pg_cdc_source.options.names import QualifiedName, TablePattern, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.catalog import Relation, find_relation
@@ -18,9 +18,15 @@ from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.trees import Node, read_ancestors, read_parents, read_trees
 
 
-def stream_tables(session: Session, options: StreamOptions, publication: Publication) -> tuple[Relation, ...]:
+def stream_tables(
+    session: Session,
+    options: StreamOptions,
+    publication: Publication,
+    may_lack: Callable[[TablePattern], bool] = lambda pattern: False,
+) -> tuple[Relation, ...]:
     """The tables that the stream reads, under the names that they are published by, sorted by (schema, name).
 
+    A table that is named one by one and does not exist, or is not published, is passed over where ``may_lack`` says so.
     Raises OptionError for what cannot be streamed and patterns that match nothing, ServerSetupError with the SQL to run
     where the publication lacks what was named.
     """
@@ -35,7 +41,12 @@ def stream_tables(session: Session, options: StreamOptions, publication: Publica
         if pattern.qualified is None:
             matches = _matches(session, publication, pattern)
         else:
-            matches = _published_as(session, publication, find_table(session, pattern.qualified))
+            try:
+                matches = _published_as(session, publication, find_table(session, pattern.qualified))
+            except (AccessError, ServerSetupError):
+                if _is_published(session, publication, pattern) or not may_lack(pattern):
+                    raise
+                continue
         found.update((relation.oid, relation) for relation in matches)
     for tree in read_trees(session, list(found.values())).values():
         refuse_unstreamable(tree)
@@ -88,6 +99,24 @@ def _published_as(session: Session, publication: Publication, relation: Relation
     if not parts or _lacking(session, published, relation):
         raise _not_published(session, publication, relation, whole=False)
     return parts
+
+
+_FIND_NAMED = """
+SELECT c.oid, n.nspname, c.relname, c.relkind
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relname = %(name)s AND (%(schema)s::name IS NULL OR n.nspname = %(schema)s)
+"""
+
+
+def _is_published(session: Session, publication: Publication, pattern: TablePattern) -> bool:
+    """Whether the publication has a table that may be meant, or a part of it: also one that this role may not use."""
+    with translated(f"looking for {pattern}"), session.cursor() as cursor:
+        cursor.execute(_FIND_NAMED, {"name": pattern.name, "schema": pattern.schema})
+        relations = [Relation(*row) for row in cursor]
+    published = {table.relation.oid for table in publication.tables}
+    trees = read_trees(session, relations)
+    return any(node.relation.oid in published for tree in trees.values() for node in tree)
 
 
 def _lacking(session: Session, published: set[int], relation: Relation) -> list[Relation]:
