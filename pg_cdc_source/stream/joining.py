@@ -9,6 +9,9 @@ transaction runs, so it happens in a thread of its own.
 
     table joins ──► temporary slot ──► consistent point L, snapshot held ──► the batch that reaches L brings the rows
     stream      ───── goes on, without the table ─────────────────────────► with the table's commits from L on
+
+What the server lacks for one more slot (all slots or walsenders are taken, the role may not replicate any more) does
+not concern the tables that are followed. So the join waits for it, and the log says what to do.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from pg_cdc_source.errors import PgCdcError, TransientError
+from pg_cdc_source.errors import PgCdcError, ServerSetupError, TransientError
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.backoff import Backoff
@@ -87,8 +90,9 @@ class Joining:
                     holders=1,
                     stream=True,
                 )
-            except TransientError as error:
-                log.warning("tables that join the stream have to wait: %s; trying again", error.what)
+            except (TransientError, ServerSetupError) as error:
+                remedy = f". Remedy: {error.remedy}" if error.remedy else ""
+                log.warning("tables that join the stream have to wait: %s; trying again%s", error.what, remedy)
                 if given_up.wait(pause):
                     return
             except PgCdcError as error:
