@@ -125,7 +125,7 @@ class StreamOffset:
     order they are read, and ``done`` says how many of them have been read. ``tables`` is empty once the offset before
     this one had them all. ``at`` is the consistent point of that snapshot, None for ``origin``. ``position`` is how far
     the changes have been read. ``publication`` tells the stream's publication from a later one of the same name; it is
-    empty when that is not known. ``members`` are the tables of the stream; offsets of release 0.1.0 have none. ``due``
+    empty when that is not known. ``members`` are the tables of the stream; None in offsets of release 0.1.0. ``due``
     names tables whose rows were asked for again and have not come yet. ``layouts`` are those of the batch's rows
     (``onSchemaChange=emit``); see :mod:`pg_cdc_source.protocol.table_layout`.
     """
@@ -136,7 +136,7 @@ class StreamOffset:
     done: int
     position: Position
     publication: str = ""
-    members: tuple[Member, ...] = ()
+    members: tuple[Member, ...] | None = None
     at: Lsn | None = None
     due: tuple[str, ...] = ()
     layouts: str = ""
@@ -154,7 +154,7 @@ class StreamOffset:
     def to_json(self) -> dict[str, Any]:
         """Return what Spark writes to its log. The order of keys is fixed, because Spark compares texts."""
         offset: dict[str, Any] = {
-            "version": _VERSION if self.members else _VERSION_WITHOUT_MEMBERS,
+            "version": _VERSION_WITHOUT_MEMBERS if self.members is None else _VERSION,
             "system": self.identity.system,
             "timeline": self.identity.timeline,
             "database": self.identity.database,
@@ -163,7 +163,7 @@ class StreamOffset:
         }
         if self.publication:
             offset["publication"] = self.publication
-        if self.members:
+        if self.members is not None:
             offset["tables"] = [member.to_json() for member in self.members]
         if self.tables:
             offset["snapshot"] = {"tables": ",".join(self.tables), "done": self.done}
@@ -200,7 +200,7 @@ class StreamOffset:
                 int(snapshot["done"]),
                 Position(Lsn.parse(offset["lsn"]), int(offset.get("seq", ALL))),
                 str(offset.get("publication", "")),
-                tuple(Member.from_json(listed) for listed in offset.get("tables", ())),
+                tuple(map(Member.from_json, offset["tables"])) if "tables" in offset else None,
                 None if snapshot.get("at") is None else Lsn.parse(snapshot["at"]),
                 tuple(split_names(offset.get("due", ""))),
                 str(offset.get("layouts", "")),

@@ -137,7 +137,7 @@ OFFSETS = st.builds(
     done=st.just(0),
     position=st.builds(Position, LSNS, st.just(ALL) | st.integers(0, 1 << 40)),
     publication=st.text(),
-    members=st.lists(MEMBERS, max_size=3).map(tuple),
+    members=st.none() | st.lists(MEMBERS, max_size=3).map(tuple),
     due=TABLES,
 )
 
@@ -233,6 +233,8 @@ def test_an_offset_with_tables_has_the_second_version() -> None:
     members = (Member(16384, "public.a", Lsn(5), "91"),)
     assert replace(without, members=members).to_json()["version"] == 2
     assert replace(without, members=members).to_json()["tables"] == [[16384, "public.a", "0/5", "91"]]
+    # All of them have left, which is not the same as not to know them.
+    assert replace(without, members=()).to_json()["tables"] == []
 
 
 GOOD = StreamOffset(IDENTITY, Lsn(5), ("public.a", "public.b"), 1, Position(Lsn(7), 3)).to_json()

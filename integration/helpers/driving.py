@@ -20,7 +20,7 @@ from refusals import MOST_FRAMES
 from watch import wait_until
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
-from pg_cdc_source.offsets import StreamOffset
+from pg_cdc_source.offsets import Member, StreamOffset
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS, PgCdcDataSource
 from pg_cdc_source.stream import capture, membership
@@ -91,6 +91,13 @@ class Driver:
     def offset(self) -> StreamOffset:
         """Where the checkpoint ends."""
         found = StreamOffset.from_json(self._committed or {})
+        assert found is not None
+        return found
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The stream's tables where the checkpoint ends."""
+        found = self.offset.members
         assert found is not None
         return found
 

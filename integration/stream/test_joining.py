@@ -139,7 +139,7 @@ def test_a_table_that_leaves_does_so_with_an_event_and_comes_back_whole(down: bo
     run(pg, "INSERT INTO t VALUES (3, 'y')")
     going_on(driver, lambda: replica(driver.rows).get("public.t") == source(pg, "t")["public.t"])
     assert replica(driver.rows)["public.u"] == {1: "a", 2: "b", 3: "sent"}
-    going_on(driver, lambda: "public.u" not in [member.name for member in driver.offset.members])
+    going_on(driver, lambda: "public.u" not in [member.name for member in driver.members])
     driver.restart(onSchemaChange="fail")
     run(pg, "ALTER PUBLICATION s ADD TABLE u", "DELETE FROM u WHERE id = 1")
     until_equal(driver, pg, "t", "u")
@@ -337,7 +337,7 @@ def test_a_table_that_has_left_has_no_rows_until_it_joins_again(
 ) -> None:
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="ignore")
     run(pg, "ALTER PUBLICATION s DROP TABLE u")
-    going_on(driver, lambda: "public.u" not in [member.name for member in driver.offset.members])
+    going_on(driver, lambda: "public.u" not in [member.name for member in driver.members])
     take, late = Joining.take, threading.Event()
     monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
     run(pg, "ALTER PUBLICATION s ADD TABLE u",
@@ -393,7 +393,27 @@ def test_a_row_says_that_a_table_has_left(down: bool, pg: Session, drive: Drive)
     of_u = [row for row in driver.rows if row["_table"] == "public.u"]
     assert lsn == max(row["_commit_lsn"] for row in of_u)
     assert kinds(of_u)[-2:] == ["insert", "schema"]
-    assert driver.offset.members[0].name == "public.t"
+    assert driver.members[0].name == "public.t"
+
+
+def test_the_last_table_comes_back_whole(pg: Session, drive: Drive) -> None:
+    statements = (*T, "CREATE PUBLICATION s FOR TABLE t")
+    driver = standing(drive, pg, *statements, tables="public.*", onSchemaChange="ignore")
+    run(pg, "ALTER PUBLICATION s DROP TABLE t")
+    going_on(driver, lambda: not driver.members)
+    driver.stop()
+    run(pg, "INSERT INTO t VALUES (2, 'while it was out')", "ALTER PUBLICATION s ADD TABLE t")
+    driver.start()
+    until_equal(driver, pg, "t")
+
+
+def test_a_row_says_that_the_last_table_has_left(pg: Session, drive: Drive) -> None:
+    run(pg, *T, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*", onSchemaChange="emit")
+    driver.take(2)
+    run(pg, "ALTER PUBLICATION s DROP TABLE t")
+    going_on(driver, lambda: driver.members == ())
+    assert [row["_table"] for row in driver.rows if '"left"' in (row["after"] or "")] == ["public.t"]
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
@@ -485,7 +505,7 @@ def test_a_table_that_takes_the_name_of_another_does_not_take_its_place(mode: st
     going_on(driver, lambda: '{"id":7,"v":"n"}' in [row["after"] for row in driver.rows])
     (name,) = {row["_table"] for row in driver.rows if row["after"] == '{"id":3,"v":"o"}'}
     assert name == "public.old"
-    assert {member.name for member in driver.offset.members} == {"public.t", "public.u", "public.old"}
+    assert {member.name for member in driver.members} == {"public.t", "public.u", "public.old"}
 
 
 @pytest.mark.skipif(not HAS_LIMITS, reason="this Spark gives no start")

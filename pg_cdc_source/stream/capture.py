@@ -118,7 +118,7 @@ class Capture:
         else:
             # It may go on from a checkpoint, which only the batch's start will tell.
             end = self._begin_at(slot, guessed=True)
-            self._given = self._guess = self._at_end_of_wal(replace(end, done=len(end.tables)), end.members)
+            self._given = self._guess = self._at_end_of_wal(replace(end, done=len(end.tables)), end.members or ())
         return self._given
 
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
@@ -158,14 +158,14 @@ class Capture:
     def _newest(self, start: StreamOffset | None, *, limited: bool) -> StreamOffset:
         if start is None:
             end = self._begin()
-            return end if limited else self._at_end_of_wal(replace(end, done=len(end.tables)), end.members)
+            return end if limited else self._at_end_of_wal(replace(end, done=len(end.tables)), end.members or ())
         self._history.require_common(start.identity, start.position)
         self._layouts.resume(start)
         self._membership.resume(start)
         if start.is_reading:
             if limited:
                 return replace(start, done=start.done + 1)
-            return self._at_end_of_wal(replace(start, done=len(start.tables)), start.members)
+            return self._at_end_of_wal(replace(start, done=len(start.tables)), start.members or ())
         self._snapshot.end()
         start = replace(start, tables=(), done=0, at=None)
         if limited:

@@ -109,7 +109,7 @@ class EmittedLayouts:
 
     def left(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
         """The rows at the end of a batch that say which tables have left the stream with it."""
-        if not self.are_emitted or start is None or not end.members:
+        if not self.are_emitted or start is None or start.members is None or end.members is None:
             return []
         known = {member.oid for member in end.members} | {member.name for member in end.members}
         position = Position(end.position.next_lsn, 0)

@@ -55,7 +55,7 @@ def members_of(published: Publication, relations: Collection[Relation], since: L
 
 def members_at(offset: StreamOffset, now: Sequence[Member], session: Session) -> tuple[Member, ...]:
     """The members at an offset. Those of release 0.1.0 have oids and entries in the publication's mark, if any."""
-    if offset.members:
+    if offset.members is not None:
         return offset.members
     _, entries = publication.split_mark(offset.publication)
     if not entries:

@@ -95,16 +95,16 @@ class Membership:
         An end that was given before its start was known (``guessed``), or without a limit, has the tables of its time.
         Those that the start does not have join at the end, and so do those whose rows are due.
         """
-        if self._plan is not None and not guessed and _oids(self._plan.members) == _oids(end.members):
+        if self._plan is not None and not guessed and _oids(self._plan.members) == _oids(end.members or ()):
             return ()
         known = (end if start is None else start).members
         whole, _ = self._source.ask(lambda session: self._read(session, known))
         self._is_compared = False
-        if start is None or end.at is not None or not end.members:
+        if start is None or end.at is not None or end.members is None:
             members = self._source.ask(lambda session: members_at(end, whole.members, session))
             self._plan, self.mark = whole.following(members), end.publication
             return ()
-        then = self._source.ask(lambda session: members_at(start, end.members, session))
+        then = self._source.ask(lambda session: members_at(start, end.members or (), session))
         difference = compare(then, start.publication, end.members, end.publication, self._options.publication)
         self._settle(whole, end.publication, difference, start)
         oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
@@ -189,10 +189,10 @@ class Membership:
         if unnamed:
             names = [member.name for member in difference.left if member.oid in unnamed]
             log.info("%s leaves the stream: the option tables does not name it any more", ", ".join(names))
-        then = {member.oid: member for member in (*plan.gone, *offset.members, *difference.left)}
+        then = {member.oid: member for member in (*plan.gone, *(offset.members or ()), *difference.left)}
         gone = tuple(member for oid, member in then.items() if oid not in there and oid not in unnamed)
         self._plan = replace(plan, gone=gone)
-        self.mark = offset.publication if self.has_waiting and offset.members else mark
+        self.mark = offset.publication if self.has_waiting and offset.members is not None else mark
         left = [member for member in difference.left if member.oid not in unnamed]
         self._note_left([member for member in left if member.name not in anew])
 
