@@ -215,14 +215,19 @@ def refusal_of(action: Callable[[], object], *expected: str, kind: type[PgCdcErr
     return text
 
 
-@contextlib.contextmanager
-def driving(pg: Session, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
-    """``drive(dbtable=…)`` starts a stream. Afterwards it is stopped and its slot dropped."""
+def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process drive streams."""
     # Partitions are read here and not in a task.
     monkeypatch.setattr(pgcdc, "execution", lambda: "test")
     # What is found in passing is found sooner.
     monkeypatch.setattr(capture, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(membership, "WATCH_SECONDS", 0.5)
+
+
+@contextlib.contextmanager
+def driving(pg: Session, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
+    """``drive(dbtable=…)`` starts a stream. Afterwards it is stopped and its slot dropped."""
+    prepare(monkeypatch)
     drivers: list[Driver] = []
     run(pg, "SET lock_timeout = '30s'")
 

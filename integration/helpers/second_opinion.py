@@ -1,0 +1,208 @@
+"""Compare what a stream has given with what a second slot tells (``second_slot``), change by change.
+
+A table's stay in the stream begins at the point at which it joined, and ends where it joins again or leaves. Between,
+the stream has exactly the changes that were committed, in the order of their commits::
+
+    joins at L        taken out of the publication      joins again at M
+    ──┬───────────────────────┬──────────────────────────────┬────────►
+      exactly these changes   nothing that is not there      exactly these changes
+
+- Rows that were asked for come with the changes since; those of them that came before come again, in the new stay.
+- The batch in which a table joins again leaves out the table's changes before the point: the rows have them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dying_source import Files
+from second_slot import Change, Told
+
+from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
+
+Row = Mapping[str, Any]
+
+
+class Gap(NamedTuple):
+    """Between these, changes of a table, None for all, may not be sent; a stay that was there goes on without them."""
+
+    begin: int
+    end: int
+    oid: int | None
+
+
+_NOWHERE = Position(Lsn(0))
+
+
+@dataclass
+class Stay:
+    """A table in the stream, from ``point`` on. ``is_exact``: its rows were read as of the point by one process."""
+
+    oid: int
+    name: str
+    point: int
+    is_exact: bool
+    rows: dict[int, str] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    through: Position = _NOWHERE
+
+
+class SecondOpinion:
+    """What the second slot has told. ``joins`` counts stays of tables, ``compared`` changes that were looked at."""
+
+    def __init__(self, told: Sequence[Told], gaps: Sequence[Gap]) -> None:
+        self.joins = 0
+        self.compared = 0
+        self._gaps = gaps
+        self._by_oid: dict[int, list[Change]] = defaultdict(list)
+        self._by_lsn: dict[int, list[Told]] = defaultdict(list)
+        for one in told:
+            self._by_oid[one.oid].append(one.change)
+            self._by_lsn[one.change.lsn].append(one)
+
+    def differences(self, files: Files) -> list[str]:
+        """Say which changes the batches lack, and which they have and should not."""
+        found = []
+        for part in self._stays(files):
+            if isinstance(part, str):
+                found.append(part)
+            else:
+                self.joins += 1
+                found += [f"{part.name} (oid {part.oid}, joined at {part.point:X}): {d}" for d in self._compare(part)]
+        return found
+
+    # --- what the stream has ------------------------------------------------------------------------------------------
+
+    def _stays(self, files: Files) -> Iterator[Stay | str]:
+        """Every stay, once it is over, and what is wrong without one."""
+        stays: dict[int, Stay] = {}
+        before: StreamOffset | None = None
+        for number in range(files.newest + 1):
+            if not files.is_committed(number):
+                break
+            end = StreamOffset.from_json(files.offset(number))
+            assert end is not None
+            if before is None:
+                exact = _is_read_by_one_process(files)
+                stays = {member.oid: Stay(member.oid, member.name, end.origin, exact) for member in end.members}
+            position = end.position if before is None else before.position
+            known = (*(() if before is None else before.members), *end.members)
+            for row in sorted(files.rows(number), key=lambda row: (row["_commit_lsn"], row["_seq"])):
+                if row["_change_type"] == "truncate" and row["_commit_lsn"] not in self._by_lsn:
+                    joined = next((member for member in end.members if member.name == row["_table"]), None)
+                    oids = {stay.oid for stay in stays.values() if stay.name == row["_table"]}
+                    for oid in oids | ({joined.oid} & stays.keys() if joined else set()):
+                        yield _over(stays.pop(oid), position)
+                    if joined is not None:
+                        point, exact = row["_commit_lsn"] + 2, not files.was_repeated(number)
+                        stays[joined.oid] = Stay(joined.oid, joined.name, point, exact)
+                elif row["_change_type"] not in ("schema", "message"):
+                    wrong = self._take(row, stays, known)
+                    if wrong:
+                        yield f"batch {number}: {wrong}"
+            for oid in stays.keys() - {member.oid for member in end.members}:
+                yield _over(stays.pop(oid), position)
+            before = end
+        for stay in stays.values():
+            assert before is not None
+            yield _over(stay, before.position)
+
+    def _take(self, row: Row, stays: Mapping[int, Stay], known: Sequence[Member]) -> str:
+        """Note a row in its table's stay; what is wrong with it."""
+        name, change = row["_table"], change_of(row)
+        if change.kind == "snapshot":
+            # A table that took another's name may have its old one in the offset before.
+            of_name = {member.name: member.oid for member in known}
+            stay = stays.get(of_name.get(name, 0))
+            if stay is None or stay.point != change.lsn + 1:
+                return f"{name} has a row as of {change.lsn:X}, where it did not join: {change}"
+            assert change.key is not None
+            if change.key in stay.rows:
+                return f"{name} has a row twice: {change}"
+            stay.rows[change.key] = str(change.value)
+            return ""
+        tellers = [told for told in self._by_lsn[change.lsn] if told.change == change]
+        if not tellers:
+            return f"too much is {name} {change}: nothing like it was committed there"
+        names = {member.oid: member.name for member in known}
+        # Deletes of the same key may have been committed for several tables at once.
+        named = [told.oid for told in tellers if name in (told.table, names.get(told.oid))]
+        if not named:
+            return f"{name} {change} is one of {', '.join({told.table for told in tellers})}"
+        oid = next((oid for oid in named if oid in stays), None)
+        if oid is None:
+            return f"too much is {name} {change}: the table is not in the stream"
+        stays[oid].changes.append(change)
+        return ""
+
+    # --- what it should have ------------------------------------------------------------------------------------------
+
+    def _compare(self, stay: Stay) -> Iterator[str]:
+        told = self._by_oid[stay.oid]
+        if stay.is_exact and stay.rows != (there := _state(told, stay.point)):
+            for key in sorted(stay.rows.keys() | there.keys()):
+                if stay.rows.get(key) != there.get(key):
+                    yield f"row {key} is {stay.rows.get(key)} as of the point, should be {there.get(key)}"
+        ends = [gap.begin for gap in self._gaps if gap.oid in (None, stay.oid) and gap.end >= stay.point]
+        sent_until = min(ends, default=1 << 64)
+        at = next((i for i, change in enumerate(told) if change.lsn >= stay.point), len(told))
+        for change in stay.changes:
+            place = next((i for i in range(at, len(told)) if told[i] == change), None)
+            if place is None:
+                yield f"too much, twice or out of order is {change}"
+                continue
+            yield from _missing(told[at:place], stay, sent_until)
+            at = place + 1
+        self.compared += len(stay.changes)
+        yield from _missing(told[at:], stay, sent_until)
+
+
+def _missing(changes: Sequence[Change], stay: Stay, sent_until: int) -> Iterator[str]:
+    for change in changes:
+        if change.lsn < sent_until and Position(Lsn(change.lsn)) <= stay.through:
+            yield f"missing is {change}; the stream is through with {stay.through}"
+
+
+def _over(stay: Stay, through: Position) -> Stay:
+    stay.through = through
+    return stay
+
+
+def _is_read_by_one_process(files: Files) -> bool:
+    """Whether one process has begun and ended all batches of the initial snapshot, so that none was turned back."""
+    processes: set[str] = set()
+    for number in range(files.newest + 1):
+        end = StreamOffset.from_json(files.offset(number))
+        if end is None or not end.tables or not files.is_committed(number) or end.at is not None:
+            break
+        processes |= files.processes(number)
+    return len(processes) == 1
+
+
+def change_of(row: Row) -> Change:
+    """A row of the stream as the second slot tells it."""
+    key, after = ({} if row[name] is None else json.loads(row[name]) for name in ("key", "after"))
+    ident = (key or after).get("id")
+    kind, lsn = row["_change_type"], row["_commit_lsn"]
+    return Change(lsn, kind, ident, after.get("v") if kind != "delete" else None)
+
+
+def _state(told: Sequence[Change], point: int) -> dict[int, str]:
+    """A table's rows before ``point``."""
+    rows: dict[int, str] = {}
+    for change in told:
+        if change.lsn >= point:
+            break
+        if change.kind == "truncate":
+            rows.clear()
+        elif change.kind == "delete":
+            assert change.key is not None
+            del rows[change.key]
+        else:
+            assert change.key is not None
+            rows[change.key] = str(change.value)
+    return rows
