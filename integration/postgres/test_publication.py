@@ -55,6 +55,26 @@ def postgres_15(pg: Session) -> None:
         pytest.skip("column lists, row filters and schemas in publications came with PostgreSQL 15")
 
 
+def test_a_snapshot_has_the_tables_that_were_published_when_it_was_taken(session: Session, pg: Session) -> None:
+    run(
+        pg,
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR TABLE a",
+    )
+    run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1")
+    run(pg, "ALTER PUBLICATION p ADD TABLE b")
+    then = read_publication(session, Publications("p"))
+    run(session, "COMMIT")
+    now = read_publication(session, Publications("p"))
+    assert then is not None
+    assert now is not None
+    assert [[str(table.relation) for table in found.tables] for found in (then, now)] == [
+        ["public.a"],
+        ["public.a", "public.b"],
+    ]
+
+
 def options(**given: str) -> StreamOptions:
     return parse_stream_options({"slot": "s", "publication": "p", **given})
 

@@ -181,7 +181,8 @@ def read_one(session: Session, name: str) -> Publication | None:
         attached: dict[int, int] = {}
         if is_before_15(session) and via_root:
             attached = read_attached(cursor, oid, [row[0] for row in rows if row[3] == "p"])
-    # By oid, because before 14 the view repeats a partition that is listed beside its root.
+    # By oid, because before 14 the view repeats a partition that is listed beside its root. The view has what is
+    # published now, also where the session's snapshot is older: a table without an entry there was not published then.
     tables = {
         relation[0]: PublishedTable(
             Relation(*relation),
@@ -191,6 +192,7 @@ def read_one(session: Session, name: str) -> Publication | None:
             attached.get(relation[0]),
         )
         for *relation, columns, row_filter, entries in rows
+        if entries or all_tables
     }
     return Publication(
         oid,
