@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from driving import Drive, Driver, Row, kinds, run, values
+from layout_mirror import Mirror
 from psycopg2.extensions import connection as Session
+from watch import wait_until
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, a int, b varchar(10))",
@@ -203,6 +205,37 @@ def test_a_layout_and_its_row_come_in_one_batch(pg: Session, drive: Drive) -> No
             assert driver.again() == batch
             batches.append(batch)
     assert list(map(kinds, batches)) == [["insert"], ["schema", "insert"], ["update"]]
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+@pytest.mark.parametrize(
+    "alter", ["ADD c int DEFAULT 5", "DROP b", "RENAME b TO c", "ALTER b TYPE text", "ALTER a TYPE text"]
+)
+@pytest.mark.parametrize("written", [True, False])
+def test_rows_that_are_read_after_a_change_of_the_columns_have_those_that_were_said(
+    written: bool, alter: str, identity: str, pg: Session, drive: Drive
+) -> None:
+    run(pg, *TABLE, f"ALTER TABLE t REPLICA IDENTITY {identity}", "INSERT INTO t VALUES (2, 20, 'b')")
+    driver = drive(**EMIT)
+    # The process ends before it has read the rows.
+    assert driver.attempt(read=False) == []
+    run(pg, *(["UPDATE t SET a = 11 WHERE id = 1"] if written else []), f"ALTER TABLE t {alter}")
+    driver.restart()
+    mirror = Mirror()
+    said = json.loads(driver.batch()[0]["after"])
+    assert [column["name"] for column in said["columns"]] == ["id", "a", "b"]
+    run(pg, "UPDATE t SET a = '12' WHERE id = 1")
+    wait_until(lambda: driver.batch() and "12" in driver.rows[-1]["after"])
+    while driver.offset.due:
+        driver.batch()
+    rows = sorted(driver.rows, key=lambda row: (row["_commit_lsn"], row["_seq"], row["_change_type"] != "schema"))
+    for row in rows:
+        mirror.apply(row)
+    there = {row["id"]: row for (row,) in run(pg, "SELECT to_jsonb(t) FROM t")}
+    names = {number: name for name, number in mirror.columns.items()}
+    assert {
+        ident: {names[number]: str(value) for number, value in row.items()} for ident, row in mirror.rows.items()
+    } == {ident: {name: str(value) for name, value in row.items()} for ident, row in there.items()}
 
 
 def test_what_rewrites_a_table_without_a_change_is_not_said(pg: Session, drive: Drive) -> None:

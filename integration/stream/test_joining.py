@@ -310,6 +310,28 @@ def test_a_table_that_joined_and_was_dropped_before_its_rows_were_read(pg: Sessi
     assert [row["_change_type"] for row in driver.rows if row["_table"] == "public.u"] == ["truncate", "insert"]
 
 
+@pytest.mark.parametrize("mode", ["ignore", "emit"])
+def test_a_batch_in_which_a_table_joins_has_its_rows_after_a_rename(mode: str, pg: Session, drive: Drive) -> None:
+    if not HAS_LIMITS:
+        pytest.skip("this Spark gives no start")
+    run(pg, *T, *U, "ALTER TABLE u REPLICA IDENTITY FULL", "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*", onSchemaChange=mode)
+    driver.batch()
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    wait_until(lambda: driver.plan(read=False))
+    driver.stop()
+    run(pg, "ALTER TABLE u RENAME TO w")
+    driver.start()
+    of_u = [row for row in driver.batch() if row["_table"] == "public.u" and row["_change_type"] != "schema"]
+    assert kinds(of_u) == ["truncate", "snapshot", "snapshot"]
+    run(pg, "INSERT INTO w VALUES (3, 'c')")
+    if mode == "ignore":
+        driver.refusal("public.u was renamed to public.w", rows=None)
+        driver.restart()
+    going_on(driver, lambda: '{"id":3,"v":"c"}' in [row["after"] for row in driver.rows])
+    assert driver.rows[-1]["_table"] == "public.w"
+
+
 def test_a_table_that_was_dropped_after_a_snapshot_cannot_be_locked_for_it(pg: Session, db: str) -> None:
     run(pg, *T)
     [(oid,)] = run(pg, "SELECT 't'::regclass::oid::int")

@@ -116,10 +116,12 @@ def snapshot_rows(
 
 
 def with_unsent(batch: pa.RecordBatch, table: StreamedTable) -> pa.RecordBatch:
-    """Return rows of a table's scan with the columns that changes lack as well, all of them NULL."""
+    """Return rows of a table's scan with the columns that it lacks as well, all of them NULL."""
     names = [codec.column.name for codec in table.codecs]
+    # Under their present names, in the order of the table's.
+    sent = iter(batch.columns)
     columns = [
-        pa.nulls(batch.num_rows, codec.arrow_type) if name in table.unsent else batch.column(name)
+        pa.nulls(batch.num_rows, codec.arrow_type) if name in table.unsent else next(sent)
         for name, codec in zip(names, table.codecs, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, names=names)

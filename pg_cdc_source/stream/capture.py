@@ -41,7 +41,7 @@ from pg_cdc_source.stream.lag import LagMeter, Standing
 from pg_cdc_source.stream.members import find_dropped
 from pg_cdc_source.stream.membership import Leaving, Membership
 from pg_cdc_source.stream.planned_reader import PlannedReader
-from pg_cdc_source.stream.schema_history import NewTableError, match_relation
+from pg_cdc_source.stream.schema_history import NewTableError
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
@@ -342,9 +342,12 @@ class Capture:
         if rows.tables:
             if not self._snapshot.holds(rows.point):
                 self._reader.close()
-            parts, chunks = self._snapshot.parts(
-                plan, lambda relation, lsn, _: match_relation(plan, relation, lsn), rows, begin.next_lsn
-            )
+            said = [
+                tuple(self._layouts.as_said(planned, rows.point) for planned in tables)
+                for tables in (rows.tables, rows.unread)
+            ]
+            rows = replace(rows, tables=said[0], unread=said[1])
+            parts, chunks = self._snapshot.parts(plan, self._layouts.match_back(plan), rows, begin.next_lsn)
         if end.position > begin and not is_anew:
             if end.at is not None:
                 self._joins.stay(end.at, begin)

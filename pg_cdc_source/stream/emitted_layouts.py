@@ -13,18 +13,21 @@ from dataclasses import replace
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
+from pg_cdc_source.options.names import dotted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.protocol.changes import Described
-from pg_cdc_source.protocol.pgoutput import RelationMessage
+from pg_cdc_source.protocol.envelope import EnvelopeColumn
+from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.stream_rows import schema_row_at
-from pg_cdc_source.protocol.table_layout import LayoutRecord, from_text, to_text
+from pg_cdc_source.protocol.table_layout import LayoutRecord, from_text, sent_of, to_text
 from pg_cdc_source.stream.buffer import Match
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_guesses
 from pg_cdc_source.stream.layout_history import LayoutHistory
 from pg_cdc_source.stream.schema_history import match_relation
-from pg_cdc_source.stream.stream_plan import StreamPlan
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, narrowed
+from pg_cdc_source.values.registry import Column
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +98,28 @@ class EmittedLayouts:
         records = [record for oid in oids if (record := self._history.at(oid, position)) is not None]
         return [_row(record, position) for record in records]
 
+    def as_said(self, planned: PlannedTable, point: Lsn) -> PlannedTable:
+        """``planned`` with the columns that stand before its rows as of ``point``: it may have been altered since.
+
+        Values of a column that is gone, or has another kind of value, are NULL and listed in ``_unchanged``. The
+        changes behind the rows say what became of it.
+        """
+        record = self._history.at(planned.oid, _of_snapshot(point)) if self.are_emitted else None
+        if record is None or record.layout.is_sent_as(_sent_columns(planned)):
+            return planned
+        log.warning(
+            "%s was altered before its rows as of %s were read; they may be of a later state", *(planned.name, point)
+        )
+        present = {column.attnum: column for column in planned.scan.columns}
+        table = record.layout.as_streamed()
+        kept = {
+            codec.column.name: present[codec.column.attnum]
+            for codec in table.codecs
+            if codec.column.attnum in present and _kind(codec.column) == _kind(present[codec.column.attnum])
+        }
+        unsent = tuple(codec.column.name for codec in table.codecs if codec.column.name not in kept)
+        return replace(planned, scan=narrowed(planned.scan, list(kept.values())), table=replace(table, unsent=unsent))
+
     def guessed(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
         """The rows at the end of a batch that say layouts which its rows have not had."""
         guesses = guesses_at(start, end) if self.are_emitted else ()
@@ -129,8 +154,37 @@ class EmittedLayouts:
 
         return match
 
+    def match_back(self, plan: StreamPlan) -> Match:
+        """As :meth:`match`, for changes that tables are turned back by: None for those that have other columns."""
+
+        def match(relation: RelationMessage, lsn: Lsn, _: Position) -> Described | None:
+            planned = plan.find(relation.oid) if self.are_emitted else None
+            if planned is not None and not _is_sent_as(planned, relation):
+                return None
+            return match_relation(plan, relation, lsn)
+
+        return match
+
     def close(self) -> None:
         self._catalog.close()
+
+
+def _sent_columns(planned: PlannedTable) -> list[RelationColumn]:
+    table = planned.table
+    names = [codec.column.name for codec in table.codecs]
+    return [RelationColumn(name in table.key, name, *of) for name, of in zip(names, table.type_oids, strict=True)]
+
+
+def _is_sent_as(planned: PlannedTable, relation: RelationMessage) -> bool:
+    """Whether the columns of ``relation`` and its name are those that were planned."""
+    columns = [sent_of(column) for column in _sent_columns(planned)]
+    return [sent_of(column) for column in relation.columns] == columns and (
+        dotted(relation.schema, relation.name) == planned.name
+    )
+
+
+def _kind(column: Column) -> str:
+    return EnvelopeColumn("", column.type_oid).kind
 
 
 # What a row says of a table that has left the stream.

@@ -157,7 +157,8 @@ class HeldSnapshot:
                 functools.partial(self._history.connect_stream, streaming=False),
                 plan.layout,
                 plan.schema,
-                [planned.table for planned in rows.unread],
+                # Not those that were altered since: they are taken as they are.
+                [planned.table for planned in rows.unread if planned.table in plan.tables],
                 match,
                 rows.point,
                 held.lsn,

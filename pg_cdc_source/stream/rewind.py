@@ -101,7 +101,12 @@ def _read(
         for oid, decoder in decoders.items():
 
             def of_one(other: int, position: Position, oid: int = oid) -> Described | None:
-                return matched.of(changes, other, position) if other == oid and images[oid].missing is None else None
+                if other != oid or images[oid].missing is not None:
+                    return None
+                described = matched.of(changes, other, position)
+                if described is None:
+                    images[oid].end("its columns were changed in between")
+                return described
 
             batch, last_seq = decoder.decode(changes.messages, changes.runs, of_one, changes.after)
             if batch.num_rows:

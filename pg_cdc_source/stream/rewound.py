@@ -88,13 +88,16 @@ class Images:
     def add(self, batch: pa.RecordBatch, identity: str) -> None:
         kinds = pc.unique(batch.column("_change_type")).to_pylist()
         if "truncate" in kinds:
-            self.missing = "it was truncated in between"
+            self.end("it was truncated in between")
         elif identity != "f" and ("update" in kinds or "delete" in kinds):
-            self.missing = "changes in between did not say what rows were before: its replica identity was not FULL"
-        if self.missing is None:
+            self.end("changes in between did not say what rows were before: its replica identity was not FULL")
+        elif self.missing is None:
             self.batches.append(batch)
-        else:
-            self.batches.clear()
+
+    def end(self, missing: str) -> None:
+        """Give up: the table is taken as it is."""
+        self.missing = missing
+        self.batches.clear()
 
 
 def turn_back(table: StreamedTable, images: Images, layout: Layout, schema: pa.Schema, lsn: Lsn) -> Rewound:

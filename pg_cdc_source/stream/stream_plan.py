@@ -45,6 +45,11 @@ class PlannedTable:
     def name(self) -> str:
         return self.member.name
 
+    def named(self, name: str, since: Lsn) -> PlannedTable:
+        """The table under this name, which it has or had, with all changes since then."""
+        member, table = replace(self.member, name=name, since=since), self.table
+        return replace(self, member=member, table=table if table.name == name else replace(table, name=name))
+
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
@@ -79,14 +84,12 @@ class StreamPlan:
         return tuple(planned for planned in self.planned if planned.name in names)
 
     def following(self, members: Sequence[Member]) -> StreamPlan:
-        """The plan for these members alone; those that it does not know are gone."""
+        """The plan for these members alone, by the names that they have there; those that it does not know are gone."""
         known = {planned.oid: planned for planned in self.planned}
         return replace(
             self,
             planned=tuple(
-                replace(known[member.oid], member=replace(known[member.oid].member, since=member.since))
-                for member in members
-                if member.oid in known
+                known[member.oid].named(member.name, member.since) for member in members if member.oid in known
             ),
             gone=tuple(member for member in members if member.oid not in known),
         )
@@ -158,13 +161,15 @@ def _plan_scan(
         only=relation.kind == "r",
     )
     whole = scan.plan_in(session, catalog.read_server(session), spec)
-    sent = tuple(name for name in names if name not in unpublished.columns)
-    plan = replace(
-        whole,
-        spec=replace(spec, columns=sent, lsn_column=_counting_column(sent)),
-        columns=tuple(column for column in whole.columns if column.name in sent),
-    )
-    return _Scanned(plan, whole.columns, tuple(whole.codecs))
+    sent = narrowed(whole, [column for column in whole.columns if column.name not in unpublished.columns])
+    return _Scanned(sent, whole.columns, tuple(whole.codecs))
+
+
+def narrowed(whole: Plan, columns: Sequence[Column]) -> Plan:
+    """The scan of these columns alone."""
+    names = tuple(column.name for column in columns)
+    spec = replace(whole.spec, columns=names, lsn_column=_counting_column(names))
+    return replace(whole, spec=spec, columns=tuple(columns))
 
 
 def _counting_column(columns: Sequence[str]) -> str | None:
