@@ -60,7 +60,9 @@ class SecondOpinion:
         self._gaps = gaps
         self._by_oid: dict[int, list[Change]] = defaultdict(list)
         self._by_lsn: dict[int, list[Told]] = defaultdict(list)
+        self._names: dict[int, set[str]] = defaultdict(set)
         for one in told:
+            self._names[one.oid].add(one.table)
             self._by_oid[one.oid].append(one.change)
             self._by_lsn[one.change.lsn].append(one)
 
@@ -88,12 +90,12 @@ class SecondOpinion:
             assert end is not None
             if before is None:
                 exact = _is_read_by_one_process(files)
-                stays = {member.oid: Stay(member.oid, member.name, end.origin, exact) for member in end.members}
+                stays = {member.oid: Stay(member.oid, member.name, end.origin, exact) for member in _members(end)}
             position = end.position if before is None else before.position
-            known = (*(() if before is None else before.members), *end.members)
+            known = (*_members(before), *_members(end))
             for row in sorted(files.rows(number), key=lambda row: (row["_commit_lsn"], row["_seq"])):
                 if row["_change_type"] == "truncate" and row["_commit_lsn"] not in self._by_lsn:
-                    joined = next((member for member in end.members if member.name == row["_table"]), None)
+                    joined = next((member for member in _members(end) if member.name == row["_table"]), None)
                     oids = {stay.oid for stay in stays.values() if stay.name == row["_table"]}
                     for oid in oids | ({joined.oid} & stays.keys() if joined else set()):
                         yield _over(stays.pop(oid), position)
@@ -104,7 +106,7 @@ class SecondOpinion:
                     wrong = self._take(row, stays, known)
                     if wrong:
                         yield f"batch {number}: {wrong}"
-            for oid in stays.keys() - {member.oid for member in end.members}:
+            for oid in stays.keys() - {member.oid for member in _members(end)}:
                 yield _over(stays.pop(oid), position)
             before = end
         for stay in stays.values():
@@ -128,9 +130,11 @@ class SecondOpinion:
         tellers = [told for told in self._by_lsn[change.lsn] if told.change == change]
         if not tellers:
             return f"too much is {name} {change}: nothing like it was committed there"
-        names = {member.oid: member.name for member in known}
-        # Deletes of the same key may have been committed for several tables at once.
-        named = [told.oid for told in tellers if name in (told.table, names.get(told.oid))]
+        # Several tables may have the same change in one commit. After a rename, changes from before may come under the
+        # new name, and where a batch comes again those of after it under the old one.
+        named = [told.oid for told in tellers if told.table == name]
+        at_the_offsets = {(member.oid, member.name) for member in known}
+        named += [t.oid for t in tellers if name in self._names[t.oid] or (t.oid, name) in at_the_offsets]
         if not named:
             return f"{name} {change} is one of {', '.join({told.table for told in tellers})}"
         oid = next((oid for oid in named if oid in stays), None)
@@ -170,6 +174,10 @@ def _missing(changes: Sequence[Change], stay: Stay, sent_until: int) -> Iterator
 def _over(stay: Stay, through: Position) -> Stay:
     stay.through = through
     return stay
+
+
+def _members(offset: StreamOffset | None) -> tuple[Member, ...]:
+    return (offset and offset.members) or ()
 
 
 def _is_read_by_one_process(files: Files) -> bool:
