@@ -94,11 +94,12 @@ def test_the_message_asks_the_streams_slot_for_the_tables(
     ("arguments", "said", "remedy"),
     [
         (("--slot", "none", "--all"), "slot none does not exist", "pg-cdc slots"),
-        (("--slot", "test", "--all"), "decodes with the plugin test_decoding", "Remedy: "),
+        (("--slot", "test", "--all"), "decodes with the plugin test_decoding", "Remedy: name the stream's slot"),
         (("--slot", SLOT, "--all", "--publication", "missing"), "publication missing does not exist", "--publication"),
         (("--slot", SLOT, "--table", "nowhere"), "nowhere does not exist in database", "Remedy: "),
         (("--slot", SLOT, "--table", "unpublished"), "shop does not have public.unpublished", "tables of the stream"),
-        (("--slot", SLOT, "--table", "public.*"), "is not a name in SQL", "Remedy: "),
+        (("--slot", SLOT, "--table", "public.*"), "--table 'public.*': ", "Remedy: "),
+        (("--slot", SLOT, "--table", ""), "--table '': it is empty", "Remedy: "),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_nothing_is_written(

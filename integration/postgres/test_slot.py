@@ -334,6 +334,14 @@ def test_a_slot_that_exists_is_not_made_again(db: str, pg: Session, name: str) -
     fits_a_stream(refused(DefiniteError, lambda: make(db, name), f"slot {name} exists already", "startFrom=slot"))
 
 
+def test_a_role_that_sees_little_is_told_whom_a_new_slot_waits_for(db: str, pg: Session, name: str) -> None:
+    run(pg, "CREATE TABLE t (id int)")
+    with connect(db) as writer, role(pg, db, "REPLICATION") as login:
+        run(writer, "BEGIN; INSERT INTO t VALUES (1)")
+        pid = writer.info.backend_pid
+        refused(TransientError, lambda: make(conninfo(login), name, 0.5), f"that has written: pid {pid}", "slotTimeout")
+
+
 def test_what_a_new_slot_waits_for_is_named(db: str, pg: Session, name: str) -> None:
     run(pg, "CREATE TABLE t (id int)")
     with connect(db) as writer:

@@ -117,6 +117,20 @@ def test_a_table_that_the_role_may_not_read_ends_the_query(
         assert values(driver.take(2), "_table") == [("public.u",)] * 2
 
 
+def test_a_query_that_stops_while_a_table_waits_says_nothing_of_it(
+    pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(pg, *CREATE)
+    with streamer(pg, db, monkeypatch) as (drive, _), connect(db) as writer:
+        driver = drive(tables="public.*")
+        driver.take(1)
+        run(writer, "BEGIN; INSERT INTO u VALUES (2, 'b')")
+        run(pg, JOIN)
+        wait_until(lambda: (driver.batch(), run(pg, "SELECT 1 FROM pg_replication_slots WHERE temporary"))[1])
+        driver.stop()
+    assert "have to wait" not in caplog.text
+
+
 @contextmanager
 def streamer(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Callable[..., Driver], str]]:
     """Streams of a role of its own, and its name."""

@@ -92,7 +92,11 @@ def _find_slot(session: Session, name: str) -> Slot:
     found = read_slot(session, name)
     if found is None:
         raise OptionError(f"slot {name} does not exist on this server", remedy="pg-cdc slots lists the server's slots")
-    check_slot(found, session.info.dbname)
+    try:
+        check_slot(found, session.info.dbname)
+    except OptionError as error:
+        # To drop a slot of somebody else is no remedy here.
+        raise OptionError(error.what, remedy="name the stream's slot; pg-cdc slots lists the server's slots") from None
     return found
 
 
@@ -109,11 +113,19 @@ def _find_published(session: Session, name: str) -> set[int]:
 
 def _find_tables(session: Session, publication: str, published: set[int], names: list[str]) -> tuple[str, ...]:
     """The full names of tables that the publication has under these names."""
-    relations = [find_relation(session, QualifiedName.parse(name)) for name in names]
+    relations = [find_relation(session, _parse_name(name)) for name in names]
     missing = [str(relation) for relation in relations if relation.oid not in published]
     if missing:
         raise AccessError(
             f"publication {quoted(publication)} does not have {', '.join(missing)}",
-            remedy="name tables of the stream; a partition is read under the name that it is published by, its root's",
+            remedy="name tables of the stream; a partition is read under the name that it is published by, its root's. "
+            "A table that is added by ALTER PUBLICATION … ADD TABLE is read without being asked for",
         )
     return tuple(dict.fromkeys(map(str, relations)))
+
+
+def _parse_name(name: str) -> QualifiedName:
+    try:
+        return QualifiedName.parse(name)
+    except OptionError as error:
+        raise OptionError(f"--table {name!r}: {error.what}", remedy=error.remedy) from None

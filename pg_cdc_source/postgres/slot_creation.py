@@ -179,9 +179,10 @@ def _creation_error(error: psycopg2.Error, slot: NewSlot, watcher: Session, serv
     )
 
 
+# Of other roles' transactions only members of pg_read_all_stats see the beginning.
 _READ_WRITERS = """
-SELECT 'pid ' || coalesce(a.pid::text, '? (prepared)') || ' for '
-    || extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::int || ' s'
+SELECT 'pid ' || coalesce(a.pid::text, '? (prepared)')
+    || coalesce(' for ' || extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::int || ' s', '')
 FROM (
     SELECT pid, xact_start, backend_xid
     FROM pg_catalog.pg_stat_activity

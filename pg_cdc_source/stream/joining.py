@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from pg_cdc_source.errors import PgCdcError, ServerSetupError, TransientError
+from pg_cdc_source.errors import ServerSetupError, TransientError
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.backoff import Backoff
@@ -41,7 +41,7 @@ class Joining:
         self._options = options
         self._thread: threading.Thread | None = None
         self._held: Held | None = None
-        self._error: PgCdcError | None = None
+        self._error: Exception | None = None
         self._given_up = threading.Event()
 
     def begin(self) -> None:
@@ -91,11 +91,14 @@ class Joining:
                     stream=True,
                 )
             except (TransientError, ServerSetupError) as error:
-                remedy = f". Remedy: {error.remedy}" if error.remedy else ""
+                if given_up.is_set():
+                    return
+                remedy = f". Remedy: {error.remedy}" if isinstance(error, ServerSetupError) else ""
                 log.warning("tables that join the stream have to wait: %s; trying again%s", error.what, remedy)
                 if given_up.wait(pause):
                     return
-            except PgCdcError as error:
+            except Exception as error:
+                # Whatever it is, take() raises it: it must not look like one that goes on.
                 self._error = error
                 return
             else:
