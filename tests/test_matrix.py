@@ -39,13 +39,27 @@ def test_the_newest_runs_with_all_and_the_oldest_together() -> None:
 
 
 def test_a_run_takes_the_place_of_the_last_one_of_its_versions() -> None:
+    whole = {"features": dict.fromkeys(matrix.FEATURES, "yes"), "failed": {}}
     runs: list[dict[str, Any]] = [
-        {"postgresql": "13.22", "spark": "4.3.0", "n": 1},
-        {"postgresql": "18.4", "spark": "4.3.0", "n": 2},
+        {"postgresql": "13.22", "spark": "4.3.0", "n": 1, **whole},
+        {"postgresql": "18.4", "spark": "4.3.0", "n": 2, **whole},
     ]
-    found = matrix.merged(runs, {"postgresql": "13.23", "spark": "4.3.0", "n": 3})
+    found = matrix.merged(runs, {"postgresql": "13.23", "spark": "4.3.0", "n": 3, **whole})
     assert [run["n"] for run in found] == [3, 2]
-    assert [run["n"] for run in matrix.merged(runs, {"postgresql": "18.4", "spark": "4.0.4", "n": 3})] == [3, 1, 2]
+    other = {"postgresql": "18.4", "spark": "4.0.4", "n": 3, **whole}
+    assert [run["n"] for run in matrix.merged(runs, other)] == [3, 1, 2]
+
+
+def test_a_run_of_some_features_leaves_the_others_as_they_were() -> None:
+    first, second, *others = matrix.FEATURES
+    versions = {"postgresql": "13.22", "spark": "4.3.0"}
+    before = {**versions, "n": 1, "features": {second: "fails", others[0]: "yes"}, "failed": {second: ["test_x"]}}
+    found = {**versions, "postgresql": "13.23", "n": 2, "features": {first: "refused", second: "yes"}, "failed": {}}
+    (run,) = map(matrix.complete, matrix.merged([before], found))
+    assert (run["n"], run["postgresql"], run["failed"]) == (1, "13.22", {})
+    assert list(run["features"].items()) == [
+        (first, "refused"), (second, "yes"), (others[0], "yes"), *((name, "not run") for name in others[1:])
+    ]  # fmt: skip
 
 
 class Report:

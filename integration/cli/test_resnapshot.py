@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from driving import run
+from driving import Drive, driving, kinds, run, values
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import parse_dsn
 from servers import second_server
@@ -15,6 +15,7 @@ from standby import standby_of
 from typer.testing import CliRunner, Result
 
 from pg_cdc_source.cli.app import app
+from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.protocol.decoding_messages import Asked, read_request
 from pg_cdc_source.protocol.pgoutput import Message, read
@@ -35,6 +36,12 @@ def shop(pg: Session) -> Iterator[None]:
     )
     yield
     run(pg, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()")
+
+
+@pytest.fixture
+def drive(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
+    with driving(pg, db, monkeypatch) as drive:
+        yield drive
 
 
 def resnapshot(url: str, *arguments: str) -> Result:
@@ -112,6 +119,25 @@ def test_what_cannot_be_done_is_refused_and_nothing_is_written(
     assert said in result.stderr
     assert remedy in result.stderr
     assert messages(pg) == []
+
+
+@pytest.mark.matrix("rows again on demand, messages", since="PostgreSQL 14")
+def test_the_stream_that_is_asked_reads_the_table_again(pg: Session, db: str, drive: Drive) -> None:
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)", "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*", messagePrefixes="outbox")
+    if pg.server_version < 140000:
+        driver.refusal("logical decoding messages from PostgreSQL 14 on", kind=ServerSetupError)
+        del driver.options["messagePrefixes"]
+        driver.restart()
+        driver.take(1)
+        result = resnapshot(db, "--slot", "s", "--table", "t")
+        assert (result.exit_code, "from PostgreSQL 14 on" in result.stderr) == (1, True)
+        return
+    driver.take(1)
+    assert resnapshot(db, "--slot", "s", "--table", "t").exit_code == 0
+    assert sorted(kinds(driver.take(2))) == ["snapshot", "truncate"]
+    run(pg, "SELECT pg_logical_emit_message(true, 'outbox', 'sent')")
+    assert values(driver.take(1), "_change_type", "after") == [("message", '"sent"')]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all", "--table", "orders")])

@@ -105,6 +105,31 @@ def refusal_text(options: dict[str, str]) -> str:
     return str(caught.value)
 
 
+def asked_by(option: str, spark: SparkSession, user: str, rotation: Rotation, directory: Path) -> dict[str, str]:
+    """The option that asks for the password of a moment."""
+    if option == "passwordCommand":
+        return {option: f"cat {rotation.file}"}
+    # As a user ships it: no Python of Spark's finds the module by itself.
+    module = directory / f"tokens_of_{user}.py"
+    module.write_text(
+        f"def token(host, port, user, database):\n    assert user == {user!r}, user\n"
+        f"    with open({str(rotation.file)!r}) as file:\n        return file.read().strip()\n"
+    )
+    spark.sparkContext.addPyFile(str(module))
+    return {option: f"{module.stem}:token"}
+
+
+@pytest.mark.matrix("passwordCommand, passwordProvider")
+def test_a_function_is_asked_for_the_password_of_each_session(
+    spark: SparkSession, pg: Session, url: str, reader: dict[str, str], rotation: Rotation, tmp_path: Path
+) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id", f"GRANT SELECT ON t TO {reader['user']}")
+    asked = asked_by("passwordProvider", spark, reader["user"], rotation, tmp_path)
+    for _ in range(2):
+        assert load(spark, url, dbtable="t", **asked).count() == 1
+        rotation.wait(1)
+
+
 @pytest.mark.parametrize("option", ["passwordCommand", "passwordProvider"])
 def test_a_snapshot_outlasts_its_passwords(
     spark: SparkSession,
@@ -122,16 +147,7 @@ def test_a_snapshot_outlasts_its_passwords(
         f"CREATE TABLE t AS SELECT i AS id, repeat('x', 1500) AS filler FROM generate_series(1, {ROWS}) AS i",
         f"GRANT SELECT ON t TO {reader['user']}",
     )
-    asked = {option: f"cat {rotation.file}"}
-    if option == "passwordProvider":
-        # As a user ships it: no Python of Spark's finds the module by itself.
-        module = tmp_path / f"tokens_of_{reader['user']}.py"
-        module.write_text(
-            f"def token(host, port, user, database):\n    assert user == {reader['user']!r}, user\n"
-            f"    with open({str(rotation.file)!r}) as file:\n        return file.read().strip()\n"
-        )
-        spark.sparkContext.addPyFile(str(module))
-        asked = {option: f"{module.stem}:token"}
+    asked = asked_by(option, spark, reader["user"], rotation, tmp_path)
     query = f"SELECT id, pg_sleep({SECONDS_PER_ROW})::text AS slept FROM t"
     several = [load(spark, url, query=f"{query} WHERE id % 4 = {part}", **asked) for part in range(4)]
     slow = f"pg_sleep({SECONDS_PER_ROW}) IS NOT NULL"
@@ -165,6 +181,7 @@ def test_a_snapshot_outlasts_its_passwords(
     assert not any(password in shown for password in rotation.passwords[1:])
 
 
+@pytest.mark.matrix("passwordCommand, passwordProvider")
 def test_a_stream_outlasts_its_passwords(
     spark: SparkSession, pg: Session, url: str, reader: dict[str, str], rotation: Rotation, tmp_path: Path
 ) -> None:

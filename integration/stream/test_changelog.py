@@ -60,6 +60,7 @@ def test_rows_and_columns_are_those_of_deltas_change_data_feed(pg: Session, driv
     assert in_order(ours) == in_order(theirs.to_pylist())
 
 
+@pytest.mark.matrix("changeFormat=changelog")
 def test_a_snapshot_is_inserts_and_an_update_two_rows(pg: Session, drive: Drive) -> None:
     run(pg, *T)
     driver = drive(dbtable="t", changeFormat="changelog")

@@ -52,6 +52,7 @@ def take(driver: Driver, count: int) -> list[Row]:
     return rows
 
 
+@pytest.mark.matrix("onSchemaChange=emit")
 def test_the_first_rows_are_preceded_by_their_columns(pg: Session, drive: Drive) -> None:
     run(pg, *TABLE)
     driver = drive(**EMIT)
@@ -155,6 +156,7 @@ def test_a_change_is_said_right_before_its_first_row(change: str, how: str, pg: 
     assert {row["_table"] for row in rows[1:]} == {f"public.{table}"}
 
 
+@pytest.mark.matrix("onSchemaChange=emit")
 def test_many_changes_in_a_backlog_are_told_apart(pg: Session, drive: Drive) -> None:
     run(pg, *TABLE)
     driver = drive(**EMIT)

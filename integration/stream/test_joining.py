@@ -122,7 +122,7 @@ def test_a_gap_is_an_error_where_nobody_reads_anew(pg: Session, drive: Drive) ->
     until_equal(driver, pg, "t", "u")
 
 
-@pytest.mark.corner
+@pytest.mark.matrix("tables that join, leave and come back")
 @pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
 def test_a_table_that_leaves_does_so_with_an_event_and_comes_back_whole(down: bool, pg: Session, drive: Drive) -> None:
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*")
@@ -220,7 +220,7 @@ def test_kinds_of_changes_that_were_left_out_for_a_while(pg: Session, drive: Dri
 # --- tables that join while the stream runs --------------------------------------------------------------------------
 
 
-@pytest.mark.corner
+@pytest.mark.matrix("tables that join, leave and come back")
 def test_a_table_joins_under_load_and_others_go_on(pg: Session, db: str, drive: Drive) -> None:
     run(pg, *T, *U, "CREATE TABLE x (id int PRIMARY KEY, v text)", "CREATE PUBLICATION s FOR TABLE t")
     driver = drive(tables="public.*")
@@ -596,7 +596,7 @@ def test_rows_that_are_asked_for_bring_no_table_that_is_not_wanted(
 # --- slots that are lost ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.corner
+@pytest.mark.matrix("a lost slot made anew")
 @pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
 def test_a_lost_slot_is_made_anew_and_all_rows_come_again(down: bool, pg: Session, drive: Drive) -> None:
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
