@@ -104,7 +104,9 @@ class EmittedLayouts:
         Values of a column that is gone, or has another kind of value, are NULL and listed in ``_unchanged``. The
         changes behind the rows say what became of it.
         """
-        record = self._history.at(planned.oid, _of_snapshot(point)) if self.are_emitted else None
+        # Where a batch's end was given before its start was known, they are those at the end (``guessed_layouts``).
+        places = (_of_snapshot(point), Position.before(point)) if self.are_emitted else ()
+        record = next((found for place in places if (found := self._history.at(planned.oid, place))), None)
         if record is None or record.layout.is_sent_as(_sent_columns(planned)):
             return planned
         log.warning(

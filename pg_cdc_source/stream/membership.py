@@ -110,7 +110,9 @@ class Membership:
         oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
         # Those of an end that knew its start are still due there.
         oids |= {planned.oid for planned in self.plan.named([name for name in start.due if name not in end.due])}
-        tables = tuple(_since(planned, end.position.next_lsn) for planned in whole.planned if planned.oid in oids)
+        # By the names that the offset has, as when the batch comes again.
+        named = whole.following(end.members or ()).planned
+        tables = tuple(_since(planned, end.position.next_lsn) for planned in named if planned.oid in oids)
         self.join(tables, end.publication)
         if self.leaving is not None:
             self.leaving = replace(self.leaving, through=end.position)
