@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,13 +18,14 @@ from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
 from roles import conninfo, role
 from servers import second_server
+from threads import at_work
 from watch import slots, wait_until
 
 from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError, ServerSetupError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.given import parse_connection_options
-from pg_cdc_source.postgres import catalog
+from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slot_creation import require_consistent_point
@@ -340,6 +342,24 @@ def test_a_role_that_sees_little_is_told_whom_a_new_slot_waits_for(db: str, pg: 
         run(writer, "BEGIN; INSERT INTO t VALUES (1)")
         pid = writer.info.backend_pid
         refused(TransientError, lambda: make(conninfo(login), name, 0.5), f"that has written: pid {pid}", "slotTimeout")
+
+
+def test_the_log_says_what_a_new_slot_waits_for(
+    db: str, pg: Session, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slot_creation, "SAY_SECONDS", 0.3)
+    run(pg, "CREATE TABLE t (id int)")
+
+    def create(stop: threading.Event) -> None:
+        make(db, name, 60)
+
+    with connect(db) as writer:
+        run(writer, "BEGIN; INSERT INTO t VALUES (1)")
+        expected = f" s for its consistent point: it waits for every running transaction that has written: pid {writer.info.backend_pid} for "
+        with at_work(create):
+            wait_until(lambda: caplog.text.count(f"slot {name} has waited ") == 2)
+            assert caplog.text.count(expected) == 2
+            run(writer, "COMMIT")
 
 
 def test_what_a_new_slot_waits_for_is_named(db: str, pg: Session, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -19,12 +21,16 @@ from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.server_errors import translate, translated
 from pg_cdc_source.postgres.slots import read_user
 
+log = logging.getLogger(__name__)
+
 # The end of remedies where a snapshot is what is wanted: a stream cannot do without a slot.
 _DO_WITHOUT = ", or use consistentPoint=off (a snapshot without LSN)"
 
 
 # How soon a creation ends that is given up.
 _LOOK_SECONDS = 0.2
+# When the log says for the first time what a creation waits for.
+SAY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +142,8 @@ def create_slot(cursor: Any, slot: NewSlot, watcher: Session, server: Server) ->
     how = "(SNAPSHOT 'use', FAILOVER true)" if slot.failover else "USE_SNAPSHOT"
     created = threading.Event()
     # statement_timeout does not end this command, a cancel does.
-    canceller = threading.Thread(target=_cancel_late, args=(cursor.connection, slot, created), daemon=True)
-    canceller.start()
+    waiting = threading.Thread(target=_wait, args=(cursor.connection, slot, created, watcher, server), daemon=True)
+    waiting.start()
     try:
         cursor.execute(f'CREATE_REPLICATION_SLOT "{slot.name}" {kind}LOGICAL pgoutput {how}')
         return Lsn.parse(cursor.fetchone()[1])
@@ -145,16 +151,29 @@ def create_slot(cursor: Any, slot: NewSlot, watcher: Session, server: Server) ->
         raise _creation_error(error, slot, watcher, server) from None
     finally:
         created.set()
-        canceller.join()
+        waiting.join()
 
 
-def _cancel_late(session: Session, slot: NewSlot, created: threading.Event) -> None:
-    """Cancel the creation of a slot when its time is over, or it is given up."""
-    deadline = time.monotonic() + slot.timeout_seconds
+def _wait(session: Session, slot: NewSlot, created: threading.Event, watcher: Session, server: Server) -> None:
+    """Say what the creation of a slot waits for, and cancel it when its time is over, or it is given up."""
+    began = time.monotonic()
+    deadline, say_at = began + slot.timeout_seconds, began + SAY_SECONDS
     while not created.wait(min(_LOOK_SECONDS, max(deadline - time.monotonic(), 0.0))):
-        if time.monotonic() >= deadline or (slot.given_up is not None and slot.given_up.is_set()):
+        now = time.monotonic()
+        if now >= deadline or (slot.given_up is not None and slot.given_up.is_set()):
             session.cancel()
             return
+        if now >= say_at:
+            say_at = now + (now - began)
+            # Whoever waits for the slot finds out as well that the session is lost.
+            with contextlib.suppress(PgCdcError):
+                seconds = int(now - began)
+                log.warning(
+                    "slot %s has waited %s s for its consistent point: %s",
+                    slot.name,
+                    seconds,
+                    _waits_for(watcher, server),
+                )
 
 
 def _creation_error(error: psycopg2.Error, slot: NewSlot, watcher: Session, server: Server) -> PgCdcError:
@@ -167,16 +186,20 @@ def _creation_error(error: psycopg2.Error, slot: NewSlot, watcher: Session, serv
         return translate(error, f"creating slot {slot.name}")
     late = f"slot {slot.name} found no consistent point within {slot.timeout_seconds:g} s, because"
     otherwise = "" if slot.for_stream else _DO_WITHOUT
+    what = f"{late} {_waits_for(watcher, server)}"
     if server.in_recovery:
         return TransientError(
-            f"{late} on a standby it waits until the primary has logged its running transactions, and these have ended",
+            what,
             remedy="run SELECT pg_log_standby_snapshot() on the primary while the slot waits; or raise slotTimeout"
             f"{otherwise}",
         )
-    return TransientError(
-        f"{late} it waits for every running transaction that has written: {_read_writers(watcher)}",
-        remedy=f"end them, or raise slotTimeout{otherwise}",
-    )
+    return TransientError(what, remedy=f"end them, or raise slotTimeout{otherwise}")
+
+
+def _waits_for(watcher: Session, server: Server) -> str:
+    if server.in_recovery:
+        return "on a standby it waits until the primary has logged its running transactions, and these have ended"
+    return f"it waits for every running transaction that has written: {_read_writers(watcher)}"
 
 
 # Of other roles' transactions only members of pg_read_all_stats see the beginning.
