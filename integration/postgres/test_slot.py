@@ -355,7 +355,7 @@ def test_the_log_says_what_a_new_slot_waits_for(
 
     with connect(db) as writer:
         run(writer, "BEGIN; INSERT INTO t VALUES (1)")
-        expected = f" s for its consistent point: it waits for every running transaction that has written: pid {writer.info.backend_pid} for "
+        expected = f"it waits for every running transaction that has written: pid {writer.info.backend_pid} for "
         with at_work(create):
             wait_until(lambda: caplog.text.count(f"slot {name} has waited ") == 2)
             assert caplog.text.count(expected) == 2

@@ -167,13 +167,8 @@ def _wait(session: Session, slot: NewSlot, created: threading.Event, watcher: Se
             say_at = now + (now - began)
             # Whoever waits for the slot finds out as well that the session is lost.
             with contextlib.suppress(PgCdcError):
-                seconds = int(now - began)
-                log.warning(
-                    "slot %s has waited %s s for its consistent point: %s",
-                    slot.name,
-                    seconds,
-                    _waits_for(watcher, server),
-                )
+                waited = f"slot {slot.name} has waited {now - began:.0f} s for its consistent point"
+                log.warning("%s: %s", waited, _waits_for(watcher, server))
 
 
 def _creation_error(error: psycopg2.Error, slot: NewSlot, watcher: Session, server: Server) -> PgCdcError:
