@@ -152,6 +152,7 @@ def test_one_that_was_created_again_leaves_and_joins(moment: str, tables: str, p
     assert "snapshot" not in rows[: rows.index("truncate")]
 
 
+@pytest.mark.skipif(not HAS_LIMITS, reason="one batch has all tables, by the names that they have in its end")
 def test_one_that_was_renamed_is_read_under_its_new_name(pg: Session, drive: Drive) -> None:
     run(pg, *CREATE, "CREATE PUBLICATION s FOR TABLE t, u, x")
     driver = drive(tables="public.*")
