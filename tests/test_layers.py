@@ -35,6 +35,7 @@ PLACES: dict[str, set[str]] = {
     "postgres": {"numpy", "psycopg2"},
     "snapshot": {"pyarrow", "psycopg2"},
     "stream": {"numpy", "pyarrow", "psycopg2"},
+    "lake": {"deltalake", "numpy", "pyarrow"},
     "spark": {"numpy", "pyarrow", "psycopg2", "pyspark"},
     "__init__": set(),
     "cli": {"psycopg2", "pyarrow", "pyspark", "rich", "typer"},

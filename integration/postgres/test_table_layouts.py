@@ -142,5 +142,5 @@ def test_types_by_their_numbers(pg: Session) -> None:
         ("integer[]", "array<int>"),
         ("timestamp with time zone", "timestamp"),
     ]
-    assert found[types[0]].base_oid == 23
-    assert (found[4_000_000, -1].base_oid, found[4_000_000, -1].spark) == (4_000_000, "string")
+    assert found[types[0]].type.oid == 23
+    assert (found[4_000_000, -1].type.oid, found[4_000_000, -1].spark) == (4_000_000, "string")

@@ -35,6 +35,7 @@ OnSchemaChange = Literal["fail", "ignore", "emit"]
 Keyless = Literal["fail", "insertOnly"]
 OnTruncate = Literal["emit", "fail", "ignore"]
 ChangeFormat = Literal["plain", "changelog"]
+Envelope = Literal["json", "arrow"]
 OnNewTable = Literal["snapshot", "changes", "fail"]
 OnSlotLost = Literal["fail", "resnapshot"]
 Group = Literal["connection", "pgsnapshot", "pgcdc"]
@@ -232,6 +233,14 @@ _STREAM_OPTIONS = (
         "those of Spark's `CHANGES` and Delta's change data feed, which takes `REPLICA IDENTITY FULL`",
         one_of(get_args(ChangeFormat)),
         "plain",
+    ),
+    Option(
+        "envelope",
+        "pgcdc",
+        "with `tables`, `json`: each change is a row; `arrow`: a row is a run of one table's changes, with its layout "
+        "and Arrow IPC bytes",
+        one_of(get_args(Envelope)),
+        "json",
     ),
     Option("beforeImage", "pgcdc", "add `_before`, a struct of the old values that PostgreSQL sent", boolean, "false"),
     Option(

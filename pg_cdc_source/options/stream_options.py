@@ -10,6 +10,7 @@ from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import (
     ChangeFormat,
+    Envelope,
     Keyless,
     OnNewTable,
     OnSchemaChange,
@@ -59,6 +60,7 @@ class StreamOptions:
     max_rows_per_batch: int
     max_bytes_per_batch: int
     change_format: ChangeFormat
+    envelope: Envelope
     before_image: bool
     on_schema_change: OnSchemaChange
     on_truncate: OnTruncate
@@ -97,6 +99,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         max_rows_per_batch=values["maxRowsPerBatch"],
         max_bytes_per_batch=values["maxBytesPerBatch"],
         change_format=values["changeFormat"],
+        envelope=values["envelope"],
         before_image=values["beforeImage"] or is_changelog,
         on_schema_change=values["onSchemaChange"],
         on_truncate="fail" if is_changelog and "onTruncate" not in given.names else values["onTruncate"],
@@ -133,6 +136,11 @@ def _stream_contradictions(given: Given) -> Iterator[OptionError]:
         yield OptionError(
             "messagePrefixes is not used with dbtable, whose rows have the table's columns",
             remedy="use tables, whose rows can also hold messages; or remove messagePrefixes",
+        )
+    if "envelope" in names and "tables" not in names:
+        yield OptionError(
+            "envelope is not used with dbtable, whose rows have the table's columns",
+            remedy="use tables; or remove envelope",
         )
     yield from _changelog_contradictions(given)
     if "dbtable" in names and values["onSchemaChange"] == "emit":

@@ -140,5 +140,5 @@ def read_type_facts(session: Session, types: Sequence[tuple[int, int]]) -> dict[
     found = {}
     for key, name, known in zip(types, names, read_types(session, types, doing), strict=True):
         codec = registry.plan(Column("", 0, known, name, False), as_string=False, numeric_as=NumericAs("string"))
-        found[key] = TypeFacts(name, known.oid, spark_name(codec.arrow_type))
+        found[key] = TypeFacts(name, known, spark_name(codec.arrow_type))
     return found

@@ -28,6 +28,7 @@ from pg_cdc_source.protocol.changelog import require_whole_rows
 from pg_cdc_source.protocol.envelope import json_objects
 from pg_cdc_source.protocol.images import ChangedRows, Image
 from pg_cdc_source.protocol.layout import BEFORE, OF_SCHEMA, TRUNCATED, Layout, StreamedTable
+from pg_cdc_source.protocol.packed import packed_rows
 from pg_cdc_source.protocol.refused import RefusedValueError, accept
 from pg_cdc_source.protocol.stream_rows import (
     change_columns,
@@ -211,7 +212,7 @@ class ChangeDecoder:
                     parts.append(self._truncated(chunk, i, len(message.oids), named))
         if (which := np.flatnonzero(wanted & (chunk.tags == pgoutput.MESSAGE))).size:
             parts.append(self._messages(messages, chunk, which))
-        batch = self._in_order(parts, _announcements(chunk, announced))
+        batch = self._in_order(parts, _announcements(chunk, announced, self._schema))
         # A skip may end within a message: between a delete and its insert, or among the tables of a TRUNCATE.
         return batch.slice(rows_through(batch, skip, self._schema)), int(chunk.seq[-1])
 
@@ -291,20 +292,24 @@ class ChangeDecoder:
             texts_of(codec, None if image is None else image.values)
             for codec, image in zip(table.codecs, images, strict=True)
         ]
+        olds: list[pa.Array] | None = None
+        if changed.has_old.any():
+            indexes = [None if i is None else changed.old_image(i) for i in described.index]
+            olds = [texts_of(codec, old) for codec, old in zip(table.codecs, indexes, strict=True)]
+        if self._layout.packed:
+            return packed_rows(table, changes, texts, olds, changed.has_old)
         all_rows = from_numpy(np.ones(n, np.bool_))
         absent = [
             all_rows if image is None else (None if image.unchanged is None else from_numpy(image.unchanged))
             for image in images
         ]
         before = None
-        if changed.has_old.any():
-            olds = [None if i is None else changed.old_image(i) for i in described.index]
-            old_texts = [texts_of(codec, old) for codec, old in zip(table.codecs, olds, strict=True)]
+        if olds is not None:
             # Of an old key, only the key's columns were sent; their NULLs are no values.
             columns = described.relation.columns
             has_all = described.relation.identity == "f"
             not_sent = [None if i is not None and (has_all or columns[i].is_key) else all_rows for i in described.index]
-            objects = json_objects(envelope_columns(table.codecs), old_texts, not_sent)
+            objects = json_objects(envelope_columns(table.codecs), olds, not_sent)
             before = pc.if_else(from_numpy(changed.has_old), objects, null(pa.string()))
         return envelope_rows(table, changes, texts, absent, deleted=changed.is_delete, before=before)
 
@@ -329,15 +334,16 @@ class ChangeDecoder:
         return truncate_rows(tables, changes, self._layout, self._schema), message
 
 
-def _announcements(chunk: _Chunk, announced: Sequence[tuple[int, int, Described]]) -> _Part | None:
+def _announcements(chunk: _Chunk, announced: Sequence[tuple[int, int, Described]], schema: pa.Schema) -> _Part | None:
     """Return the rows that say what the columns are from here on: of each the message, and the row's number."""
     if not announced:
         return None
     message = np.array([i for i, _, _ in announced])
     seq = np.array([number for _, number, _ in announced])
     changes = chunk.change_columns(message, seq, np.full(len(seq), OF_SCHEMA), nothing_unchanged(len(seq)))
-    names = [described.table.name for _, _, described in announced]
-    return schema_rows(names, [described.announced or "" for _, _, described in announced], changes), message
+    tables = [described.table for _, _, described in announced]
+    texts = [described.announced or "" for _, _, described in announced]
+    return schema_rows(tables, texts, changes, schema), message
 
 
 def _before_column(table: StreamedTable) -> str:

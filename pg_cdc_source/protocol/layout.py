@@ -47,6 +47,29 @@ ENVELOPE_SCHEMA = pa.schema(
         *(pa.field(name, pa.string()) for name in ("key", "after", "before")),
     ]
 )
+# The envelope by columns (:mod:`~pg_cdc_source.protocol.packed`), a change as a row; and a run of changes as a row.
+PACKED_SCHEMA = pa.schema(
+    [
+        pa.field("_table", pa.string()),
+        *CHANGE_FIELDS,
+        pa.field("layout", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("values", pa.list_(pa.string())),
+        pa.field("before", pa.list_(pa.string())),
+        pa.field("key", pa.string()),
+        pa.field("after", pa.string()),
+    ]
+)
+RUNS_SCHEMA = pa.schema(
+    [
+        pa.field("_table", pa.string()),
+        *(field for field in CHANGE_FIELDS if field.name != "_unchanged"),
+        pa.field("rows", pa.int64()),
+        pa.field("layout", pa.string()),
+        pa.field("data", pa.binary()),
+        pa.field("key", pa.string()),
+        pa.field("after", pa.string()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +99,12 @@ class Layout:
     unrepresentable: Literal["error", "null"]
     on_truncate: Literal["emit", "fail", "ignore"]
     changelog: bool = False  # whole rows only, as a changelog is made of them
+    packed: bool = False  # the envelope by columns
 
     def schema(self, tables: Sequence[StreamedTable]) -> pa.Schema:
         """Return the schema of the stream of ``tables``; typed rows are those of exactly one."""
         if self.envelope:
-            return ENVELOPE_SCHEMA
+            return PACKED_SCHEMA if self.packed else ENVELOPE_SCHEMA
         (table,) = tables
         return typed_schema(table.name, table.codecs, before_image=self.before_image)
 

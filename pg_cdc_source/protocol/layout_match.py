@@ -71,7 +71,7 @@ def _is_at(catalog: CatalogLayout, sent: Sequence[RelationColumn]) -> bool:
 def _column(sent: RelationColumn, number: int | None, key: bool, nullable: bool, type_of: TypeOf) -> LayoutColumn:
     found = type_of(sent.type_oid, sent.typmod)
     return LayoutColumn(
-        sent.name, number, found.name, sent.type_oid, sent.typmod, found.base_oid, found.spark, nullable, key
+        sent.name, number, found.name, sent.type_oid, sent.typmod, found.type, found.spark, nullable, key
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from pg_cdc_source.protocol.layout import (
     Layout,
     StreamedTable,
 )
+from pg_cdc_source.protocol.packed import layout_text, packed_rows
 from pg_cdc_source.protocol.pgoutput import Message
 from pg_cdc_source.values.arrow import from_numpy, from_texts, null, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints
@@ -109,6 +110,8 @@ def snapshot_rows(
     if table.unsent:
         unchanged = lists_of_names(table.unsent, [np.ones(n, np.bool_) for _ in table.unsent])
     changes = change_columns(np.full(n, OF_SNAPSHOT), lsns, seqs, None, None, unchanged)
+    if layout.packed:
+        return packed_rows(table, changes, columns)
     if layout.envelope:
         return envelope_rows(table, changes, columns, [None] * len(columns))
     before = [pa.nulls(n, schema.field(BEFORE).type)] if layout.before_image else []
@@ -134,23 +137,34 @@ def truncate_rows(
     given = dict(zip((field.name for field in CHANGE_FIELDS), changes, strict=True))
     if layout.envelope:
         given["_table"] = from_texts([table.name for table in tables])
-    columns = [given[field.name] if field.name in given else pa.nulls(len(tables), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    if layout.packed:
+        given["layout"] = from_texts([layout_text(table) for table in tables]).dictionary_encode()
+    return _rows_of(given, len(tables), schema)
 
 
-def schema_rows(tables: Sequence[str], objects: Sequence[str], changes: Sequence[pa.Array]) -> pa.RecordBatch:
+def schema_rows(
+    tables: Sequence[StreamedTable], objects: Sequence[str], changes: Sequence[pa.Array], schema: pa.Schema
+) -> pa.RecordBatch:
     """Return a row of the envelope for each layout: of which table it is, and what its object says."""
-    n = len(tables)
-    key, before = pa.nulls(n, pa.string()), pa.nulls(n, pa.string())
-    columns = [from_texts(tables), *changes, key, from_texts(objects), before]
-    return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
+    given = dict(zip((field.name for field in CHANGE_FIELDS), changes, strict=True))
+    given |= {"_table": from_texts([table.name for table in tables]), "after": from_texts(objects)}
+    if "layout" in schema.names:
+        given["layout"] = from_texts([layout_text(table) for table in tables]).dictionary_encode()
+    return _rows_of(given, len(tables), schema)
 
 
-def schema_row_at(table: str, after: str, at: Position) -> pa.RecordBatch:
+def position_row(at: Position, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the row that says how far a batch has come that has no other row."""
+    given = {"_change_type": from_texts(["position"])}
+    given |= {name: from_numpy(np.array([n], np.int64)) for name, n in (("_commit_lsn", at.lsn), ("_seq", at.seq))}
+    return _rows_of(given, 1, schema)
+
+
+def schema_row_at(table: StreamedTable, after: str, at: Position, schema: pa.Schema) -> pa.RecordBatch:
     """Return the row that says what the columns of a table are where there is no commit, as in the snapshot."""
     kind, lsn, seq = (np.array([value], np.int64) for value in (OF_SCHEMA, at.lsn, at.seq))
     changes = change_columns(kind, lsn, seq, None, None, nothing_unchanged(1))
-    return schema_rows([table], [after], changes)
+    return schema_rows([table], [after], changes, schema)
 
 
 def message_rows(
@@ -165,6 +179,11 @@ def message_rows(
         given[name] = pc.if_else(of_commit, given[name], null(given[name].type))
     given["key"] = from_texts([message.prefix for message in messages])
     given["after"] = from_texts([content_as_json(message.content) for message in messages])
+    return _rows_of(given, n, schema)
+
+
+def _rows_of(given: Mapping[str, pa.Array], n: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Return ``n`` rows with these columns; the others are NULL."""
     columns = [given[field.name] if field.name in given else pa.nulls(n, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -31,10 +31,10 @@ _AS_TEXT = NumericAs("string")
 
 @dataclass(frozen=True, slots=True)
 class TypeFacts:
-    """What a type with its modifier is: as format_type() prints it, the type that a domain is over, Spark's name."""
+    """What a type with its modifier is: as format_type() prints it, as the catalog has it, Spark's name."""
 
     name: str
-    base_oid: int
+    type: CatalogType
     spark: str
 
 
@@ -81,7 +81,7 @@ class LayoutColumn:
     type_name: str
     type_oid: int
     typmod: int
-    base_oid: int  # of the type that a domain is over
+    type: CatalogType
     spark: str
     nullable: bool
     key: bool
@@ -119,10 +119,7 @@ class TableLayout:
 
     def as_streamed(self) -> StreamedTable:
         """The table whose rows have this layout, every value as PostgreSQL's text."""
-        columns = [
-            Column(c.name, c.attnum or 0, CatalogType(c.base_oid, c.typmod), c.type_name, not c.nullable)
-            for c in self.columns
-        ]
+        columns = [Column(c.name, c.attnum or 0, c.type, c.type_name, not c.nullable) for c in self.columns]
         return StreamedTable(
             self.oid,
             self.name,
@@ -221,10 +218,15 @@ def from_text(text: str) -> tuple[LayoutRecord, ...]:
         return tuple(
             LayoutRecord(
                 Position(Lsn(lsn), seq),
-                TableLayout(oid, name, identity, tuple(LayoutColumn(*c) for c in columns), last, files, altered),
+                TableLayout(oid, name, identity, tuple(map(_column, columns)), last, files, altered),
                 tuple(LayoutChange(*c) for c in changes),
             )
             for lsn, seq, oid, name, identity, last, files, altered, columns, changes in items
         )
     except (zlib.error, TypeError, ValueError) as error:
         raise ValueError(f"layouts of tables: {type(error).__name__}") from None
+
+
+def _column(values: list[Any]) -> LayoutColumn:
+    name, attnum, type_name, type_oid, typmod, found, *rest = values
+    return LayoutColumn(name, attnum, type_name, type_oid, typmod, registry.catalog_type(found), *rest)

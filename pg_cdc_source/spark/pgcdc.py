@@ -14,8 +14,9 @@ from pg_cdc_source.errors import OptionError
 from pg_cdc_source.offsets import INITIAL, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 from pg_cdc_source.protocol.changelog import changelog_rows, changelog_schema
-from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
-from pg_cdc_source.protocol.stream_rows import snapshot_rows, with_unsent
+from pg_cdc_source.protocol.layout import RUNS_SCHEMA
+from pg_cdc_source.protocol.packed import runs_of
+from pg_cdc_source.protocol.stream_rows import position_row, snapshot_rows, with_unsent
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.spark.copies import Sealed, SealedClass
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
@@ -78,6 +79,8 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
 
     def schema(self) -> StructType:
         rows = self._arrow_schema()
+        if self._options.envelope == "arrow":
+            rows = RUNS_SCHEMA
         if self._options.change_format == "changelog":
             with short_errors():
                 rows = changelog_schema(str(self._options.dbtable), rows)
@@ -102,7 +105,7 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
         """The schema of the stream's rows, whatever shape tasks give them."""
         if self._schema is None:
             if self._options.dbtable is None:
-                self._schema = ENVELOPE_SCHEMA
+                self._schema = layout_of(self._options).schema(())
             else:
                 with short_errors():
                     self._schema = read_typed_schema(self._options)
@@ -139,7 +142,11 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
             began = time.monotonic()
             batch = self._running().batch(first, last)
             log_batch(self._options, first, last, batch, time.monotonic() - began, self._running().standing)
-            return list(_partitions(batch))
+            parts = list(_partitions(batch))
+            if not parts and self._options.envelope == "arrow":
+                at = last.position
+                parts.append(ChangesPartition([Chunk.of(position_row(at, self._schema), at, at)]))
+            return parts
 
     def commit(self, end: dict[str, Any]) -> None:
         with short_errors():
@@ -159,6 +166,8 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
             if self._options.change_format == "changelog":
                 schema = changelog_schema(str(self._options.dbtable), self._schema)
                 yield from (changelog_rows(batch, schema) for batch in rows)
+            elif self._options.envelope == "arrow":
+                yield from map(runs_of, rows)
             else:
                 yield from rows
 

@@ -25,9 +25,8 @@ from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.spark.copies import Sealed
 from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns, short_errors, spark_schema
 from pg_cdc_source.spark.worker_tuning import small_task
-from pg_cdc_source.values.decoder import Field
+from pg_cdc_source.values.arrow import field_of
 from pg_cdc_source.values.registry import Codec
-from pg_cdc_source.values.wire import WireBuffer
 
 _ENVELOPE_NAMES = ("_table", *CHANGE_NAMES, "key", "after", "before")
 _IMAGE = "image"
@@ -141,17 +140,8 @@ class _Projection(Sealed):
     def _values(self, batch: pa.RecordBatch, codec: Codec, texts: pa.StringArray) -> pa.Array:
         before_column = f"envelope: {self.table}, "
         try:
-            return accept(before_column, self.unrepresentable, codec.column, codec.decode_text, _field(texts))
+            return accept(before_column, self.unrepresentable, codec.column, codec.decode_text, field_of(texts))
         except RefusedValueError as refused:
             lsn, seq = (batch.column(name)[refused.row].as_py() for name in ("_commit_lsn", "_seq"))
             place = f"change {seq} of the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq})"
             raise refused.at(self.table, place) from None
-
-
-def _field(texts: pa.StringArray) -> Field:
-    """Return where the values of an array of at least one text lie."""
-    texts = pa.concat_arrays([texts]) if texts.offset else texts
-    _, offsets, data = texts.buffers()
-    ends = np.frombuffer(offsets, np.int32)[: len(texts) + 1].astype(np.int64)
-    valid = texts.is_valid().to_numpy(zero_copy_only=False) if texts.null_count else None
-    return Field(WireBuffer([b"" if data is None else data.to_pybytes()]), ends[:-1], np.diff(ends), valid)

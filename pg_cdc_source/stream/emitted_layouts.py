@@ -17,16 +17,17 @@ from pg_cdc_source.options.names import dotted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.envelope import EnvelopeColumn
+from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.stream_rows import schema_row_at
-from pg_cdc_source.protocol.table_layout import LayoutRecord, from_text, sent_of, to_text
+from pg_cdc_source.protocol.table_layout import from_text, sent_of, to_text
 from pg_cdc_source.stream.buffer import Match
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_guesses
 from pg_cdc_source.stream.layout_history import LayoutHistory
 from pg_cdc_source.stream.schema_history import match_relation
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, narrowed
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, layout_of, narrowed
 from pg_cdc_source.values.registry import Column
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class EmittedLayouts:
 
     def __init__(self, options: StreamOptions) -> None:
         self.are_emitted = options.on_schema_change == "emit"
+        self._schema = layout_of(options).schema(())
         self._catalog = CatalogLayouts(options)
         self._history = LayoutHistory(self._catalog.look)
         self._has_begun = False
@@ -96,7 +98,7 @@ class EmittedLayouts:
         """The rows that stand before the rows of tables as of ``point``."""
         position = _of_snapshot(point)
         records = [record for oid in oids if (record := self._history.at(oid, position)) is not None]
-        return [_row(record, position) for record in records]
+        return [self._row(record.layout.as_streamed(), record.to_object(), position) for record in records]
 
     def as_said(self, planned: PlannedTable, point: Lsn) -> PlannedTable:
         """``planned`` with the columns that stand before its rows as of ``point``: it may have been altered since.
@@ -132,7 +134,8 @@ class EmittedLayouts:
         self._owed = [record.layout.name for record in reached if record is not None and record.is_rewritten]
         for name in self._owed:
             log.warning("%s was rewritten; should the query stop before its rows come, ask for them again", name)
-        return [_row(record, Position(end.position.lsn, 0)) for record in reached if record is not None]
+        position = Position(end.position.lsn, 0)
+        return [self._row(r.layout.as_streamed(), r.to_object(), position) for r in reached if r is not None]
 
     def left(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
         """The rows at the end of a batch that say which tables have left the stream with it."""
@@ -141,7 +144,7 @@ class EmittedLayouts:
         known = {member.oid for member in end.members} | {member.name for member in end.members}
         position = Position(end.position.next_lsn, 0)
         return [
-            Chunk.of(schema_row_at(member.name, json.dumps(_LEFT), position), position, position)
+            self._row(StreamedTable(member.oid, member.name, (), (), (), ""), json.dumps(_LEFT), position)
             for member in start.members
             if known.isdisjoint((member.oid, member.name))
         ]
@@ -170,6 +173,9 @@ class EmittedLayouts:
     def close(self) -> None:
         self._catalog.close()
 
+    def _row(self, table: StreamedTable, after: str, position: Position) -> Chunk:
+        return Chunk.of(schema_row_at(table, after, position, self._schema), position, position)
+
 
 def _sent_columns(planned: PlannedTable) -> list[RelationColumn]:
     table = planned.table
@@ -196,7 +202,3 @@ _LEFT = {"columns": [], "changes": [{"change": "left", "attnum": None, "name": N
 def _of_snapshot(point: Lsn) -> Position:
     """Where the rows of a snapshot are."""
     return Position(Lsn(point - 1), 0)
-
-
-def _row(record: LayoutRecord, position: Position) -> Chunk:
-    return Chunk.of(schema_row_at(record.layout.name, record.to_object(), position), position, position)

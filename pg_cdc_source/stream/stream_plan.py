@@ -120,6 +120,7 @@ def layout_of(options: StreamOptions) -> Layout:
         options.unrepresentable,
         options.on_truncate,
         options.change_format == "changelog",
+        options.envelope == "arrow",
     )
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pg_cdc_source.values import native
 from pg_cdc_source.values.decoder import Field, NotUtf8Error
 from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
+from pg_cdc_source.values.wire import WireBuffer
 
 
 def bitmap(valid: Flags | None) -> pa.Buffer | None:
@@ -53,6 +54,15 @@ def from_texts(texts: Sequence[str]) -> pa.StringArray:
     octets = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, octets)]).astype(np.int32)
     return pa.Array.from_buffers(pa.string(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(octets))])
+
+
+def field_of(texts: pa.StringArray) -> Field:
+    """Return where the values of an array of texts lie, for decoders."""
+    texts = pa.concat_arrays([texts]) if texts.offset else texts
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[: len(texts) + 1].astype(np.int64)
+    valid = to_numpy(texts.is_valid()) if texts.null_count else None
+    return Field(WireBuffer([b"" if data is None else data.to_pybytes()]), ends[:-1], np.diff(ends), valid)
 
 
 def null(arrow: pa.DataType) -> pa.Scalar:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,12 @@ class CatalogType:
     # Whether ::text calls another function than the type's output function, which psql and the stream use. The cast of
     # bool gives 'true' instead of 't', that of inet '10.0.0.1/32' instead of '10.0.0.1'.
     has_text_cast: bool = False
+
+
+def catalog_type(values: Sequence[Any]) -> CatalogType:
+    """Read what ``dataclasses.astuple`` gives of a type, by way of JSON. Raises TypeError for other values."""
+    oid, typmod, name, extension, element, *rest = values
+    return CatalogType(oid, typmod, name, extension, None if element is None else catalog_type(element), *rest)
 
 
 @dataclass(frozen=True, slots=True)

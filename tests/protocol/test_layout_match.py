@@ -17,6 +17,7 @@ from pg_cdc_source.protocol.table_layout import (
     TableLayout,
     TypeFacts,
 )
+from pg_cdc_source.values.registry import CatalogType
 
 INT, TEXT, BIGINT = 23, 25, 20
 NAMES = {INT: "integer", TEXT: "text", BIGINT: "bigint"}
@@ -27,7 +28,7 @@ Changes = list[LayoutChange]
 
 
 def type_of(oid: int, typmod: int) -> TypeFacts:
-    return TypeFacts(NAMES[oid], oid, "string")
+    return TypeFacts(NAMES[oid], CatalogType(oid), "string")
 
 
 def sent(*columns: tuple[str, int], key: Sequence[str] = ("id",), identity: str = "d") -> RelationMessage:

@@ -16,9 +16,21 @@ from pg_cdc_source.protocol.table_layout import (
     from_text,
     to_text,
 )
+from pg_cdc_source.values.registry import CatalogType
 
-ID = LayoutColumn("id", 1, "integer", 23, -1, 23, "int", nullable=False, key=True)
-NAME = LayoutColumn('na"me ü', None, "dom", 70000, -1, 25, "string", nullable=True, key=False)
+ARRAY = CatalogType(1009, -1, "_text", element=CatalogType(25, -1, "text"), element_oid=25)
+ID = LayoutColumn("id", 1, "integer", 23, -1, CatalogType(23), "int", nullable=False, key=True)
+NAME = LayoutColumn(
+    'na"me ü',
+    None,
+    "dom",
+    70000,
+    -1,
+    ARRAY,
+    "string",
+    nullable=True,
+    key=False,
+)
 LAYOUT = TableLayout(7, "public.t", "d", (ID, NAME), 2, "file", None)
 RECORD = LayoutRecord(Position(Lsn(100), 3), LAYOUT, (LayoutChange("added", 2, "x", None, "0"),))
 

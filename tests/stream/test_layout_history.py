@@ -11,6 +11,7 @@ from pg_cdc_source.protocol.layout_match import TypeOf
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, TypeFacts, from_text
 from pg_cdc_source.stream.layout_history import LayoutHistory
+from pg_cdc_source.values.registry import CatalogType
 
 START = Position(Lsn(99))
 OTHER = 8
@@ -41,7 +42,7 @@ class Catalog:
         )
         key = ("id",)
         layout = CatalogLayout(columns, "d", key, 200, self.files, f"{self.files} {[c.name for c in columns]}")
-        return layout, lambda oid, typmod: TypeFacts("text", oid, "string")
+        return layout, lambda oid, typmod: TypeFacts("text", CatalogType(oid), "string")
 
 
 def announced(history: LayoutHistory, sent: RelationMessage, position: Position) -> list[str] | None:

@@ -1,0 +1,83 @@
+"""``mirror``: tables of a lake are PostgreSQL's at the LSN that the ledger says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driving import drop_slots, run
+from psycopg2.extensions import connection as Session
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from watch import wait_until
+
+from pg_cdc_source import mirror, mirror_at
+from pg_cdc_source.lake.ledger import Ledger
+
+SHOP = (
+    "CREATE TABLE customers (id int PRIMARY KEY, name text NOT NULL, joined timestamptz, tags text[])",
+    "CREATE TABLE items (order_id bigint, line int, price numeric(10, 2), note text, PRIMARY KEY (order_id, line))",
+    "INSERT INTO customers SELECT i, 'customer ' || i, '2026-01-01Z'::timestamptz + i * interval '1 s',"
+    " ARRAY['a', NULL] FROM generate_series(1, 1000) AS i",
+    "INSERT INTO items SELECT i / 3, i % 3, i * 1.01, NULL FROM generate_series(1, 3000) AS i",
+)
+Start = Callable[..., StreamingQuery]
+
+
+@pytest.fixture
+def start(spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> Iterator[Start]:
+    queries = []
+
+    def start(**options: Any) -> StreamingQuery:
+        given = {"tables": "public.*", "target": f"{tmp_path}/lake/{{table}}", **options}
+        query = mirror(spark, url=db, slot="s", checkpoint=f"{tmp_path}/checkpoint", **given)
+        queries.append(query)
+        return query
+
+    yield start
+    for query in queries:
+        query.stop()
+    drop_slots(pg)
+
+
+def lake(spark: SparkSession, tmp_path: Path, table: str, lsn: int | None = None) -> Counter[tuple[Any, ...]]:
+    found = mirror_at(spark, f"{tmp_path}/lake/_pgcdc", lsn)
+    return Counter(tuple(map(repr, row)) for row in found[f"public.{table}"].collect())
+
+
+def source(spark: SparkSession, db: str, table: str) -> Counter[tuple[Any, ...]]:
+    rows = spark.read.format("pgsnapshot").options(url=db, dbtable=table).load()
+    return Counter(tuple(map(repr, row)) for row in rows.collect())
+
+
+def test_tables_are_loaded_and_followed(
+    spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
+) -> None:
+    run(pg, *SHOP)
+    query = start()
+
+    def same() -> bool:
+        assert query.exception() is None, query.exception()
+        if Ledger(f"{tmp_path}/lake/_pgcdc").last() is None:
+            return False
+        found = mirror_at(spark, f"{tmp_path}/lake/_pgcdc")
+        return len(found) == 2 and all(
+            lake(spark, tmp_path, table) == source(spark, db, table) for table in ("customers", "items")
+        )
+
+    wait_until(same, 90)
+    run(pg, "UPDATE customers SET name = 'changed' WHERE id % 10 = 0", "DELETE FROM items WHERE line = 2",
+        "INSERT INTO items VALUES (5000, 1, 3.50, 'new')", "UPDATE items SET order_id = 6000 WHERE order_id = 5000",
+        "UPDATE customers SET id = id + 10000 WHERE id = 7",
+        "INSERT INTO customers VALUES (2000, 'x', NULL, '{}')")  # fmt: skip
+    wait_until(same, 60)
+    run(pg, "TRUNCATE items", "INSERT INTO items VALUES (1, 1, 1, 'after')")
+    wait_until(same, 60)
+    run(pg, "ALTER TABLE customers ADD COLUMN level int NOT NULL DEFAULT 7",
+        "ALTER TABLE customers RENAME name TO called",
+        "UPDATE customers SET called = 'again' WHERE id < 5", "ALTER TABLE items DROP COLUMN note",
+        "INSERT INTO items VALUES (2, 2, 2)")  # fmt: skip
+    wait_until(same, 60)

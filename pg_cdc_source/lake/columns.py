@@ -1,0 +1,87 @@
+"""The columns of a mirrored table: what a run of the stream says of them, and what the lake makes of their types."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.protocol.refused import accept
+from pg_cdc_source.values import registry
+from pg_cdc_source.values.arrow import field_of, from_texts
+from pg_cdc_source.values.registry import Codec, Column
+
+_NUMERIC_AS = NumericAs("string")
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredColumn:
+    """One column. ``attnum`` tells it from others when names change; None where PostgreSQL did not know it any more."""
+
+    attnum: int | None
+    codec: Codec
+    key: bool
+
+    @property
+    def name(self) -> str:
+        return self.codec.column.name
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.codec.arrow_type
+
+    def value_of(self, text: str) -> Any:
+        """Return what PostgreSQL's text is."""
+        texts = field_of(from_texts([text]))
+        return accept("", "error", self.codec.column, self.codec.decode_text, texts)[0].as_py()
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredLayout:
+    """The columns of a table from some change on. ``identity`` is pg_class.relreplident."""
+
+    oid: int
+    identity: str
+    columns: tuple[MirroredColumn, ...]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns if column.key)
+
+    @property
+    def key_attnums(self) -> tuple[int | None, ...]:
+        return tuple(column.attnum for column in self.columns if column.key)
+
+    def place_of(self, column: MirroredColumn) -> int | None:
+        """Which of these columns is ``column`` of another layout of the table."""
+        for place, ours in enumerate(self.columns):
+            if ours.attnum == column.attnum if None not in (ours.attnum, column.attnum) else ours.name == column.name:
+                return place
+        return None
+
+    def arrow_schema(self) -> pa.Schema:
+        return pa.schema([pa.field(column.name, column.type) for column in self.columns])
+
+
+def read_layout(text: str) -> MirroredLayout:
+    """Read what a run says of its columns (``protocol.packed.layout_text``)."""
+    said = json.loads(text)
+    columns = []
+    for given in said["columns"]:
+        found = registry.catalog_type(given["catalog"])
+        column = Column(given["name"], given["attnum"] or 0, found, given["type"], not given["nullable"])
+        codec = registry.plan(column, as_string=False, numeric_as=_NUMERIC_AS)
+        if not is_storable(codec.arrow_type):
+            codec = registry.plan(column, as_string=True, numeric_as=_NUMERIC_AS)
+        columns.append(MirroredColumn(given["attnum"], codec, given["key"]))
+    return MirroredLayout(said["oid"], said["identity"], tuple(columns))
+
+
+def is_storable(found: pa.DataType) -> bool:
+    """Whether Delta and Iceberg have the type. What they lack becomes PostgreSQL's text."""
+    if pa.types.is_nested(found):
+        return all(is_storable(found.field(i).type) for i in range(found.num_fields))
+    return not (pa.types.is_duration(found) or pa.types.is_interval(found) or pa.types.is_time(found))

@@ -1,0 +1,98 @@
+"""Rows of a snapshot as Parquet files beside a table, written by tasks as they come: memory stays flat.
+
+A file belongs to the table only when a commit names it. One that a task has written in vain is left to VACUUM.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from pg_cdc_source.lake.batch_of_table import FILE, typed_columns
+from pg_cdc_source.lake.columns import MirroredLayout, read_layout
+from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.protocol.layout import RUNS_SCHEMA
+from pg_cdc_source.protocol.packed import SNAPSHOT, read_run
+
+FILE_BYTES = 128 << 20
+
+
+class FileWriter:
+    """Writes the runs of one partition's snapshot, which are of one table, into files."""
+
+    def __init__(self, targets: Targets, compression: str = "zstd") -> None:
+        self._targets = targets
+        self._compression = compression
+        self._writer: pq.ParquetWriter | None = None
+        self._last: dict[str, Any] = {}
+        self._file: dict[str, Any] = {}
+        self._schema: pa.Schema | None = None
+
+    def take(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return rows of ``RUNS_SCHEMA`` with a row ``file`` instead of runs of a snapshot."""
+        for batch in batches:
+            others = []
+            for row in batch.to_pylist():
+                if row["_change_type"] != SNAPSHOT:
+                    others.append(row)
+                    continue
+                if self._writer is not None and (row["_table"], row["layout"]) != self._of:
+                    yield from self._close()
+                self._write(row)
+                if self._file["raw_bytes"] > FILE_BYTES:
+                    yield from self._close()
+            if others:
+                yield _batch(others)
+        yield from self._close()
+
+    @property
+    def _of(self) -> tuple[str, str]:
+        return self._last["_table"], self._last["layout"]
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        layout = read_layout(row["layout"])
+        rows = typed_columns(row["_table"], layout, read_run(row["data"]))
+        if self._writer is None:
+            self._open(row["_table"], layout)
+        assert self._writer is not None
+        self._writer.write_batch(rows)
+        self._last = dict(row)
+        self._file["rows"] += rows.num_rows
+        self._file["raw_bytes"] += rows.nbytes
+
+    def _open(self, table: str, layout: MirroredLayout) -> None:
+        target = self._targets[table]
+        filesystem, root = pafs.FileSystem.from_uri(target) if "://" in target else (pafs.LocalFileSystem(), target)
+        filesystem.create_dir(root, recursive=True)
+        name = f"part-{uuid.uuid4()}.parquet"
+        self._file = {"path": name, "rows": 0, "raw_bytes": 0, "place": f"{root}/{name}", "filesystem": filesystem}
+        self._schema = layout.arrow_schema()
+        self._writer = pq.ParquetWriter(
+            f"{root}/{name}", self._schema, filesystem=filesystem, compression=self._compression
+        )
+
+    def _close(self) -> Iterator[pa.RecordBatch]:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        file = self._file
+        action = {
+            "path": file["path"],
+            "size": file["filesystem"].get_file_info(file["place"]).size,
+            "modified_ms": int(time.time() * 1000),
+            "stats": {"numRecords": file["rows"]},
+        }
+        row = {**self._last, "_change_type": FILE, "rows": file["rows"], "data": None, "after": json.dumps(action)}
+        yield _batch([row])
+
+
+def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=RUNS_SCHEMA)

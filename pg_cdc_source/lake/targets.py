@@ -1,0 +1,63 @@
+"""Where each table goes: a template with ``{schema}`` and ``{table}``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from string import Formatter
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.options.names import QualifiedName
+
+LEDGER = "_pgcdc"
+_PLACES = ("schema", "table")
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Names of the lake's tables, or their paths, and that of the ledger."""
+
+    template: str
+    ledger: str
+
+    @classmethod
+    def of(cls, template: str, ledger: str | None) -> Targets:
+        """Read a template. Raises OptionError."""
+        try:
+            places = [place for _, place, _, _ in Formatter().parse(template) if place is not None]
+        except ValueError as error:
+            raise OptionError(
+                f"target {template!r} is no template: {error}", remedy="write it as in '/lake/{table}'"
+            ) from None
+        for place in places:
+            if place not in _PLACES:
+                raise OptionError(
+                    f"target {template!r} has the placeholder {{{place}}}", remedy="use {table} and {schema}"
+                )
+        if "table" not in places:
+            raise OptionError(f"target {template!r} has no {{table}}", remedy="write it as in '/lake/{schema}/{table}'")
+        if ledger is None:
+            if "schema" in places:
+                raise OptionError(
+                    f"target {template!r} has {{schema}}, so the ledger belongs to none of its schemas",
+                    remedy="say in ledger where the ledger is to be",
+                )
+            ledger = template.format(table=LEDGER)
+        return cls(template, ledger)
+
+    def __getitem__(self, table: str) -> str:
+        """Where a table goes that the stream calls ``table``."""
+        schema, name = QualifiedName.parse(table).parts
+        return self.template.format(schema=schema, table=name)
+
+    def require_distinct(self, tables: Iterable[str]) -> None:
+        """Raise OptionError where two tables would have one place, or one that of the ledger."""
+        taken = {self.ledger: "the ledger"}
+        for table in sorted(tables):
+            # Catalogs and some file systems do not tell upper from lower case.
+            place = self[table]
+            if (other := taken.setdefault(place.lower(), table)) != table:
+                raise OptionError(
+                    f"target {self.template!r} has one place for {other} and {table}: {place}",
+                    remedy="use {schema} and {table}, as in '/lake/{schema}/{table}'; or mirror them with two queries",
+                )

@@ -1,0 +1,160 @@
+"""``mirror``: a PostgreSQL schema as tables of a lake, all at one LSN; ``mirror_at`` reads them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pg_cdc_source.errors import DefiniteError, OptionError
+from pg_cdc_source.lake.apply import OUTCOME_SCHEMA, Task
+from pg_cdc_source.lake.delta_rs import Mark, read_at
+from pg_cdc_source.lake.files import FileWriter
+from pg_cdc_source.lake.ledger import Ledger, LedgerRow
+from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.protocol.layout import RUNS_SCHEMA
+from pg_cdc_source.spark.edge import short_errors, spark_schema
+from pg_cdc_source.spark.register import register
+
+log = logging.getLogger(__name__)
+
+Format = Literal["deltalake"]
+
+
+def mirror(
+    spark: SparkSession,
+    *,
+    url: str,
+    tables: str,
+    slot: str,
+    target: str,
+    checkpoint: str,
+    ledger: str | None = None,
+    format: Format = "deltalake",
+    once: bool = False,
+    **options: str | int | bool,
+) -> StreamingQuery:
+    """Keep tables of a lake equal to PostgreSQL's. After each batch all of them stand at the ledger's LSN.
+
+    ``target`` is a template of a path with ``{table}`` and ``{schema}``; ``ledger`` the ledger's path, by default the
+    template with ``_pgcdc`` for the table. ``format`` is ``deltalake``: Delta tables, written by delta-rs in Spark's
+    tasks. With ``once``, what is there is taken, and the query ends. Other options are those of ``pgcdc``.
+
+    Raises OptionError.
+    """
+    if format != "deltalake":
+        raise OptionError(f"mirror() does not write the format {format!r}", remedy="use deltalake")
+    for name in options:
+        if name.lower() in _OWN_OPTIONS:
+            raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
+    targets = Targets.of(target, ledger)
+    register(spark)
+    reader = spark.readStream.format("pgcdc").options(url=url, tables=tables, slot=slot, **_texts(options))
+    rows = reader.options(envelope="arrow", onSchemaChange="emit").load()
+    sink = _Sink(targets)
+    writer = rows.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
+    if once:
+        writer = writer.trigger(availableNow=True)
+    return writer.foreachBatch(sink.apply).start()
+
+
+_OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
+
+
+def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+
+
+class _Sink:
+    """Applies batches, and writes the ledger."""
+
+    def __init__(self, targets: Targets) -> None:
+        self._targets = targets
+        self._ledger = Ledger(targets.ledger)
+        self._last: LedgerRow | None = None
+
+    def apply(self, batch: DataFrame, batch_id: int) -> None:
+        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query is None:
+            raise DefiniteError("the batch does not say which query it is of")
+        if self._last is None:
+            self._ledger.create(self._targets.template)
+            self._last = self._ledger.last(query=query)
+        last = self._last
+        if last is not None and last.batch_id >= batch_id:
+            return
+        versions, set_aside = ({}, {}) if last is None else (dict(last.tables), dict(last.set_aside))
+        task = Task(self._targets, Mark(query, batch_id), versions, set_aside)
+        lsn, commit_ts = 0 if last is None else last.lsn, None if last is None else last.commit_ts
+        applied = 0
+        for outcome in _run(batch, task):
+            table, error = outcome["table"], outcome["error"]
+            lsn = max(lsn, outcome["lsn"])
+            if outcome["commit_ts"] is not None:
+                commit_ts = outcome["commit_ts"] if commit_ts is None else max(commit_ts, outcome["commit_ts"])
+            if error is not None:
+                log.error("%s is set aside: %s", table, error)
+                set_aside[table] = error
+            elif outcome["version"] is not None:
+                versions[table] = outcome["version"]
+                set_aside.pop(table, None)
+                applied += outcome["rows"]
+        self._targets.require_distinct(versions)
+        row = LedgerRow(query, batch_id, lsn, commit_ts, datetime.now(timezone.utc), versions, set_aside)
+        self._ledger.append(row)
+        self._last = row
+        log.info("batch %d: %d rows, %d tables at LSN %d", batch_id, applied, len(versions), lsn)
+
+
+def _run(batch: DataFrame, task: Task) -> list[dict[str, Any]]:
+    """Apply a batch in tasks, those of a table's rows in one; what became of each table."""
+    files, parallelism = FileWriter, batch.sparkSession.sparkContext.defaultParallelism
+    targets = task.targets
+
+    def write_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with short_errors():
+            yield from files(targets).take(batches)
+
+    def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with short_errors():
+            rows = [row for batch in batches for row in batch.to_pylist()]
+            yield pa.RecordBatch.from_pylist(task.outcomes(rows), schema=OUTCOME_SCHEMA)
+
+    written = batch.mapInArrow(write_files, spark_schema(RUNS_SCHEMA))
+    outcomes = written.repartition(parallelism, "_table").mapInArrow(apply, spark_schema(OUTCOME_SCHEMA))
+    return [row.asDict() for row in outcomes.collect()]
+
+
+def mirror_at(
+    spark: SparkSession,
+    ledger: str,
+    lsn: int | None = None,
+    *,
+    format: Format = "deltalake",
+) -> dict[str, DataFrame]:
+    """The tables of a mirror, all as of one LSN: the newest of the ledger that is not after ``lsn``.
+
+    Tables that were set aside then are left out. Raises OptionError where the ledger has no such row.
+    """
+    if format != "deltalake":
+        raise OptionError(f"mirror_at() does not read the format {format!r}", remedy="use deltalake")
+    found = Ledger(ledger)
+    targets = Targets.of(found.template, ledger)
+    row = found.last(lsn)
+    if row is None:
+        when = "" if lsn is None else f" at or before {lsn}"
+        raise OptionError(f"the ledger {ledger} has no row{when}", remedy="wait for the mirror's first batch")
+    tables = {}
+    for table, version in row.tables.items():
+        if table in row.set_aside:
+            log.warning("%s is set aside, and left out: %s", table, row.set_aside[table])
+            continue
+        files, schema = read_at(targets[table], version)
+        reader = spark.read.schema(spark_schema(schema))
+        tables[table] = reader.parquet(*files) if files else spark.createDataFrame([], spark_schema(schema))
+    return tables
