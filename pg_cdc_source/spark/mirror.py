@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -13,9 +12,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.errors import DefiniteError, OptionError
 from pg_cdc_source.lake.apply import OUTCOME_SCHEMA, Task
-from pg_cdc_source.lake.delta_rs import Mark, read_at
+from pg_cdc_source.lake.delta_rs import read_at
 from pg_cdc_source.lake.files import FileWriter
-from pg_cdc_source.lake.ledger import Ledger, LedgerRow
+from pg_cdc_source.lake.ledger import Ledger
+from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.spark.edge import short_errors, spark_schema
@@ -56,11 +56,18 @@ def mirror(
     register(spark)
     reader = spark.readStream.format("pgcdc").options(url=url, tables=tables, slot=slot, **_texts(options))
     rows = reader.options(envelope="arrow", onSchemaChange="emit").load()
-    sink = _Sink(targets)
+    sink = Sink(targets)
+
+    def apply(batch: DataFrame, batch_id: int) -> None:
+        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query is None:
+            raise DefiniteError("the batch does not say which query it is of")
+        sink.apply(query, batch_id, lambda task: _run(batch, task))
+
     writer = rows.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
     if once:
         writer = writer.trigger(availableNow=True)
-    return writer.foreachBatch(sink.apply).start()
+    return writer.foreachBatch(apply).start()
 
 
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
@@ -70,55 +77,13 @@ def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
-class _Sink:
-    """Applies batches, and writes the ledger."""
-
-    def __init__(self, targets: Targets) -> None:
-        self._targets = targets
-        self._ledger = Ledger(targets.ledger)
-        self._last: LedgerRow | None = None
-
-    def apply(self, batch: DataFrame, batch_id: int) -> None:
-        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if query is None:
-            raise DefiniteError("the batch does not say which query it is of")
-        if self._last is None:
-            self._ledger.create(self._targets.template)
-            self._last = self._ledger.last(query=query)
-        last = self._last
-        if last is not None and last.batch_id >= batch_id:
-            return
-        versions, set_aside = ({}, {}) if last is None else (dict(last.tables), dict(last.set_aside))
-        task = Task(self._targets, Mark(query, batch_id), versions, set_aside)
-        lsn, commit_ts = 0 if last is None else last.lsn, None if last is None else last.commit_ts
-        applied = 0
-        for outcome in _run(batch, task):
-            table, error = outcome["table"], outcome["error"]
-            lsn = max(lsn, outcome["lsn"])
-            if outcome["commit_ts"] is not None:
-                commit_ts = outcome["commit_ts"] if commit_ts is None else max(commit_ts, outcome["commit_ts"])
-            if error is not None:
-                log.error("%s is set aside: %s", table, error)
-                set_aside[table] = error
-            elif outcome["version"] is not None:
-                versions[table] = outcome["version"]
-                set_aside.pop(table, None)
-                applied += outcome["rows"]
-        self._targets.require_distinct(versions)
-        row = LedgerRow(query, batch_id, lsn, commit_ts, datetime.now(timezone.utc), versions, set_aside)
-        self._ledger.append(row)
-        self._last = row
-        log.info("batch %d: %d rows, %d tables at LSN %d", batch_id, applied, len(versions), lsn)
-
-
 def _run(batch: DataFrame, task: Task) -> list[dict[str, Any]]:
     """Apply a batch in tasks, those of a table's rows in one; what became of each table."""
-    files, parallelism = FileWriter, batch.sparkSession.sparkContext.defaultParallelism
-    targets = task.targets
+    parallelism, targets = batch.sparkSession.sparkContext.defaultParallelism, task.targets
 
     def write_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with short_errors():
-            yield from files(targets).take(batches)
+            yield from FileWriter(targets).take(batches)
 
     def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with short_errors():

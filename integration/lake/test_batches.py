@@ -1,0 +1,181 @@
+"""Batches that are applied to a lake's tables: each once, whatever breaks in between; nothing is lost or invented."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from driving import Driver, driving, run
+from lake import Lake, is_same, rows_of
+from psycopg2.extensions import connection as Session
+from watch import wait_until
+
+from pg_cdc_source.lake.delta_rs import DeltaRsTable
+
+T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
+Begin = Callable[..., Lake]
+
+
+@pytest.fixture
+def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Begin]:
+    with driving(pg, db, monkeypatch) as drive:
+
+        def begin(*statements: str, **options: str) -> Lake:
+            run(pg, *statements)
+            driver: Driver = drive(tables="public.*", envelope="arrow", onSchemaChange="emit", **options)
+            lake = Lake(driver, tmp_path / "lake")
+            names = [s.split()[2] for s in statements if s.startswith("CREATE TABLE")]
+            wait_until(is_same(lake, pg, *names))
+            return lake
+
+        yield begin
+
+
+def test_changes_of_every_kind(pg: Session, begin: Begin) -> None:
+    lake = begin(*T)
+    for statements in (
+        ("INSERT INTO t VALUES (3, 'c')", "UPDATE t SET v = NULL WHERE id = 1", "DELETE FROM t WHERE id = 2"),
+        ("UPDATE t SET id = 30 WHERE id = 3", "DELETE FROM t WHERE id = 30", "INSERT INTO t VALUES (30, 'again')"),
+        ("INSERT INTO t VALUES (4, 'd')", "TRUNCATE t", "INSERT INTO t VALUES (4, 'e'), (5, 'f')"),
+        ("TRUNCATE t",),
+        ("BEGIN; INSERT INTO t VALUES (1, 'x'), (2, 'y'); UPDATE t SET id = -id; UPDATE t SET id = 3 + id; COMMIT",),
+    ):
+        run(pg, *statements)
+        wait_until(is_same(lake, pg, "t"))
+
+
+def test_values_that_did_not_travel_are_kept(pg: Session, begin: Begin) -> None:
+    big = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) AS i)"
+    lake = begin("CREATE TABLE t (id int PRIMARY KEY, n int, v text)",
+                 f"INSERT INTO t SELECT i, 0, i || {big} FROM generate_series(1, 9) AS i")  # fmt: skip
+    run(pg, "UPDATE t SET n = 1 WHERE id = 1")
+    wait_until(is_same(lake, pg, "t"))
+    # Over changes of the key, within a batch, and more than once.
+    run(pg, "BEGIN; UPDATE t SET n = 2 WHERE id = 2; UPDATE t SET id = 20 WHERE id = 2;"
+        " UPDATE t SET id = 21 WHERE id = 20;"
+        " UPDATE t SET id = 30 WHERE id = 3; UPDATE t SET v = 'short' WHERE id = 4; UPDATE t SET id = 40 WHERE id = 4;"
+        f" INSERT INTO t VALUES (5000, 5, {big}); UPDATE t SET id = 50 WHERE id = 5000;"
+        " UPDATE t SET n = 6 WHERE id = 50;"
+        " DELETE FROM t WHERE id = 6; INSERT INTO t VALUES (6, 6, NULL); COMMIT")  # fmt: skip
+    wait_until(is_same(lake, pg, "t"))
+
+
+def test_columns_that_change(pg: Session, begin: Begin) -> None:
+    lake = begin(*T)
+    for statements in (
+        ("ALTER TABLE t ADD COLUMN n int", "INSERT INTO t VALUES (3, 'c', 3)"),
+        ("ALTER TABLE t ADD COLUMN filled text NOT NULL DEFAULT 'f'", "UPDATE t SET v = 'x' WHERE id = 1"),
+        ("ALTER TABLE t RENAME v TO w", "DELETE FROM t WHERE id = 2", "INSERT INTO t VALUES (9, 'i', 9, 'g')"),
+        ("ALTER TABLE t DROP COLUMN n", "INSERT INTO t VALUES (10, 'j', 'h')"),
+        ("ALTER TABLE t DROP COLUMN w, ADD COLUMN w text DEFAULT 'new'", "INSERT INTO t VALUES (11, 'h', 'k')"),
+        ("ALTER TABLE t ALTER w DROP DEFAULT, ALTER w TYPE int USING length(w)", "INSERT INTO t VALUES (12, 'h', 4)"),
+        ("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, filled)", "UPDATE t SET w = 5 WHERE id = 12"),
+    ):
+        run(pg, *statements)
+        wait_until(is_same(lake, pg, "t"))
+    # Several layouts in one batch, and rows of each.
+    run(pg, "INSERT INTO t VALUES (20, 'a', 1)", "ALTER TABLE t ADD a int DEFAULT 5",
+        "INSERT INTO t VALUES (21, 'a', 1, 6)",
+        "ALTER TABLE t RENAME a TO b", "UPDATE t SET w = 2 WHERE id = 20", "ALTER TABLE t DROP b",
+        "INSERT INTO t VALUES (22, 'a', 3)")  # fmt: skip
+    wait_until(is_same(lake, pg, "t"))
+
+
+class _Killed(BaseException):
+    """Ends a batch as a killed process does."""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before a commit", "after a commit"])
+@pytest.mark.parametrize("number", range(4))
+def test_a_batch_that_breaks_in_the_middle_is_applied_once(
+    number: int, after: bool, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin(*T, *U)
+    commits = 0
+    for name in ("apply", "empty", "add_files"):
+        whole = getattr(DeltaRsTable, name)
+
+        def breaking(self: DeltaRsTable, *args: Any, whole: Any = whole, **named: Any) -> None:
+            nonlocal commits
+            commits += 1
+            if commits == number + 1 and not after:
+                raise _Killed
+            whole(self, *args, **named)
+            if commits == number + 1:
+                raise _Killed
+
+        monkeypatch.setattr(DeltaRsTable, name, breaking)
+    # A snapshot with changes behind it, a truncate, and plain changes.
+    run(pg, "BEGIN; TRUNCATE u; INSERT INTO u VALUES (5, 'five'); UPDATE t SET v = v || '!'; COMMIT",
+        "CREATE TABLE w (id int PRIMARY KEY, v text)", "INSERT INTO w VALUES (1, 'w')",
+        "ALTER PUBLICATION s ADD TABLE w", "UPDATE t SET v = v || '?'", "UPDATE w SET v = 'later'")  # fmt: skip
+    versions: dict[str, int] = {}
+
+    def step() -> bool:
+        try:
+            return is_same(lake, pg, "t", "u", "w")()
+        except _Killed:
+            versions.update({name: DeltaTable(lake.targets[f"public.{name}"]).version() for name in "tu"})
+            lake.restart()
+            return False
+
+    wait_until(step)
+    assert commits > number
+    history = DeltaTable(lake.targets["public.t"]).history()
+    batches = [commit["pgcdc_batch"] for commit in history if commit["operation"] == "MERGE"]
+    assert len(batches) == len(set(batches))
+
+
+def test_a_table_that_somebody_else_changed_is_set_aside_and_taken_up_again(pg: Session, begin: Begin) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages")
+    lake = begin(*T, *U)
+    path = lake.targets["public.t"]
+    write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 1), mode="append")
+    run(pg, "INSERT INTO t VALUES (3, 'c')", "INSERT INTO u VALUES (2, 'y')")
+    wait_until(is_same(lake, pg, "u"))
+    last = lake.ledger.last()
+    assert last is not None
+    assert "changed by somebody else: version" in last.set_aside["public.t"]
+    run(pg, "INSERT INTO t VALUES (4, 'd')", "INSERT INTO u VALUES (3, 'z')")
+    wait_until(is_same(lake, pg, "u"))
+    assert lake.rows("t") != rows_of(pg, "t")
+    ask = json.dumps({"snapshot": ["public.t"]})
+    run(pg, f"SELECT pg_logical_emit_message(true, 'pgcdc', '{ask}')")
+    wait_until(is_same(lake, pg, "t", "u"))
+    last = lake.ledger.last()
+    assert last is not None
+    assert last.set_aside == {}
+
+
+def test_a_table_without_a_key_is_set_aside_and_does_not_stop_the_others(pg: Session, begin: Begin) -> None:
+    lake = begin(*T, "CREATE TABLE k (v text)", "ALTER TABLE k REPLICA IDENTITY FULL")
+    run(pg, "INSERT INTO k VALUES ('a')", "INSERT INTO t VALUES (3, 'c')")
+    wait_until(is_same(lake, pg, "t"))
+    last = lake.ledger.last()
+    assert last is not None
+    assert "public.k has no key" in last.set_aside["public.k"]
+
+
+def test_every_row_of_the_ledger_is_one_point_of_postgresql(pg: Session, begin: Begin) -> None:
+    lake = begin("CREATE TABLE a (id int PRIMARY KEY, n int)", "CREATE TABLE b (id int PRIMARY KEY, n int)",
+                 "INSERT INTO a SELECT i, 100 FROM generate_series(1, 20) AS i",
+                 "INSERT INTO b SELECT i, 100 FROM generate_series(1, 20) AS i", maxRowsPerBatch="7")  # fmt: skip
+    for i in range(60):
+        run(pg, f"BEGIN; UPDATE a SET n = n - {i} WHERE id = {i % 20 + 1};"
+                f" UPDATE b SET n = n + {i} WHERE id = {i % 7 + 1}; COMMIT")  # fmt: skip
+    wait_until(is_same(lake, pg, "a", "b"))
+    ledger = DeltaTable(lake.ledger.path).to_pyarrow_table().sort_by("batch_id").to_pylist()
+    whole = [dict(row["tables"]) for row in ledger if len(row["tables"]) == 2]
+    assert len(whole) > 10
+    for tables in whole:
+        sums = [
+            sum(int(row[1] or 0) * count for row, count in lake.rows(name, tables[f"public.{name}"]).items())
+            for name in "ab"
+        ]
+        assert sum(sums) == 4000

@@ -1,0 +1,77 @@
+"""Apply batches one after another, and write the ledger's row behind each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.lake.apply import Task
+from pg_cdc_source.lake.delta_rs import Mark
+from pg_cdc_source.lake.ledger import Ledger, LedgerRow
+from pg_cdc_source.lake.targets import Targets
+
+log = logging.getLogger(__name__)
+
+# Runs a task's ``outcomes`` on all rows of a batch, those of one table together; what became of each table.
+Run = Callable[[Task], Iterable[Mapping[str, Any]]]
+
+
+class Sink:
+    """The tables of one query."""
+
+    def __init__(self, targets: Targets) -> None:
+        self._targets = targets
+        self._ledger = Ledger(targets.ledger)
+        self._last: LedgerRow | None = None
+
+    def apply(self, query: str, batch_id: int, run: Run) -> LedgerRow:
+        """Apply a batch, unless the ledger has it, and return its row.
+
+        Raises DefiniteError where every table that the batch touches would be set aside: that is no table's fault.
+        """
+        if self._last is None:
+            self._ledger.create(self._targets.template)
+            self._last = self._ledger.last(query=query)
+        last = self._last
+        if last is not None and last.batch_id >= batch_id:
+            return last
+        start = last or LedgerRow(query, -1, 0, None, datetime.now(timezone.utc))
+        outcomes = list(run(Task(self._targets, Mark(query, batch_id), start.tables, start.set_aside)))
+        self._last = row = self._row(start, batch_id, outcomes)
+        self._ledger.append(row)
+        count = sum(outcome["rows"] for outcome in outcomes if outcome["version"] is not None)
+        log.info("batch %d: %d rows, %d tables at LSN %d", batch_id, count, len(row.tables), row.lsn)
+        return row
+
+    def _row(self, start: LedgerRow, batch_id: int, outcomes: list[Mapping[str, Any]]) -> LedgerRow:
+        versions, set_aside = dict(start.tables), dict(start.set_aside)
+        new = {o["table"]: o["error"] for o in outcomes if o["error"] is not None and o["table"] not in set_aside}
+        if len(new) > 1 and len(new) == sum(o["table"] is not None for o in outcomes):
+            table, error = min(new.items())
+            raise DefiniteError(
+                f"none of {len(new)} tables could be written; {table}: {error}",
+                remedy="start the query again once that is mended: it goes on with this batch",
+            )
+        for outcome in outcomes:
+            table = outcome["table"]
+            if outcome["error"] is not None:
+                log.error("%s is set aside: %s", table, outcome["error"])
+                set_aside[table] = outcome["error"]
+            elif outcome["version"] is not None:
+                versions[table] = outcome["version"]
+                if set_aside.pop(table, None) is not None:
+                    log.info("%s is taken up again", table)
+        self._targets.require_distinct(versions)
+        times = [o["commit_ts"] for o in outcomes if o["commit_ts"] is not None]
+        return LedgerRow(
+            start.query,
+            batch_id,
+            max([start.lsn, *(outcome["lsn"] for outcome in outcomes)]),
+            max(times, default=start.commit_ts),
+            datetime.now(timezone.utc),
+            versions,
+            set_aside,
+        )
