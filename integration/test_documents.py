@@ -36,7 +36,7 @@ NUMBER = r"\d[\d.,/A-F]*(?: (?:bytes|[kMGT]B))?"
 # Relative paths are Spark's, in whose directory nothing may stay.
 WRITTEN = (
     *("joined", "public.orders", "public.items", "orders", "states", "spark-warehouse"),
-    *("orders-checkpoint", "shop-checkpoint", "states-checkpoint"),
+    *("orders-checkpoint", "shop-checkpoint", "states-checkpoint", "lake", "lake-checkpoint"),
 )
 
 SHOP = f"""

@@ -57,10 +57,14 @@ class Lake:
         return task.outcomes(rows)
 
     def rows(self, table: str, version: int | None = None) -> Rows:
-        """The rows of a table, every value as text; columns in the order of their names."""
-        found = DeltaTable(self.targets[f"public.{table}"], version=version).to_pyarrow_table()
-        names = sorted(found.column_names)
-        return Counter(tuple(map(_text, row)) for row in zip(*(found[name].to_pylist() for name in names), strict=True))
+        return rows_of_lake(self.targets[f"public.{table}"], version)
+
+
+def rows_of_lake(path: str, version: int | None = None) -> Rows:
+    """The rows of a table, every value as text; columns in the order of their names."""
+    found = DeltaTable(path, version=version).to_pyarrow_table()
+    names = sorted(found.column_names)
+    return Counter(tuple(map(_text, row)) for row in zip(*(found[name].to_pylist() for name in names), strict=True))
 
 
 def _text(value: Any) -> str | None:
@@ -68,7 +72,7 @@ def _text(value: Any) -> str | None:
 
 
 def rows_of(pg: Session, table: str) -> Rows:
-    """As :meth:`Lake.rows`, of the source. It has numbers and texts."""
+    """As :func:`rows_of_lake`, of the source. It has numbers and texts."""
     with pg.cursor() as cursor:
         cursor.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(sql.Identifier(table)))
         names = sorted(column.name for column in cursor.description)

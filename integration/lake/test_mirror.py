@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import COMMAND
+from databases import connect
+from deltalake import DeltaTable
 from driving import drop_slots, run
+from lake import rows_of, rows_of_lake
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source import mirror, mirror_at
@@ -81,3 +93,64 @@ def test_tables_are_loaded_and_followed(
         "UPDATE customers SET called = 'again' WHERE id < 5", "ALTER TABLE items DROP COLUMN note",
         "INSERT INTO items VALUES (2, 2, 2)")  # fmt: skip
     wait_until(same, 60)
+
+
+def test_a_driver_that_is_killed_again_and_again(db: str, pg: Session, tmp_path: Path) -> None:
+    run(pg, *SHOP, "CREATE TABLE a (id int PRIMARY KEY, n int)", "CREATE TABLE b (id int PRIMARY KEY, n int)",
+        *(f"INSERT INTO {name} SELECT i, 100 FROM generate_series(1, 500) AS i" for name in "ab"))  # fmt: skip
+    ledger, program = Ledger(f"{tmp_path}/lake/_pgcdc"), Path(__file__).parents[1] / "helpers" / "mirroring.py"
+    chance = random.Random(5)
+
+    def transfer(stop: threading.Event) -> None:
+        with connect(db) as session, session.cursor() as cursor:
+            while not stop.wait(0.002):
+                i, j, amount = chance.randint(1, 500), chance.randint(1, 500), chance.randint(1, 9)
+                cursor.execute(f"BEGIN; UPDATE a SET n = n - {amount} WHERE id = {i};"
+                               f" UPDATE b SET n = n + {amount} WHERE id = {j}; COMMIT")  # fmt: skip
+
+    def batches() -> int:
+        last = ledger.last()
+        return -1 if last is None else last.batch_id
+
+    def is_same() -> bool:
+        last = ledger.last()
+        return last is not None and all(
+            rows_of_lake(f"{tmp_path}/lake/{name}", last.tables[f"public.{name}"]) == rows_of(pg, name) for name in "ab"
+        )
+
+    for kills in range(3):
+        process = subprocess.Popen([sys.executable, program, tmp_path, db], start_new_session=True)
+        try:
+            with at_work(transfer):
+                before = batches()
+                wait_until(lambda before=before: batches() > before, 120)  # type: ignore[misc]
+                # Somewhere in a batch.
+                time.sleep(chance.uniform(0, 1.5))
+                if kills < 2:
+                    continue
+            wait_until(is_same, 60)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    rows = DeltaTable(ledger.path).to_pyarrow_table().to_pylist()
+    assert len(rows) == len({row["batch_id"] for row in rows})
+    for row in rows:
+        tables = dict(row["tables"])
+        if {"public.a", "public.b"} <= tables.keys():
+            found = [rows_of_lake(f"{tmp_path}/lake/{name}", tables[f"public.{name}"]) for name in "ab"]
+            assert sum(int(n or 0) * count for rows in found for (_, n), count in rows.items()) == 100_000
+    drop_slots(pg)
+
+
+def test_the_command_takes_what_is_there(db: str, pg: Session, tmp_path: Path) -> None:
+    run(pg, *SHOP)
+    command = [COMMAND, "mirror", db, "--tables", "public.*", "--slot", "s", "--target", f"{tmp_path}/{{table}}"]
+    command += ["--checkpoint", f"{tmp_path}/checkpoint", "--once"]
+    for change in ("DELETE FROM items WHERE line = 1", "SELECT 1"):
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == 0, result.stderr
+        assert "public.items" in result.stdout
+        for table in ("customers", "items"):
+            assert sum(rows_of_lake(f"{tmp_path}/{table}").values()) == sum(rows_of(pg, table).values())
+        run(pg, change)
+    drop_slots(pg)

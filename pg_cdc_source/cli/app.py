@@ -11,6 +11,7 @@ try:
     from pg_cdc_source.cli.bench import bench
     from pg_cdc_source.cli.check import check
     from pg_cdc_source.cli.demo import demo
+    from pg_cdc_source.cli.mirror import mirror
     from pg_cdc_source.cli.resnapshot import resnapshot
     from pg_cdc_source.cli.slots import slots
 except ImportError as error:
@@ -37,6 +38,7 @@ def main(
 
 app.command()(check)
 app.command()(slots)
+app.command()(mirror)
 app.command()(resnapshot)
 app.command()(demo)
 app.command()(bench)

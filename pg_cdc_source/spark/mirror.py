@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -52,7 +53,7 @@ def mirror(
     for name in options:
         if name.lower() in _OWN_OPTIONS:
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
-    targets = Targets.of(target, ledger)
+    targets = Targets.of(_absolute(spark, target), None if ledger is None else _absolute(spark, ledger))
     register(spark)
     reader = spark.readStream.format("pgcdc").options(url=url, tables=tables, slot=slot, **_texts(options))
     rows = reader.options(envelope="arrow", onSchemaChange="emit").load()
@@ -71,6 +72,14 @@ def mirror(
 
 
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
+
+
+def _absolute(spark: SparkSession, path: str) -> str:
+    """A path as Spark understands it: a relative one is in the JVM's directory."""
+    if "://" in path:
+        return path
+    jvm: Any = spark.sparkContext._jvm
+    return str(PurePath(jvm.java.lang.System.getProperty("user.dir"), path))
 
 
 def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
@@ -92,7 +101,9 @@ def _run(batch: DataFrame, task: Task) -> list[dict[str, Any]]:
 
     written = batch.mapInArrow(write_files, spark_schema(RUNS_SCHEMA))
     outcomes = written.repartition(parallelism, "_table").mapInArrow(apply, spark_schema(OUTCOME_SCHEMA))
-    return [row.asDict() for row in outcomes.collect()]
+    # Not collect(), whose times have lost their zone.
+    found: list[dict[str, Any]] = outcomes.toArrow().to_pylist()
+    return found
 
 
 def mirror_at(
@@ -108,8 +119,8 @@ def mirror_at(
     """
     if format != "deltalake":
         raise OptionError(f"mirror_at() does not read the format {format!r}", remedy="use deltalake")
-    found = Ledger(ledger)
-    targets = Targets.of(found.template, ledger)
+    found = Ledger(_absolute(spark, ledger))
+    targets = Targets.of(found.template, found.path)
     row = found.last(lsn)
     if row is None:
         when = "" if lsn is None else f" at or before {lsn}"
