@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake import CommitProperties
 
 from pg_cdc_source.errors import PgCdcError
-from pg_cdc_source.lake.batch_of_table import Segment, TableBatch
+from pg_cdc_source.lake.batch_of_table import FILE, Segment, TableBatch
 from pg_cdc_source.lake.delta_rs import DeltaRsTable, ForeignWriterError, Mark
 from pg_cdc_source.lake.states import states_of
 from pg_cdc_source.lake.targets import Targets
@@ -25,6 +25,7 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field("error", pa.string()),
         pa.field("lsn", pa.int64()),
         pa.field("commit_ts", pa.timestamp("us", tz="UTC")),
+        pa.field("through", pa.int64()),
     ]
 )
 _POSITION = "position"
@@ -55,6 +56,7 @@ class Task:
             "error": None,
             "lsn": max(row["_commit_lsn"] for row in rows),
             "commit_ts": max(times, default=None),
+            "through": max(map(_through, rows)),
         }
         if table is None:
             return outcome
@@ -91,6 +93,11 @@ class Task:
                 is_last = i == len(steps) - 1
                 step(self.mark.commit(self.mark.step(name), *([self.mark.whole()] if is_last else [])))
         return lake.version
+
+
+def _through(row: Mapping[str, Any]) -> int:
+    """Up to which position the rows of a file may be; 0 for what is of the snapshot's very point."""
+    return int(json.loads(row["after"])["through"] or 0) if row["_change_type"] == FILE else 0
 
 
 def _add(lake: DeltaRsTable, files: Sequence[Mapping[str, Any]], anew: bool, commit: CommitProperties) -> None:

@@ -43,7 +43,7 @@ class FileWriter:
                 if row["_change_type"] != SNAPSHOT:
                     others.append(row)
                     continue
-                if self._writer is not None and (row["_table"], row["layout"]) != self._of:
+                if self._writer is not None and (row["_table"], row["layout"], row["after"]) != self._of:
                     yield from self._close()
                 self._write(row)
                 if self._file["raw_bytes"] > FILE_BYTES:
@@ -53,8 +53,8 @@ class FileWriter:
         yield from self._close()
 
     @property
-    def _of(self) -> tuple[str, str]:
-        return self._last["_table"], self._last["layout"]
+    def _of(self) -> tuple[str, str, str | None]:
+        return self._last["_table"], self._last["layout"], self._last["after"]
 
     def _write(self, row: Mapping[str, Any]) -> None:
         layout = read_layout(row["layout"])
@@ -89,6 +89,8 @@ class FileWriter:
             "size": file["filesystem"].get_file_info(file["place"]).size,
             "modified_ms": int(time.time() * 1000),
             "stats": {"numRecords": file["rows"]},
+            # How far behind the point of the snapshot its rows may be, if they are not of just that point.
+            "through": self._last["after"],
         }
         row = {**self._last, "_change_type": FILE, "rows": file["rows"], "data": None, "after": json.dumps(action)}
         yield _batch([row])

@@ -15,6 +15,10 @@ from pg_cdc_source.lake.targets import Targets
 
 log = logging.getLogger(__name__)
 
+# What the ledger says of a table whose rows had to be read again after a crash and could not be turned back: each is as
+# of some point up to this position. It is nobody's to mend.
+CATCHING_UP = "its first rows were read again after a crash, and are not all as of one point before the position "
+
 # Runs a task's ``outcomes`` on all rows of a batch, those of one table together; what became of each table.
 Run = Callable[[Task], Iterable[Mapping[str, Any]]]
 
@@ -39,7 +43,8 @@ class Sink:
         if last is not None and last.batch_id >= batch_id:
             return last
         start = last or LedgerRow(query, -1, 0, None, datetime.now(timezone.utc))
-        outcomes = list(run(Task(self._targets, Mark(query, batch_id), start.tables, start.set_aside)))
+        set_aside = {table: why for table, why in start.set_aside.items() if not why.startswith(CATCHING_UP)}
+        outcomes = list(run(Task(self._targets, Mark(query, batch_id), start.tables, set_aside)))
         self._last = row = self._row(start, batch_id, outcomes)
         self._ledger.append(row)
         count = sum(outcome["rows"] for outcome in outcomes if outcome["version"] is not None)
@@ -62,16 +67,28 @@ class Sink:
                 set_aside[table] = outcome["error"]
             elif outcome["version"] is not None:
                 versions[table] = outcome["version"]
-                if set_aside.pop(table, None) is not None:
+                why = set_aside.get(table, CATCHING_UP)
+                if not why.startswith(CATCHING_UP):
+                    del set_aside[table]
                     log.info("%s is taken up again", table)
+                if outcome["through"]:
+                    set_aside[table] = f"{CATCHING_UP}{outcome['through']}"
+        lsn = max([start.lsn, *(outcome["lsn"] for outcome in outcomes)])
+        for table in [table for table, why in set_aside.items() if _is_over(why, lsn)]:
+            del set_aside[table]
         self._targets.require_distinct(versions)
         times = [o["commit_ts"] for o in outcomes if o["commit_ts"] is not None]
         return LedgerRow(
             start.query,
             batch_id,
-            max([start.lsn, *(outcome["lsn"] for outcome in outcomes)]),
+            lsn,
             max(times, default=start.commit_ts),
             datetime.now(timezone.utc),
             versions,
             set_aside,
         )
+
+
+def _is_over(why: str, lsn: int) -> bool:
+    """Whether a table has caught up with its rows."""
+    return why.startswith(CATCHING_UP) and lsn >= int(why.removeprefix(CATCHING_UP))

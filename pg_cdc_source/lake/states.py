@@ -142,7 +142,7 @@ def _with_former_values(
     search = _Search(rows, key)
     sources = {i: places.copy() for i in range(values.num_columns)}
     kept: dict[int, np.ndarray[Any, Any]] = {}
-    fetched: dict[Key, int] = {}
+    fetched: dict[Key, None] = {}
     waiting: list[tuple[int, int, Key]] = []
     kinds = rows["_change_type"].to_pylist()
     for n in np.flatnonzero(listed).tolist():
@@ -164,18 +164,20 @@ def _with_former_values(
                 kept.setdefault(i, np.zeros(len(places), np.bool_))[n] = True
             else:
                 assert former.key is not None
-                fetched.setdefault(former.key, len(fetched))
+                # Rows that were read again after a crash may have the new key already.
+                fetched |= {former.key: None, search.key(row): None}
                 waiting.append((i, n, former.key))
     if fetched:
         found = fetch(list(fetched))
         there = {k: j for j, k in enumerate(zip(*(found[name].to_pylist() for name in key), strict=True))}
         for i, n, old in waiting:
-            if old not in there:
+            at = there.get(old, there.get(search.key(int(places[n]))))
+            if at is None:
                 raise SchemaChangedError(
                     f"the lake's table has no row of the key {old}, whose values a changed key takes along",
                     remedy="have the table's rows come again: pg-cdc resnapshot",
                 )
-            sources[i][n] = values.num_rows + there[old]
+            sources[i][n] = values.num_rows + at
         values = pa.concat_tables([values, found.select(values.column_names).cast(values.schema)])
     columns = [values.column(i).take(pa.array(sources[i])) for i in range(values.num_columns)]
     return pa.Table.from_arrays(columns, schema=values.schema), kept

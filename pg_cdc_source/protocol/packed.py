@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, PACKED_SCHEMA, RUNS_SCHEMA, StreamedTable
 from pg_cdc_source.values.arrow import from_numpy, from_texts, null, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints
@@ -88,9 +89,10 @@ def layout_text(table: StreamedTable) -> str:
 # --- a run as a row --------------------------------------------------------------------------------------------------
 
 
-def runs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
+def runs_of(batch: pa.RecordBatch, through: Lsn | None = None) -> pa.RecordBatch:
     """Return rows of ``RUNS_SCHEMA`` for rows of ``PACKED_SCHEMA``: a run of each table and layout, and other rows.
 
+    ``through``: rows of a snapshot may be as of a later point, up to this one, which ``after`` then has as a number.
     ``_commit_lsn``, ``_seq``, ``_commit_ts`` and ``_xid`` are those of the run's last change.
     """
     layouts = batch.column("layout")
@@ -104,7 +106,8 @@ def runs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
         if code == -1:
             found += [{**row, "rows": 1, "data": None} for row in part.drop_columns(["values", "before"]).to_pylist()]
         else:
-            found.append(_run(part, layouts.dictionary[code].as_py()))
+            run = _run(part, layouts.dictionary[code].as_py())
+            found.append(run if through is None else {**run, "after": str(int(through))})
     found.sort(key=lambda row: (row["_commit_lsn"], row["_seq"]))
     columns = [pa.array([row[field.name] for row in found], field.type) for field in RUNS_SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=RUNS_SCHEMA)

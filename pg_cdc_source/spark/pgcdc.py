@@ -158,16 +158,19 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():
+            through = None
             if isinstance(partition, ChangesPartition):
                 rows = _joined(partition.payloads)
             else:
                 assert isinstance(partition, SnapshotPartition)
                 rows = self._snapshot(partition.part)
+                if partition.part.through > partition.part.lsn:
+                    through = partition.part.through
             if self._options.change_format == "changelog":
                 schema = changelog_schema(str(self._options.dbtable), self._schema)
                 yield from (changelog_rows(batch, schema) for batch in rows)
             elif self._options.envelope == "arrow":
-                yield from map(runs_of, rows)
+                yield from (runs_of(batch, through) for batch in rows)
             else:
                 yield from rows
 

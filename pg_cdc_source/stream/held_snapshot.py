@@ -43,13 +43,17 @@ from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, session_n
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """One range of a table of the snapshot. ``rewound`` says what to leave out, None being nothing."""
+    """One range of a table of the snapshot. ``rewound`` says what to leave out, None being nothing.
+
+    Rows may be as of any point from ``lsn`` through ``through``: these differ where a table could not be turned back.
+    """
 
     scan: Plan
     table: StreamedTable
     source: GivenSnapshot
     range: ScanRange
     lsn: Lsn
+    through: Lsn
     rewound: Rewound | None
 
 
@@ -119,6 +123,7 @@ class HeldSnapshot:
         olds: list[Chunk] = []
         session, snapshot_id = self._held.holders[0]
         lsn, source = Lsn(rows.point - 1), GivenSnapshot(snapshot_id, self._held.instance)
+        read_at = lsn if self._held.lsn is None else max(lsn, self._held.lsn)
         for planned in rows.tables:
             rewound = self._rewound.get(planned.oid)
             with translated(f"planning {planned.name}"):
@@ -129,7 +134,8 @@ class HeldSnapshot:
                 olds += rewound.old_rows
                 # They come once; every part would carry them.
                 rewound = replace(rewound, old_rows=())
-            parts += [SnapshotPart(planned.scan, planned.table, source, part, lsn, rewound) for part in ranges]
+            through = read_at if rewound is None else lsn
+            parts += [SnapshotPart(planned.scan, planned.table, source, part, lsn, through, rewound) for part in ranges]
         return parts, olds
 
     def end(self) -> None:
