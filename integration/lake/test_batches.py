@@ -91,7 +91,7 @@ class _Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before a commit", "after a commit"])
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(3))
 def test_a_batch_that_breaks_in_the_middle_is_applied_once(
     number: int, after: bool, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import COMMAND
 from databases import connect
 from deltalake import DeltaTable
 from driving import drop_slots, run
@@ -95,7 +94,7 @@ def test_tables_are_loaded_and_followed(
     wait_until(same, 60)
 
 
-def test_a_driver_that_is_killed_again_and_again(db: str, pg: Session, tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_goes_on_where_it_was(db: str, pg: Session, tmp_path: Path) -> None:
     run(pg, *SHOP, "CREATE TABLE a (id int PRIMARY KEY, n int)", "CREATE TABLE b (id int PRIMARY KEY, n int)",
         *(f"INSERT INTO {name} SELECT i, 100 FROM generate_series(1, 500) AS i" for name in "ab"))  # fmt: skip
     ledger, program = Ledger(f"{tmp_path}/lake/_pgcdc"), Path(__file__).parents[1] / "helpers" / "mirroring.py"
@@ -118,7 +117,7 @@ def test_a_driver_that_is_killed_again_and_again(db: str, pg: Session, tmp_path:
             rows_of_lake(f"{tmp_path}/lake/{name}", last.tables[f"public.{name}"]) == rows_of(pg, name) for name in "ab"
         )
 
-    for kills in range(3):
+    for kills in range(2):
         process = subprocess.Popen([sys.executable, program, tmp_path, db], start_new_session=True)
         try:
             with at_work(transfer):
@@ -126,7 +125,7 @@ def test_a_driver_that_is_killed_again_and_again(db: str, pg: Session, tmp_path:
                 wait_until(lambda before=before: batches() > before, 120)  # type: ignore[misc]
                 # Somewhere in a batch.
                 time.sleep(chance.uniform(0, 1.5))
-                if kills < 2:
+                if kills == 0:
                     continue
             wait_until(is_same, 60)
         finally:
@@ -139,18 +138,4 @@ def test_a_driver_that_is_killed_again_and_again(db: str, pg: Session, tmp_path:
         if {"public.a", "public.b"} <= tables.keys() - dict(row["set_aside"]).keys():
             found = [rows_of_lake(f"{tmp_path}/lake/{name}", tables[f"public.{name}"]) for name in "ab"]
             assert sum(int(n or 0) * count for rows in found for (_, n), count in rows.items()) == 100_000
-    drop_slots(pg)
-
-
-def test_the_command_takes_what_is_there(db: str, pg: Session, tmp_path: Path) -> None:
-    run(pg, *SHOP)
-    command = [COMMAND, "mirror", db, "--tables", "public.*", "--slot", "s", "--target", f"{tmp_path}/{{table}}"]
-    command += ["--checkpoint", f"{tmp_path}/checkpoint", "--once"]
-    for change in ("DELETE FROM items WHERE line = 1", "SELECT 1"):
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-        assert result.returncode == 0, result.stderr
-        assert "public.items" in result.stdout
-        for table in ("customers", "items"):
-            assert sum(rows_of_lake(f"{tmp_path}/{table}").values()) == sum(rows_of(pg, table).values())
-        run(pg, change)
     drop_slots(pg)
