@@ -105,7 +105,7 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
         """The schema of the stream's rows, whatever shape tasks give them."""
         if self._schema is None:
             if self._options.dbtable is None:
-                self._schema = layout_of(self._options).schema(())
+                self._schema = layout_of(self._options).schema([])
             else:
                 with short_errors():
                     self._schema = read_typed_schema(self._options)

@@ -73,7 +73,7 @@ class Capture:
         self._history = SlotHistory(options, self._source)
         self._membership = Membership(options, schema, self._source)
         self._snapshot = HeldSnapshot(options, self._source, self._history, self._is_driver_there)
-        self._layouts = EmittedLayouts(options)
+        self._layouts = EmittedLayouts(options, schema)
         self._reader = PlannedReader(options, self._history, self._layouts)
         self._joins = Joins(options, self._membership)
         self._given: StreamOffset | None = None  # the newest offset that this process has given out

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
@@ -27,7 +28,7 @@ from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_guesses
 from pg_cdc_source.stream.layout_history import LayoutHistory
 from pg_cdc_source.stream.schema_history import match_relation
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, layout_of, narrowed
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, narrowed
 from pg_cdc_source.values.registry import Column
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,9 @@ log = logging.getLogger(__name__)
 class EmittedLayouts:
     """Knows the layouts from the offset on that this process began with."""
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: StreamOptions, schema: pa.Schema) -> None:
         self.are_emitted = options.on_schema_change == "emit"
-        self._schema = layout_of(options).schema(())
+        self._schema = schema
         self._catalog = CatalogLayouts(options)
         self._history = LayoutHistory(self._catalog.look)
         self._has_begun = False
