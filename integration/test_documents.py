@@ -181,8 +181,8 @@ def test_the_examples_of_a_page_run(
 
 
 def test_every_command_that_is_shown_is_run() -> None:
-    """A command of pg-cdc stands in a block of this kind, but for what starts servers and has tests of its own."""
-    elsewhere = ("pg-cdc bench", "pg-cdc demo")
+    """A command of pg-cdc stands in a block of this kind, but for what starts servers or Spark and has its own tests."""
+    elsewhere = ("pg-cdc bench", "pg-cdc demo", "$ pg-cdc mirror")
     shown = [
         line
         for page in PAGES

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import COMMAND
 from databases import connect
 from deltalake import DeltaTable
 from driving import drop_slots, run
@@ -138,4 +139,16 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(db: str, pg: Session, tmp_
         if {"public.a", "public.b"} <= tables.keys() - dict(row["set_aside"]).keys():
             found = [rows_of_lake(f"{tmp_path}/lake/{name}", tables[f"public.{name}"]) for name in "ab"]
             assert sum(int(n or 0) * count for rows in found for (_, n), count in rows.items()) == 100_000
+    drop_slots(pg)
+
+
+def test_the_command_takes_what_is_there(db: str, pg: Session, tmp_path: Path) -> None:
+    run(pg, *SHOP)
+    command = [COMMAND, "mirror", db, "--tables", "public.*", "--slot", "s", "--target", f"{tmp_path}/{{table}}"]
+    command += ["--checkpoint", f"{tmp_path}/checkpoint", "--once"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "public.items" in result.stdout
+    for table in ("customers", "items"):
+        assert sum(rows_of_lake(f"{tmp_path}/{table}").values()) == sum(rows_of(pg, table).values())
     drop_slots(pg)
