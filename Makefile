@@ -13,8 +13,8 @@ PYSPARK ?=
 SPARKS ?= 4.0.4 4.1.4 4.2.1 4.3.0
 
 # Test files run in this many processes, each with a PostgreSQL and a Spark of its own; one after the other on a server
-# that runs already.
-JOBS ?= $(if $(PG_CDC_TEST_URL),0,logical)
+# that runs already. One more than there are cores, because tests wait for servers, too.
+JOBS ?= $(if $(PG_CDC_TEST_URL),0,$(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)'))
 
 VENV := .venv$(if $(PYSPARK),-$(PYSPARK))
 BIN := $(VENV)/bin
