@@ -103,6 +103,7 @@ class Dying:
                         next((what for what in ("rewind", "reading", "slot", "held") if what in doing), "any")
                     ] += 1
                     return
+                break
         self._obey(status)
 
     def live_until(self, look: Callable[[], object], seconds: float) -> None:
