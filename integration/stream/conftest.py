@@ -1,15 +1,27 @@
-"""A stream that a test drives batch by batch."""
+"""A stream that a test drives batch by batch, or that drives itself as its errors say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import pytest
 from driving import Drive, driving
+from obedient import Obedient
 from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.stream import capture, membership
 
 
 @pytest.fixture
 def drive(db: str, pg: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
     with driving(pg, db, monkeypatch) as drive:
         yield drive
+
+
+@pytest.fixture
+def obedient(pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Obedient]:
+    """``obedient(tables=…)`` starts a stream with a sink and an operator."""
+    monkeypatch.setattr(capture, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    return functools.partial(Obedient, pg, drive)
