@@ -180,7 +180,7 @@ class Obedient:
 
     def _differences(self, sources: Mapping[str, str]) -> dict[str, Any]:
         """By table, what it has and the sink has not, and the other way round."""
-        found: dict[str, Any] = {name: "not expected" for name in self.replica.filled - sources.keys()}
+        found: dict[str, Any] = dict.fromkeys(self.replica.filled - sources.keys(), "not expected")
         found |= {f"{name} misfits": change for name, change in self.replica.misfits.items()}
         for name, source in sources.items():
             there, here = rows_of(self._pg, source), self.replica.rows(name)

@@ -34,7 +34,8 @@ def test_temporary_and_unlogged_tables_are_none_of_the_publications(
     sink = obedient(tables="public.*", onSchemaChange=mode)
     sink.equals("tab1")
     sink.run(how, "CREATE TEMPORARY TABLE tt1 AS SELECT 1 AS a", "UPDATE tt1 SET a = 2",
-             "CREATE UNLOGGED TABLE tu1 AS SELECT 1 AS a", "UPDATE tu1 SET a = 2", "INSERT INTO tab1 VALUES (1)")  # fmt: skip
+             "CREATE UNLOGGED TABLE tu1 AS SELECT 1 AS a", "UPDATE tu1 SET a = 2",
+             "INSERT INTO tab1 VALUES (1)")  # fmt: skip
     sink.equals("tab1")
     # It becomes one, with what it has by then.
     sink.run(how, "ALTER TABLE tu1 SET LOGGED", "INSERT INTO tu1 VALUES (3)")
@@ -69,8 +70,10 @@ def test_another_index_becomes_the_identity(mode: str, how: str, pg: Session, ob
     sink.run(how, "ALTER TABLE t REPLICA IDENTITY USING INDEX t_b", "UPDATE t SET a = -a WHERE a = 1",
              "DELETE FROM t WHERE a = 2")  # fmt: skip
     sink.equals("t")
-    sink.run(how, "INSERT INTO t VALUES (3, 3)", "ALTER TABLE t REPLICA IDENTITY FULL", "UPDATE t SET a = 4, b = 4 WHERE a = 3",
-             "ALTER TABLE t REPLICA IDENTITY USING INDEX t_a", "UPDATE t SET b = b + 10, a = a + 10", "DELETE FROM t WHERE a = 9")  # fmt: skip
+    sink.run(how, "INSERT INTO t VALUES (3, 3)", "ALTER TABLE t REPLICA IDENTITY FULL",
+             "UPDATE t SET a = 4, b = 4 WHERE a = 3",
+             "ALTER TABLE t REPLICA IDENTITY USING INDEX t_a", "UPDATE t SET b = b + 10, a = a + 10",
+             "DELETE FROM t WHERE a = 9")  # fmt: skip
     sink.equals("t")
     assert sink.started_over == 0, sink.refusals
     assert all("public.t: the replica identity was changed" in refusal for refusal in sink.refusals), sink.refusals
@@ -98,7 +101,8 @@ def test_a_schema_is_renamed_and_created_again_in_one_transaction(
 @pytest.mark.parametrize("how", HOW)
 def test_whole_rows_tell_in_a_table_with_dropped_columns(how: str, pg: Session, obedient: Begin) -> None:
     run(pg, "CREATE TABLE dropped_cols (a int, b_drop int, c int)", "ALTER TABLE dropped_cols REPLICA IDENTITY FULL",
-        "CREATE PUBLICATION s FOR TABLE dropped_cols", "INSERT INTO dropped_cols VALUES (1, 1, 1), (2, 2, 2)")  # fmt: skip
+        "CREATE PUBLICATION s FOR TABLE dropped_cols",
+        "INSERT INTO dropped_cols VALUES (1, 1, 1), (2, 2, 2)")  # fmt: skip
     sink = obedient(tables="public.*", onSchemaChange="emit")
     sink.equals("dropped_cols")
     sink.run(how, "ALTER TABLE dropped_cols DROP COLUMN b_drop", "UPDATE dropped_cols SET a = 100 WHERE a = 1",
