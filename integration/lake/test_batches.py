@@ -86,6 +86,20 @@ def test_columns_that_change(pg: Session, begin: Begin) -> None:
     wait_until(is_same(lake, pg, "t"))
 
 
+def test_a_table_that_is_rewritten_is_not_said_to_be_of_one_point_until_its_rows_have_come(
+    pg: Session, begin: Begin
+) -> None:
+    lake = begin(*T, *U)
+    run(pg, "ALTER TABLE t ADD COLUMN r float DEFAULT random()", "INSERT INTO t VALUES (3, 'c')",
+        "INSERT INTO u VALUES (2, 'y')")  # fmt: skip
+    wait_until(is_same(lake, pg, "t", "u"))
+    rows = DeltaTable(lake.ledger.path).to_pyarrow_table().to_pylist()
+    assert any("public.t was rewritten" in dict(row["set_aside"]).get("public.t", "") for row in rows)
+    last = lake.ledger.last()
+    assert last is not None
+    assert last.set_aside == {}
+
+
 class _Killed(BaseException):
     """Ends a batch as a killed process does."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties
 
-from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.errors import PgCdcError, SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import FILE, Segment, TableBatch
 from pg_cdc_source.lake.delta_rs import DeltaRsTable, ForeignWriterError, Mark
 from pg_cdc_source.lake.states import states_of
@@ -75,6 +75,11 @@ class Task:
         batch = TableBatch.of(table, rows)
         if table in self.set_aside and not batch.comes_whole:
             return None
+        if batch.is_rewritten and not batch.comes_whole:
+            raise SchemaChangedError(
+                f"{table} was rewritten, and the rows that the lake has are not those of PostgreSQL any more",
+                remedy="wait: the stream reads its rows again",
+            )
         lake.require_ours(self.versions.get(table), self.mark, again=table in self.set_aside)
         if batch.layout is not None:
             lake.prepare(batch.layout, batch.fills, self.mark, anew=batch.comes_whole)

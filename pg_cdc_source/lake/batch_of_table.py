@@ -54,9 +54,7 @@ class TableBatch:
     segments: list[Segment]
     files: list[Mapping[str, Any]]
     fills: dict[int, str | None] = field(default_factory=dict)
-    retyped: list[str] = field(default_factory=list)
     is_rewritten: bool = False
-    has_left: bool = False
     is_emptied: bool = False  # before its files, or where no row says what its columns are
 
     @property
@@ -84,12 +82,8 @@ class TableBatch:
             kind, attnum = change["change"], change["attnum"]
             if kind == "added" and attnum is not None:
                 self.fills[attnum] = change["fill"]
-            elif kind == "retyped":
-                self.retyped.append(change["name"])
             elif kind == "rewritten":
                 self.is_rewritten = True
-            elif kind == "left":
-                self.has_left = True
 
     def _read(self, ordered: Sequence[Mapping[str, Any]]) -> None:
         point = max(((row["_commit_lsn"], row["_seq"]) for row in self.files), default=None)
