@@ -272,6 +272,30 @@ def test_a_stream_that_is_ahead_of_the_consistent_point_goes_back_for_the_table(
     assert kinds(driver.take(2)) == ["insert", "insert"]
 
 
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark gives no start")
+def test_changes_of_a_table_that_is_gone_do_not_come_again_with_another_that_joins(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*", onSchemaChange="ignore")
+    driver.take(1)
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    run(pg, "INSERT INTO t VALUES (2, 'behind the point')")
+    driver.take(1)
+    late.set()
+    wait_until(lambda: driver.plan(read=False))
+    driver.stop()
+    run(pg, "DROP TABLE t")
+    driver.start()
+    rows = driver.batch()
+    assert sorted((row["_table"], row["_change_type"]) for row in rows) == [
+        ("public.u", "snapshot"), ("public.u", "snapshot"), ("public.u", "truncate")
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("moment", ["waiting", "given", "planned"])
 def test_a_join_is_the_same_after_a_crash(moment: str, pg: Session, drive: Drive) -> None:
     run(pg, *T, *U, "ALTER TABLE u REPLICA IDENTITY FULL", "CREATE PUBLICATION s FOR TABLE t")

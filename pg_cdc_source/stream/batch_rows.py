@@ -38,7 +38,7 @@ class BatchRows:
 
     def plan_from(self, plan: StreamPlan, begin: Position, position: Position) -> StreamPlan:
         """The plan for changes after ``begin``: of these tables from the point on, of the others after ``position``."""
-        since = dict.fromkeys((p.oid for p in plan.planned), position.next_lsn) if begin < position else {}
+        since = dict.fromkeys((member.oid for member in plan.members), position.next_lsn) if begin < position else {}
         if self.again:
             since |= dict.fromkeys(self.wanted, self.point)
         return replace(plan, since=since)
