@@ -465,6 +465,33 @@ def test_a_row_says_that_a_table_has_left(down: bool, pg: Session, drive: Drive)
     assert driver.members[0].name == "public.t"
 
 
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("what", ["partition", "schema"])
+def test_a_table_that_its_root_or_schema_did_not_publish_for_a_while_comes_again(
+    what: str, down: bool, pg: Session, drive: Drive
+) -> None:
+    """It has the entry of the root or schema, before and after."""
+    if what == "schema":
+        if pg.server_version < 150000:
+            pytest.skip("FOR TABLES IN SCHEMA came with PostgreSQL 15")
+        create, publication = "CREATE TABLE t (id int PRIMARY KEY, v text)", "FOR TABLES IN SCHEMA public"
+        out, back, hidden = "ALTER TABLE t SET SCHEMA hidden", "ALTER TABLE hidden.t SET SCHEMA public", "hidden.t"
+    else:
+        create, publication = "CREATE TABLE t PARTITION OF r FOR VALUES IN (1, 2, 3)", "FOR TABLE r"
+        out, back = "ALTER TABLE r DETACH PARTITION t", "ALTER TABLE r ATTACH PARTITION t FOR VALUES IN (1, 2, 3)"
+        hidden = "t"
+    run(pg, "CREATE TABLE r (id int PRIMARY KEY, v text) PARTITION BY LIST (id)", "CREATE SCHEMA hidden",
+        "CREATE TABLE r_1 PARTITION OF r DEFAULT")  # fmt: skip
+    driver = standing(drive, pg, create, "INSERT INTO t VALUES (1, 'a')", f"CREATE PUBLICATION s {publication}",
+                      tables="public.*")  # fmt: skip
+    if down:
+        driver.stop()
+    run(pg, out, f"INSERT INTO {hidden} VALUES (2, 'while it was out')", back, "INSERT INTO t VALUES (3, 'since')")
+    if down:
+        driver.start()
+    until_equal(driver, pg, "t")
+
+
 def test_the_last_table_comes_back_whole(pg: Session, drive: Drive) -> None:
     statements = (*T, "CREATE PUBLICATION s FOR TABLE t")
     driver = standing(drive, pg, *statements, tables="public.*", onSchemaChange="ignore")

@@ -18,7 +18,7 @@ from pg_cdc_source.postgres.publication import (
 )
 
 A, B = Relation(11, "public", "a", "r"), Relation(12, "public", "b", "r")
-TABLES = (PublishedTable(A, None, None, (91,), None), PublishedTable(B, ("id",), "(id > 1)", (92, 93), None))
+TABLES = (PublishedTable(A, None, None, ("91",), None), PublishedTable(B, ("id",), "(id > 1)", ("92", "93"), None))
 PUBLICATION = Publication(90, "p", False, True, True, True, True, True, True, TABLES, 70)
 
 ATTACHED = (
@@ -80,6 +80,11 @@ def test_two_marks_say_what_happened_between(before: str, now: str, says: str) -
         ("91", "91", ""),
         ("91", "95", "has public.a anew: it was dropped from it and added again"),
         ("91+95", "95+96", ""),
+        ("91/700", "91/700", ""),
+        ("91/700", "91/701", "has public.a anew: it was in another schema for a while, or detached"),
+        ("91/700+92", "91/701+92", ""),
+        ("91/700", "92", "has public.a anew: it was dropped from it and added again"),
+        ("91", "91/700", ""),
         ("91", "91r", "has a row filter for public.a now"),
         ("91rc", "91c", "has no row filter for public.a now"),
         ("91", "92c", "has a column list for public.a now"),

@@ -28,15 +28,15 @@ def mark_of(publication: Publication, server_version: int) -> str:
 
 
 def entry_of(table: PublishedTable) -> str:
-    """How a publication lists a table: ``16394+16396rc@77``.
+    """How a publication lists a table: ``16394+16396/771rc@77``.
 
-    These are the oids of its entries, r for a row filter, c for a column list, @ and the transaction of
-    ``PublishedTable.attached``. A table keeps its entry when names change, and gets another one with another filter or
-    list (pg_publication_rel). Where all tables are published, it has none. Behind them stand i and
-    ``PublishedTable.altered`` if the publication for inserts has it.
+    These are its entries (the second one is that of its schema or root, and since when it has the table), r for a row
+    filter, c for a column list, @ and the transaction of ``PublishedTable.attached``. A table keeps its entry when
+    names change, and gets another one with another filter or list (pg_publication_rel). Where all tables are published,
+    it has none. Behind them stand i and ``PublishedTable.altered`` if the publication for inserts has it.
     """
     return (
-        "+".join(map(str, table.entries))
+        "+".join(table.entries)
         + ("r" if table.row_filter is not None else "")
         + ("c" if table.columns is not None else "")
         + (f"@{table.attached}" if table.attached is not None else "")
@@ -78,7 +78,9 @@ def find_table_change(entry: str, now: str, name: str) -> str:
     for letter, what in (("r", "row filter"), ("c", "column list")):
         if (letter in flags) != (letter in flags_now):
             return f"has {'a' if letter in flags_now else 'no'} {what} for {name} now"
-    if entries and entries_now and not set(entries) & set(entries_now):
+    if entries and entries_now and not any(_is_one(old, new) for old in entries for new in entries_now):
+        if {_oid_of(old) for old in entries} & {_oid_of(new) for new in entries_now}:
+            return f"has {name} anew: it was in another schema for a while, or detached"
         otherwise = ", or given another row filter or column list" if flags else ""
         return f"has {name} anew: it was dropped from it and added again{otherwise}"
     if altered and altered_now and altered != altered_now:
@@ -91,6 +93,15 @@ def find_table_change(entry: str, now: str, name: str) -> str:
             "(publish_via_partition_root = true))"
         )
     return ""
+
+
+def _is_one(entry: str, now: str) -> bool:
+    """Whether a table was listed by this entry all the time. Checkpoints of release 0.1.0 have only its oid."""
+    return entry == now or entry == _oid_of(now)
+
+
+def _oid_of(entry: str) -> str:
+    return entry.partition("/")[0]
 
 
 def _parsed_entry(entry: str) -> tuple[Sequence[str], str, int, int]:

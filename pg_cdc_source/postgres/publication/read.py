@@ -25,16 +25,18 @@ GENERATED_VERSION = 180000
 class PublishedTable:
     """A table under the name that its changes have; ``columns`` None means all, ``row_filter`` is SQL.
 
-    ``entries`` are the oids of the catalog's rows that list it, its schema or its root; none where all tables are
-    published. ``attached`` is the transaction that last attached a partition which the server may not have noticed, 0
-    if there is none; None where the server notices every one (see ``before_15``). With ``inserts_only``, the
-    publication for inserts has it, and ``altered`` is the transaction that last set something of that one (from 15 on).
+    ``entries`` are the catalog's rows that list it, its schema or its root, each by its oid; none where all tables are
+    published. What lists another relation lists the table as long as it is in that schema, or attached to that root:
+    behind ``/`` stand the transactions that made it so. ``attached`` is the transaction that last attached a partition
+    which the server may not have noticed, 0 if there is none; None where the server notices every one (see
+    ``before_15``). With ``inserts_only``, the publication for inserts has it, and ``altered`` is the transaction that
+    last set something of that one (from 15 on).
     """
 
     relation: Relation
     columns: tuple[str, ...] | None
     row_filter: str | None
-    entries: tuple[int, ...]
+    entries: tuple[str, ...]
     attached: int | None
     inserts_only: bool = False
     altered: int = 0
@@ -105,16 +107,32 @@ found AS (
             )
         )
 ),
-place (table_oid, object) AS (
-    SELECT oid, unnest(ARRAY[oid, namespace]) FROM found
-    UNION
-    SELECT f.oid, unnest(ARRAY[a.oid, a.relnamespace])
+-- The table and what it is a partition of, from the bottom to the top; and what has made it one.
+branch (table_oid, oid, level, link) AS (
+    SELECT oid, oid, 1::bigint, NULL::text FROM found
+    UNION ALL
+    SELECT f.oid, up.oid, up.level, i.xmin::text
     FROM found AS f
-    CROSS JOIN pg_partition_ancestors(f.oid) AS up (oid)
-    JOIN pg_catalog.pg_class AS a ON a.oid = up.oid
+    CROSS JOIN pg_partition_ancestors(f.oid) WITH ORDINALITY AS up (oid, level)
+    JOIN pg_partition_ancestors(f.oid) WITH ORDINALITY AS below (oid, level) ON below.level = up.level - 1
+    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = below.oid
+),
+attached (table_oid, oid, links) AS (
+    SELECT table_oid, oid, array_agg(link) OVER (PARTITION BY table_oid ORDER BY level) FROM branch
+),
+place (table_oid, object, links) AS (
+    SELECT table_oid, oid, links FROM attached
+    UNION ALL
+    SELECT a.table_oid, c.relnamespace, a.links || d.xmin::text
+    FROM attached AS a
+    JOIN pg_catalog.pg_class AS c ON c.oid = a.oid
+    -- SET SCHEMA replaces it.
+    LEFT JOIN pg_catalog.pg_depend AS d
+        ON d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = a.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.refobjid = c.relnamespace
 ),
 listed (table_oid, entries) AS (
-    SELECT p.table_oid, array_agg(e.oid::bigint ORDER BY e.oid)
+    SELECT p.table_oid, array_agg(DISTINCT concat_ws('/', e.oid, nullif(array_to_string(p.links, '-'), '')))
     FROM place AS p
     JOIN entry AS e ON e.object = p.object
     GROUP BY p.table_oid
