@@ -93,7 +93,14 @@ class Obedient:
             assert self._repeats is None or self._compared(rows) == self._compared(self._repeats)
             self._repeats, self._unheeded = None, ""
             self.replica.apply(rows)
-            self._leaving &= {member.name for member in driver.members}
+            self._let_leave({member.name for member in driver.members}, rows)
+
+    def _let_leave(self, members: Collection[str], rows: list[Row]) -> None:
+        """Give up tables that the stream goes on without, when their last changes have come."""
+        back = {row["_table"] for row in rows if row["_change_type"] == "truncate" and row["_seq"] == 0}
+        for name in self._leaving.difference(members, back):
+            self.replica.drop(name)
+        self._leaving = self._leaving.intersection(members) - back
 
     def _compared(self, rows: list[Row]) -> Counter[str]:
         """What a batch has each time.
@@ -125,9 +132,7 @@ class Obedient:
             return
         self.refusals.append(error.what)
         if "same checkpoint" in error.remedy or error.remedy == "load the DataFrame again":
-            self._leaving = set(_lost(error.what))
-            for name in self._leaving:
-                self.replica.drop(name)
+            self._leaving |= set(_lost(error.what))
             if match := re.match(r"(\S+) was renamed to (\S+)", error.what):
                 self.replica.rename(*match.groups())
             self._restart(**dict(re.findall(r"same checkpoint and (\w+)=(\w+)", error.remedy)))
