@@ -86,6 +86,8 @@ def test_a_schema_is_renamed_and_created_again_in_one_transaction(
     mode: str, how: str, pg: Session, obedient: Begin
 ) -> None:
     """Where nothing says the columns, nothing says either that a table was renamed while the query was down."""
+    if mode == "emit" and pg.server_version < 160000:
+        pytest.skip("before PostgreSQL 16 a session goes on with the old name of the schema")
     run(pg, "CREATE SCHEMA sch1", "CREATE TABLE sch1.t1 (c1 int PRIMARY KEY)", ALL_TABLES,
         "INSERT INTO sch1.t1 VALUES (0)")  # fmt: skip
     sink = obedient(tables="*", onSchemaChange=mode)
