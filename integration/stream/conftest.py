@@ -22,6 +22,8 @@ def drive(db: str, pg: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dri
 @pytest.fixture
 def obedient(pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Obedient]:
     """``obedient(tables=…)`` starts a stream with a sink and an operator."""
+    # Batches are asked for until all is there, so nothing is to be waited for and everything to be looked at.
+    monkeypatch.setattr(capture, "PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(capture, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
     return functools.partial(Obedient, pg, drive)

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 from databases import connect
 from driving import run
-from obedient import HOW, Obedient
+from obedient import HOW, WAYS, Obedient
 from psycopg2.extensions import connection as Session
 
 Begin = Callable[..., Obedient]
-MODES = ("emit", "fail")
 ALL_TABLES = "CREATE PUBLICATION s FOR ALL TABLES"
 
 
@@ -25,8 +24,7 @@ def test_an_index_with_a_predicate_does_no_harm(pg: Session, obedient: Begin) ->
     sink.was_told()
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_temporary_and_unlogged_tables_are_none_of_the_publications(
     mode: str, how: str, pg: Session, obedient: Begin
 ) -> None:
@@ -59,8 +57,7 @@ def test_a_second_table_joins_with_all_its_rows(how: str, pg: Session, obedient:
     sink.was_told()
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_another_index_becomes_the_identity(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     run(pg, "CREATE TABLE t (a int NOT NULL, b int NOT NULL)", "CREATE UNIQUE INDEX t_a ON t (a)",
         "CREATE UNIQUE INDEX t_b ON t (b)", "ALTER TABLE t REPLICA IDENTITY USING INDEX t_a",
@@ -80,7 +77,6 @@ def test_another_index_becomes_the_identity(mode: str, how: str, pg: Session, ob
     assert mode == "fail" or not sink.refusals
 
 
-@pytest.mark.corner
 @pytest.mark.parametrize(("mode", "how"), [*(("emit", how) for how in HOW), ("fail", "unseen"), ("fail", "seen")])
 def test_a_schema_is_renamed_and_created_again_in_one_transaction(
     mode: str, how: str, pg: Session, obedient: Begin
@@ -130,8 +126,7 @@ def test_whole_rows_tell_where_a_value_is_missing_in_the_heap(how: str, pg: Sess
 
 
 @pytest.mark.corner
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_a_publication_changes_while_transactions_are_open(
     mode: str, how: str, db: str, pg: Session, obedient: Begin
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from driving import run
-from obedient import HOW, Obedient
+from obedient import HOW, WAYS, Obedient
 from psycopg2.extensions import connection as Session
 
 Begin = Callable[..., Obedient]
@@ -63,8 +63,7 @@ def test_columns_that_are_not_listed_do_not_come(mode: str, pg: Session, obedien
     sink.was_told()
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_another_list_brings_the_rows_anew(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     run(pg, "CREATE TABLE tab5 (a int PRIMARY KEY, b int, c int, d int)",
         "INSERT INTO tab5 VALUES (1, 11, 111, 1111), (2, 22, 222, 2222)",
@@ -89,8 +88,7 @@ def test_another_list_brings_the_rows_anew(mode: str, how: str, pg: Session, obe
 REKEYED = "the replica identity was changed before the commit at "
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_the_key_moves_to_other_columns_of_the_list(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     run(pg, "CREATE TABLE tab7 (a int PRIMARY KEY, b int NOT NULL, c int, d int)",
         "INSERT INTO tab7 VALUES (1, 22, 333, 4444)", "CREATE PUBLICATION s FOR TABLE tab7 (a, b)")  # fmt: skip
@@ -111,8 +109,7 @@ def test_the_key_moves_to_other_columns_of_the_list(mode: str, how: str, pg: Ses
     assert mode == "fail" or not sink.refusals
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_partitions_have_lists_of_their_own(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     run(pg, "CREATE TABLE part_c (a int, b int, c int) PARTITION BY LIST (a)",
         "CREATE TABLE part_c_1 PARTITION OF part_c (PRIMARY KEY (a)) FOR VALUES IN (1, 3)",
@@ -164,8 +161,7 @@ def test_of_old_rows_only_listed_columns_come(pg: Session, obedient: Begin) -> N
     sink.was_told()
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_columns_that_are_not_listed_may_change(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     """Neither generated nor dropped columns count."""
     run(pg, "CREATE TABLE mix (a int PRIMARY KEY, b int, c int, d int GENERATED ALWAYS AS (a + 1) STORED)",

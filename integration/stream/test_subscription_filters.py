@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from driving import run
-from obedient import HOW, Obedient
+from obedient import HOW, WAYS, Obedient
 from psycopg2.extensions import connection as Session
 
 Begin = Callable[..., Obedient]
@@ -52,8 +52,7 @@ def test_rows_come_and_go_under_a_filter(mode: str, pg: Session, obedient: Begin
     sink.was_told()
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_another_filter_brings_the_rows_anew(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     run(pg, "CREATE TABLE tab_2 (c int PRIMARY KEY)", "INSERT INTO tab_2 SELECT generate_series(1, 20)",
         "CREATE TABLE tab_3 (a int PRIMARY KEY, b boolean)", "INSERT INTO tab_3 VALUES (1, true)",
@@ -75,8 +74,7 @@ def test_another_filter_brings_the_rows_anew(mode: str, how: str, pg: Session, o
     sink.was_told(*lost, gaps=["tab_2"])
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_a_schema_that_is_published_has_no_filters(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     """The filter of a partition in another schema holds, where it comes under its own name."""
     run(pg, "CREATE SCHEMA rf", "CREATE TABLE rf.tab (x int PRIMARY KEY)",

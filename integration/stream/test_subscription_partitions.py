@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from driving import run
-from obedient import HOW, Obedient
+from obedient import WAYS, Obedient
 from psycopg2.extensions import connection as Session
 
 Begin = Callable[..., Obedient]
@@ -113,8 +113,7 @@ def test_a_truncate_of_a_partition_is_not_sent_under_its_root(mode: str, pg: Ses
 
 
 @pytest.mark.corner
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_the_names_that_partitions_come_under_may_change(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     run(pg, *tab1(pg), "CREATE PUBLICATION s FOR ALL TABLES", "INSERT INTO tab1 VALUES (1), (4), (9)",
         "CREATE TABLE other (a int PRIMARY KEY)", "INSERT INTO other VALUES (1)")  # fmt: skip
@@ -134,8 +133,7 @@ def test_the_names_that_partitions_come_under_may_change(mode: str, how: str, pg
         sink.was_told("has lost public.tab1_1; public.tab1_2; public.tab1_def; ", "has lost public.tab1; ")
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_a_partition_is_a_table_while_it_is_attached(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     run(pg, *tab1(pg), "CREATE PUBLICATION s FOR TABLE tab1 WITH (publish_via_partition_root = false)",
         "INSERT INTO tab1 VALUES (1), (4)", "CREATE TABLE later (a int PRIMARY KEY, b text)",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from driving import run
-from obedient import HOW, Obedient
+from obedient import HOW, WAYS, Obedient
 from psycopg2.extensions import connection as Session
 
 Begin = Callable[..., Obedient]
@@ -48,8 +48,7 @@ def test_a_stream_of_all_changes_and_of_inserts_alone(mode: str, pg: Session, ob
     sink.was_told()
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_a_publication_sends_more_kinds_of_changes(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     """After 001_rep_changes.pl and 010_truncate.pl."""
     run(pg, "CREATE TABLE tab2 (a int PRIMARY KEY)", "CREATE TABLE tab3 (a int PRIMARY KEY)",
@@ -73,8 +72,7 @@ def test_a_publication_sends_more_kinds_of_changes(mode: str, how: str, pg: Sess
     sink.was_told()
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_a_table_is_rewritten(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     """After 006_rewrite.pl."""
     run(pg, "CREATE TABLE test1 (a int PRIMARY KEY, b text)", ALL_TABLES)
@@ -177,9 +175,7 @@ def test_columns_are_added_in_large_transactions(limit: str, mode: str, pg: Sess
     assert sink.started_over == 0
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_a_schema_is_published(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     """After 025_rep_changes_for_schema.pl."""
     if pg.server_version < 150000:
