@@ -24,8 +24,8 @@ from pg_cdc_source.offsets import Lsn, Position
 # What becomes of the query while something is done to its tables: it is down; or it runs, and finds all of it at once;
 # or it takes one statement after the other.
 HOW = ("down", "unseen", "seen")
-# What onSchemaChange is, and how.
-WAYS = (("emit", "down"), ("emit", "unseen"), ("fail", "seen"))
+# What onSchemaChange is, and how it is shown: with emit all is found at once, with fail a query ends in between.
+WAYS = (("emit", "down"), ("emit", "unseen"), ("fail", "down"), ("fail", "seen"))
 
 
 class Obedient:
