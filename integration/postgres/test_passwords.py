@@ -182,8 +182,9 @@ def test_a_snapshot_outlasts_its_passwords(
 
 
 @pytest.mark.matrix("passwordCommand, passwordProvider")
+@pytest.mark.parametrize("option", ["passwordCommand", "passwordProvider"])
 def test_a_stream_outlasts_its_passwords(
-    spark: SparkSession, pg: Session, url: str, reader: dict[str, str], rotation: Rotation, tmp_path: Path
+    spark: SparkSession, pg: Session, url: str, reader: dict[str, str], rotation: Rotation, tmp_path: Path, option: str
 ) -> None:
     run(
         pg,
@@ -192,7 +193,8 @@ def test_a_stream_outlasts_its_passwords(
         "INSERT INTO t SELECT generate_series(1, 10)",
         "CREATE PUBLICATION p FOR TABLE t",
     )
-    options = {"passwordCommand": f"cat {rotation.file}", "dbtable": "t", "publication": "p"}
+    asked = asked_by(option, spark, reader["user"], rotation, tmp_path)
+    options = {**asked, "dbtable": "t", "publication": "p"}
     with querying(spark, tmp_path, pg, url, **options) as query:
         query.start()
         query.take(10)

@@ -160,7 +160,7 @@ def _find(provider: str) -> Callable[..., object]:
             f"the module of passwordProvider {provider} cannot be imported in this process: "
             f"{type(error).__name__}{missing}, {_place_of(error)}",
             remedy="install it in the Python of the driver and of every executor, or ship it with "
-            "spark.sparkContext.addPyFile(), which a stream's source process does not see",
+            "spark.sparkContext.addPyFile() before the query starts",
         ) from None
     for name in names.split("."):
         found = getattr(found, name, None)

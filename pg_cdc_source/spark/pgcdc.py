@@ -20,6 +20,7 @@ from pg_cdc_source.protocol.stream_rows import position_row, snapshot_rows, with
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.spark.copies import Sealed, SealedClass
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
+from pg_cdc_source.spark.shipped_modules import find_shipped_modules
 from pg_cdc_source.spark.worker_tuning import small_task
 from pg_cdc_source.stream.batch_log import described, log_batch
 from pg_cdc_source.stream.capture import Batch, Capture
@@ -93,6 +94,7 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        find_shipped_modules()
         own = self.schema()
         if schema != own:
             raise OptionError(
