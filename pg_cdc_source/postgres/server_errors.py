@@ -155,11 +155,12 @@ def classified(code: str, text: str, doing: str, source_function: str | None = N
     if code == "25006":
         return QueryError(where, remedy="sessions of this format only read: leave out what writes")
     if code == "42704" and text.startswith("publication "):
-        # pgoutput's, before 18. It looks the publication up as of each change's own time.
-        return ServerSetupError(
-            where,
-            remedy="changes made without the publication cannot be decoded: start over with a new checkpoint location "
-            "and a new slot, and leave the publication there",
+        # pgoutput's, before 18. It looks the publication up as of each change's own time, so it stays like this.
+        return SlotLostError(
+            f"{where}: the slot cannot decode changes that were made while there was no such publication",
+            remedy="see that the publication is there, and start the query again with the same checkpoint and "
+            "onSlotLost=resnapshot: a new slot is made, and the rows of all tables come again. Or drop the slot, and "
+            "start over with a new checkpoint location",
         )
     if code == "55000" and source_function in _INVALIDATED_IN:
         # The slot was invalidated between this package's look at it and the server's own.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.errors import TransientError
 from pg_cdc_source.postgres.catalog import Relation, Server
 from pg_cdc_source.postgres.server_errors import translated
 
@@ -57,6 +58,14 @@ def read_trees(session: Session, relations: Sequence[Relation]) -> dict[int, lis
         for root, oid, schema, name, kind, persistence, publishable in cursor:
             trees.setdefault(root, []).append(Node(Relation(oid, schema, name, kind), persistence, publishable))
         return trees
+
+
+def read_tree(session: Session, relation: Relation) -> list[Node]:
+    """The relation with all partitions below it, itself first. Raises TransientError where it was just dropped."""
+    tree = read_trees(session, [relation]).get(relation.oid)
+    if tree is None:
+        raise TransientError(f"{relation} was dropped while its partitions were looked up")
+    return tree
 
 
 _READ_PARENTS = """

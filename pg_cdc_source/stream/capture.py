@@ -38,8 +38,9 @@ from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
 from pg_cdc_source.stream.held_snapshot import HeldSnapshot, SnapshotPart, emptying_rows
 from pg_cdc_source.stream.joins import Join, Joins
 from pg_cdc_source.stream.lag import LagMeter, Standing
+from pg_cdc_source.stream.leaving import Leaving
 from pg_cdc_source.stream.members import find_dropped
-from pg_cdc_source.stream.membership import Leaving, Membership
+from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.planned_reader import PlannedReader
 from pg_cdc_source.stream.schema_history import NewTableError
 from pg_cdc_source.stream.slot_history import SlotHistory

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.errors import DefiniteError, PgCdcError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.snapshots import Held
@@ -51,6 +51,7 @@ class Joins:
         self._membership = membership
         self._joining = Joining(options)
         self._ready: Join | None = None  # what comes once the stream has read so far
+        self._refused = ""  # why the last plan for them failed
         self._stays: dict[Lsn | None, Position] = {}  # of the slot, by point; None is one that is not known yet
 
     def due(
@@ -82,6 +83,16 @@ class Joins:
             tables, mark = self._membership.plan_join(held, start.due)
             if tables and _have_their_files(held, tables):
                 self._ready = Join(held, tables, mark, start.due)
+            self._refused = ""
+        except SchemaChangedError:
+            raise
+        except PgCdcError as error:
+            if isinstance(error, DefiniteError) and str(error) == self._refused:
+                raise
+            # DDL may have come between the plan's queries (see second_look); its transaction ends with the first error.
+            self._refused = str(error)
+            log.warning("tables that join the stream have to wait: %s; trying again", error.what)
+            return None
         finally:
             if self._ready is None:
                 held.close()

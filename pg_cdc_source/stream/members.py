@@ -15,7 +15,7 @@ joined.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
@@ -67,13 +67,23 @@ def members_at(offset: StreamOffset, now: Sequence[Member], session: Session) ->
 
 
 def compare(
-    then: Sequence[Member], mark: str, now: Sequence[Member], mark_now: str, publication_name: str
+    then: Sequence[Member],
+    mark: str,
+    now: Sequence[Member],
+    mark_now: str,
+    publication_name: str,
+    *,
+    says_names: bool = False,
 ) -> Difference:
-    """What became of the tables ``then``. Both marks are those of the whole publication."""
+    """What became of the tables ``then``. Both marks are those of the whole publication.
+
+    ``says_names``: the stream says by itself when a table is renamed.
+    """
     mark, _ = publication.split_mark(mark)
     changed = publication.find_change(mark, mark_now) if mark else ""
     before = {member.oid: member for member in then}
-    names = {member.name: member for member in then}
+    names = {member.name: member.oid for member in then}
+    names_now = {member.name: member.oid for member in now}
     kept, joined = [], []
     for member in now:
         known = before.get(member.oid)
@@ -82,10 +92,23 @@ def compare(
             joined.append(Joined(member, anew))
         elif why := changed or publication.find_table_change(known.entry, member.entry, member.name):
             joined.append(Joined(member, f"publication {quoted(publication_name)} {why}"))
+        elif not says_names and _took_over(known, member, names, names_now):
+            joined.append(Joined(member, f"{known.name} was renamed to {member.name}, and one is another table's name"))
         else:
             kept.append(replace(member, since=known.since))
     present = {member.oid for member in now}
     return Difference(tuple(kept), tuple(joined), tuple(member for member in then if member.oid not in present))
+
+
+def _took_over(known: Member, member: Member, names: Mapping[str, int], names_now: Mapping[str, int]) -> bool:
+    """Whether a table's new name was that of another one, or its old name is: then their rows would be mixed up."""
+    return {names.get(member.name, member.oid), names_now.get(known.name, member.oid)} != {member.oid}
+
+
+def find_renamed(then: Sequence[Member], now: Sequence[Member]) -> list[tuple[str, str]]:
+    """The tables that have another name now: that of ``then``, and the present one."""
+    names = {member.oid: member.name for member in now}
+    return [(m.name, names[m.oid]) for m in then if names.get(m.oid, m.name) != m.name]
 
 
 _READ_NAMES = """

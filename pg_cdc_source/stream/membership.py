@@ -17,7 +17,7 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
@@ -29,22 +29,16 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.snapshots import Held
-from pg_cdc_source.stream.members import Difference, compare, describe_left, members_at, members_of
-from pg_cdc_source.stream.schema_history import FOLLOW, LOAD_AGAIN, READ_AGAIN
+from pg_cdc_source.stream.leaving import Leaving
+from pg_cdc_source.stream.members import Difference, compare, find_renamed, members_at, members_of
+from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
+from pg_cdc_source.stream.second_look import settled
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, plan_stream
 
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """Tables that have left, and a position after all that they have in the stream."""
-
-    members: tuple[Member, ...]
-    through: Position
 
 
 class Membership:
@@ -105,7 +99,7 @@ class Membership:
             self._plan, self.mark = whole.following(members), end.publication
             return ()
         then = self._source.ask(lambda session: members_at(start, end.members or (), session))
-        difference = compare(then, start.publication, end.members, end.publication, self._options.publication)
+        difference = self._difference(then, start.publication, end.members, end.publication)
         self._settle(whole, end.publication, difference, start)
         oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
         # Those of an end that knew its start are still due there.
@@ -173,11 +167,19 @@ class Membership:
     def _compare(self, session: Session, offset: StreamOffset) -> tuple[StreamPlan, str, Difference]:
         whole, mark = self._read(session, offset.members)
         then = members_at(offset, whole.members, session)
-        return whole, mark, compare(then, offset.publication, whole.members, mark, self._options.publication)
+        return whole, mark, self._difference(then, offset.publication, whole.members, mark)
+
+    def _difference(self, then: Sequence[Member], mark: str, now: Sequence[Member], mark_now: str) -> Difference:
+        options = self._options
+        says_names = options.on_schema_change == "emit"
+        return compare(then, mark, now, mark_now, options.publication, says_names=says_names)
 
     def _settle(self, whole: StreamPlan, mark: str, difference: Difference, offset: StreamOffset) -> None:
         """Follow what is complete, and take note of what waits and of what leaves."""
         self._refuse(difference)
+        if self._options.on_schema_change != "emit":
+            for was, name in find_renamed(offset.members or (), whole.members):
+                log.warning("%s is called %s now, and its changes come under that name from here on", was, name)
         followed = list(difference.kept)
         anew = {joined.member.name for joined in difference.joined}
         if self._options.on_new_table == "changes":
@@ -209,7 +211,8 @@ class Membership:
         """Find out which tables have joined and left. Raises SchemaChangedError as :meth:`resume` does."""
         self._looked_at = time.monotonic()
         try:
-            difference = self._find_difference(self._source.open())
+            session = self._source.open()
+            difference = settled(lambda: self._find_difference(session))
         except TransientError:
             # The next look is soon enough.
             self._source.close()
@@ -228,7 +231,7 @@ class Membership:
         if published is None:
             raise SchemaChangedError(
                 f"publication {quoted(options.publication)} was dropped, so changes may be missing",
-                remedy="start over with a new checkpoint location and a new slot",
+                remedy=publication.CREATE_AGAIN,
             )
         if published == self._seen:
             return None
@@ -243,7 +246,7 @@ class Membership:
             relations = tuple(t.relation for t in published.tables if t.relation.oid in _oids(followed))
         mark = publication.mark_of(published, session.server_version)
         now = members_of(published, relations, self.plan.lsn)
-        difference = compare(followed, self.mark, now, mark, options.publication)
+        difference = self._difference(followed, self.mark, now, mark)
         if not difference.joined and not difference.left:
             self._seen = published
         return difference
@@ -284,14 +287,13 @@ class Membership:
         published = publication.require_publication(session, self._options.publications)
         whole, mark = self._plan_of(session, self.plan.members, published, point)
         followed = [planned.member for planned in self.plan.planned]
-        difference = compare(followed, self.mark, whole.members, mark, self._options.publication)
+        difference = self._difference(followed, self.mark, whole.members, mark)
         self._refuse(difference)
         self._take_names(difference)
         oids = {planned.oid for planned in self.plan.named(due)}
         if self._options.on_new_table == "snapshot":
             oids |= {joined.member.oid for joined in difference.joined}
         tables = tuple(_since(planned, point) for planned in whole.planned if planned.oid in oids)
-        self._refuse_names(tables, difference)
         return tables, mark
 
     def _take_names(self, difference: Difference) -> None:
@@ -300,14 +302,6 @@ class Membership:
             names = {member.oid: member.name for member in difference.kept}
             renamed = [replace(p, member=replace(p.member, name=names.get(p.oid, p.name))) for p in self.plan.planned]
             self._plan = replace(self.plan, planned=tuple(renamed))
-
-    def _refuse_names(self, tables: Sequence[PlannedTable], difference: Difference) -> None:
-        """Raise where rows of two tables would come under one name: that of one which was renamed."""
-        joined, names = {table.name for table in tables}, {member.oid: member.name for member in difference.kept}
-        for planned in self.plan.planned:
-            present = names.get(planned.oid, planned.name)
-            if planned.name in joined and present != planned.name:
-                raise SchemaChangedError(f"{planned.name} was renamed to {present}", remedy=LOAD_AGAIN)
 
     def join(self, tables: Sequence[PlannedTable], mark: str) -> None:
         """Follow tables from their points on."""
@@ -326,23 +320,9 @@ class Membership:
     def leave(self) -> None:
         """Let those that are leaving leave: raise, or say so in the log, as ``onSchemaChange`` says."""
         assert self.leaving is not None
-        left, options = self.leaving.members, self._options
-        what = self._source.ask(lambda session: describe_left(session, left, options.publication))
-        what = f"{what}; the stream has no changes of theirs after {self.leaving.through.lsn}"
-        if options.dbtable is not None:
-            raise SchemaChangedError(
-                what,
-                remedy="to go on, publish the table again and start the query with onNewTable=snapshot, which reads "
-                "its rows anew; or start over with a new checkpoint location and a new slot",
-            )
-        if options.on_schema_change == "fail":
-            raise SchemaChangedError(
-                what,
-                remedy="start the query again with the same checkpoint and onSchemaChange=ignore (or emit, where "
-                "a row says so): it goes on without them. One that comes back is read anew (onNewTable=snapshot)",
-            )
-        log.warning("%s; the stream goes on without them", what)
-        oids = _oids(left)
+        leaving, options = self.leaving, self._options
+        self._source.ask(lambda session: leaving.tell(session, options))
+        oids = _oids(leaving.members)
         plan = self.plan
         self._plan = replace(
             plan,

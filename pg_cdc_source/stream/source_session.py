@@ -16,6 +16,7 @@ from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import read_end_of_wal
+from pg_cdc_source.stream.second_look import settled
 from pg_cdc_source.stream.stream_plan import session_name
 
 T = TypeVar("T")
@@ -46,11 +47,12 @@ class SourceSession:
         return self._session
 
     def ask(self, question: Callable[[Session], T]) -> T:
-        """Run ``question`` in the session, and again in a new one where that is lost."""
+        """Run ``question`` in the session, and again where that is lost or DDL may have been in the way."""
 
         def attempt() -> T:
             try:
-                return question(self.open())
+                session = self.open()
+                return settled(lambda: question(session))
             except TransientError:
                 self.close()
                 raise

@@ -75,7 +75,7 @@ def test_no_password_is_in_the_error() -> None:
         ("42703", "column does not exist", None, QueryError),
         ("22012", "division by zero", None, QueryError),
         ("25006", "cannot execute UPDATE in a read-only transaction", None, QueryError),
-        ("42704", 'publication "p" does not exist', None, ServerSetupError),
+        ("42704", 'publication "p" does not exist', None, SlotLostError),
         ("42704", 'type "p" does not exist', None, DefiniteError),
         ("55000", "can no longer get changes", "CreateDecodingContext", SlotLostError),
         ("55000", "something else", "ReadBuffer", DefiniteError),

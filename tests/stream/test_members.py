@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pg_cdc_source.offsets import Lsn, Member
-from pg_cdc_source.stream.members import Joined, compare
+from pg_cdc_source.stream.members import Joined, compare, find_renamed
 
 A, B = Member(11, "public.a", Lsn(5), "91"), Member(12, "public.b", Lsn(7), "92")
 NOW = Lsn(100)
@@ -22,6 +22,22 @@ def test_what_is_listed_as_it_was_is_kept_with_its_past() -> None:
 def test_a_renamed_table_is_the_same() -> None:
     renamed = Member(11, "public.z", Lsn(5), "91")
     assert compare((A,), "90 iudt 70", now(renamed), "90 iudt 70", "p").kept == (renamed,)
+
+
+def test_a_table_that_takes_over_a_name_joins_unless_the_stream_says_so() -> None:
+    swapped = now(Member(11, "public.b", Lsn(5), "91"), Member(12, "public.a", Lsn(7), "92"))
+    found = compare((A, B), "90 iudt 70", swapped, "90 iudt 70", "p")
+    assert [joined.member for joined in found.joined] == list(swapped)
+    assert found.joined[0].why == "public.a was renamed to public.b, and one is another table's name"
+    assert [m.name for m in compare((A, B), "", swapped, "", "p", says_names=True).kept] == ["public.b", "public.a"]
+    # Its old name is another's now, or the one that had its new name is gone.
+    moved = now(Member(11, "public.old", Lsn(5), "91"), Member(13, "public.a", Lsn(7), "93"))
+    assert [joined.member for joined in compare((A,), "", moved, "", "p").joined] == list(moved)
+    replaced = now(Member(12, "public.a", Lsn(7), "92"))
+    found = compare((A, B), "", replaced, "", "p")
+    assert ([joined.member for joined in found.joined], found.left) == (list(replaced), (A,))
+    assert find_renamed((A, B), swapped) == [("public.a", "public.b"), ("public.b", "public.a")]
+    assert find_renamed((A, B), now(A)) == []
 
 
 def test_a_new_table_joins() -> None:

@@ -25,6 +25,7 @@ from pg_cdc_source.postgres.publication.choose import stream_tables
 from pg_cdc_source.postgres.publication.compare import entry_of, find_change, find_table_change, mark_of, split_mark
 from pg_cdc_source.postgres.publication.identity import ReplicaIdentity, read_identities, without_identity
 from pg_cdc_source.postgres.publication.plan import (
+    CREATE_AGAIN,
     Planned,
     ensure_publication,
     plan_publication,
@@ -35,6 +36,7 @@ from pg_cdc_source.postgres.publication.read import Publication, PublishedTable,
 from pg_cdc_source.postgres.publication.sent import SentTable, Unpublished, read_sent_tables, read_unpublished
 
 __all__ = [
+    "CREATE_AGAIN",
     "Planned",
     "Publication",
     "PublishedTable",

@@ -15,7 +15,7 @@ from pg_cdc_source.postgres.publication.before_15 import is_before_15, refuse_ot
 from pg_cdc_source.postgres.publication.listing import by_name, listed
 from pg_cdc_source.postgres.publication.read import Publication
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.trees import Node, read_ancestors, read_parents, read_trees
+from pg_cdc_source.postgres.trees import Node, read_ancestors, read_parents, read_tree, read_trees
 
 
 def stream_tables(
@@ -95,7 +95,7 @@ def _published_as(session: Session, publication: Publication, relation: Relation
     published = {table.relation.oid for table in publication.tables}
     if relation.oid in published:
         return [relation]
-    parts = [node.relation for node in read_trees(session, [relation])[relation.oid] if node.relation.oid in published]
+    parts = [node.relation for node in read_tree(session, relation) if node.relation.oid in published]
     if not parts or _lacking(session, published, relation):
         raise _not_published(session, publication, relation, whole=False)
     return parts
@@ -121,7 +121,7 @@ def _is_published(session: Session, publication: Publication, pattern: TablePatt
 
 def _lacking(session: Session, published: set[int], relation: Relation) -> list[Relation]:
     """The tables that hold rows of a relation (itself or leaf partitions) and are published under no name."""
-    stored = [node.relation for node in read_trees(session, [relation])[relation.oid] if node.relation.kind == "r"]
+    stored = [node.relation for node in read_tree(session, relation) if node.relation.kind == "r"]
     above = read_ancestors(session, [leaf.oid for leaf in stored])
     return [
         leaf
@@ -142,7 +142,7 @@ def _not_published(session: Session, publication: Publication, relation: Relatio
                 f"{what} sends the changes of {relation} under the name of its root, {ancestor}",
                 remedy=f"stream {ancestor}, or use another publication that has {relation} and not {ancestor}",
             )
-    if not any(node.relation.oid in published for node in read_trees(session, [relation])[relation.oid]):
+    if not any(node.relation.oid in published for node in read_tree(session, relation)):
         if publication.all_tables:
             # FOR ALL TABLES EXCEPT, from 19 on; such a publication takes no ADD TABLE.
             return ServerSetupError(

@@ -28,6 +28,12 @@ from pg_cdc_source.postgres.publication.sent import read_sent_tables
 from pg_cdc_source.postgres.server_errors import translate, translated
 from pg_cdc_source.postgres.trees import read_ancestors
 
+# Where the publication of a stream that has begun is missing.
+CREATE_AGAIN = (
+    "create the publication again, and start the query again with the same checkpoint and onNewTable=snapshot: the "
+    "rows of all tables come again, each table's after a truncate row, and then their changes"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -59,9 +65,8 @@ def require_publication(session: Session, names: Publications) -> Publication:
     found = read_publication(session, names)
     if found is None:
         raise ServerSetupError(
-            f"publication {quoted(names.name)} does not exist any more: changes made since it was dropped cannot be "
-            "decoded",
-            remedy="start over with a new checkpoint location and a new slot",
+            f"publication {quoted(names.name)} does not exist any more, and the slot sends nothing without it",
+            remedy=CREATE_AGAIN,
         )
     return found
 

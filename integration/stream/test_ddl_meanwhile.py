@@ -1,0 +1,117 @@
+"""DDL between two queries of one look at the catalog: the stream goes on, or a restart with its checkpoint does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+from databases import connect
+from driving import Drive, Driver, Row, run, values
+from psycopg2.extensions import connection as Session
+from threads import at_work
+from watch import wait_until
+
+from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.postgres.publication import sent
+from pg_cdc_source.snapshot import scan
+from pg_cdc_source.stream import membership
+
+TABLES = (
+    "CREATE TABLE t (id int PRIMARY KEY, v text)",
+    "CREATE TABLE u (id int PRIMARY KEY, v text)",
+    "INSERT INTO t VALUES (1, 'a')",
+)
+PUBLICATION = "CREATE PUBLICATION s FOR TABLE t, u"
+DDL = {
+    "dropped": "DROP TABLE u",
+    "renamed": "ALTER TABLE u RENAME TO w",
+    "moved": "CREATE SCHEMA other; ALTER TABLE u SET SCHEMA other",
+    "less": "ALTER TABLE u DROP COLUMN v",
+}
+# What runs the queries of a look: between those of the publication and of its tables, and between those of one table.
+QUERIES: list[tuple[ModuleType, str]] = [
+    (membership, "plan_stream"),
+    (sent, "_unpublished_columns"),
+    (scan, "plan_in"),
+]
+JustBefore = Callable[[str], list[str]]
+
+
+@pytest.fixture(params=QUERIES, ids=lambda query: f"{query[0].__name__.rpartition('.')[2]}.{query[1]}")
+def just_before(pg: Session, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> JustBefore:
+    """``just_before(statement)``: the next look runs the statement in between. What was run is in the list."""
+    module, name = request.param
+    real = getattr(module, name)
+
+    def inject(statement: str) -> list[str]:
+        done: list[str] = []
+
+        def first(*args: object, **named: object) -> object:
+            if not done:
+                done.append(statement)
+                run(pg, statement)
+            return real(*args, **named)
+
+        monkeypatch.setattr(module, name, first)
+        return done
+
+    return inject
+
+
+def goes_on(driver: Driver, count: int) -> list[Row]:
+    """Start, and again where that is said to help, until so many rows have come."""
+    for _ in range(3):
+        try:
+            driver.restart()
+            return driver.take(count)
+        except SchemaChangedError:
+            pass
+    raise AssertionError("it does not go on")
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("ddl", DDL.values(), ids=DDL)
+def test_while_a_query_starts_again(ddl: str, pg: Session, drive: Drive, just_before: JustBefore) -> None:
+    run(pg, *TABLES, PUBLICATION)
+    driver = drive(tables="public.*", onSchemaChange="ignore")
+    driver.take(1)
+    driver.stop()
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    done = just_before(ddl)
+    assert values(goes_on(driver, 1), "_table") == [("public.t",)]
+    assert done == [ddl]
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("ddl", DDL.values(), ids=DDL)
+def test_while_a_table_joins(ddl: str, pg: Session, drive: Drive, just_before: JustBefore) -> None:
+    run(pg, *TABLES, PUBLICATION)
+    driver = drive(tables="public.*", onSchemaChange="ignore")
+    driver.take(1)
+    run(pg, "CREATE TABLE n (id int PRIMARY KEY)", "INSERT INTO n VALUES (1)", "ALTER PUBLICATION s ADD TABLE n")
+    done = just_before(ddl)
+    assert values(driver.take(2), "_table", "_change_type") == [("public.n", "truncate"), ("public.n", "snapshot")]
+    assert done == [ddl]
+
+
+def test_while_the_publication_is_read(pg: Session, db: str, drive: Drive) -> None:
+    """PostgreSQL lists its tables first, and then opens each of them. 18.6 passes over one that is gone."""
+    if pg.server_version < 160000:
+        pytest.skip("no table is opened before PostgreSQL 16")
+    run(pg, *TABLES, PUBLICATION)
+    driver = drive(tables="public.*", onSchemaChange="ignore")
+    driver.take(1)
+    run(pg, "BEGIN", "DROP TABLE u")
+
+    def commit(stop: threading.Event) -> None:
+        waits = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pgcdc:s:source' AND wait_event_type = 'Lock'"
+        with connect(db) as other:
+            wait_until(lambda: stop.is_set() or run(other, waits))
+        run(pg, "COMMIT")
+
+    with at_work(commit):
+        wait_until(lambda: (driver.batch(), [member.name for member in driver.members] == ["public.t"])[1])
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    assert values(driver.take(1), "_table") == [("public.t",)]

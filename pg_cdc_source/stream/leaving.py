@@ -1,0 +1,41 @@
+"""Tables that leave a stream: until when they are followed, and what the operator is told."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.offsets import Member, Position
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.stream.members import describe_left
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Tables that have left, and a position after all that they have in the stream."""
+
+    members: tuple[Member, ...]
+    through: Position
+
+    def tell(self, session: Session, options: StreamOptions) -> None:
+        """Raise, or say so in the log, as ``onSchemaChange`` says."""
+        what = describe_left(session, self.members, options.publication)
+        what = f"{what}; the stream has no changes of theirs after {self.through.lsn}"
+        if options.dbtable is not None:
+            raise SchemaChangedError(
+                what,
+                remedy="to go on, publish the table again and start the query with onNewTable=snapshot, which reads "
+                "its rows anew; or start over with a new checkpoint location and a new slot",
+            )
+        if options.on_schema_change == "fail":
+            raise SchemaChangedError(
+                what,
+                remedy="start the query again with the same checkpoint and onSchemaChange=ignore (or emit, where "
+                "a row says so): it goes on without them. One that comes back is read anew (onNewTable=snapshot)",
+            )
+        log.warning("%s; the stream goes on without them", what)
