@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -23,11 +24,20 @@ CATCHING_UP = "its first rows were read again after a crash, and are not all as 
 Run = Callable[[Task], Iterable[Mapping[str, Any]]]
 
 
-class Sink:
-    """The tables of one query."""
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A batch that was applied: its row of the ledger, and how many rows it had of each table that took them."""
 
-    def __init__(self, targets: Targets) -> None:
+    row: LedgerRow
+    rows: Mapping[str, int]
+
+
+class Sink:
+    """The tables of one query. ``on_batch`` is told of each batch when the ledger has it."""
+
+    def __init__(self, targets: Targets, on_batch: Callable[[Applied], None] | None = None) -> None:
         self._targets = targets
+        self._on_batch = on_batch
         self._ledger = Ledger(targets.ledger)
         self._last: LedgerRow | None = None
 
@@ -47,8 +57,10 @@ class Sink:
         outcomes = list(run(Task(self._targets, Mark(query, batch_id), start.tables, set_aside)))
         self._last = row = self._row(start, batch_id, outcomes)
         self._ledger.append(row)
-        count = sum(outcome["rows"] for outcome in outcomes if outcome["version"] is not None)
-        log.info("batch %d: %d rows, %d tables at LSN %d", batch_id, count, len(row.tables), row.lsn)
+        rows = {o["table"]: o["rows"] for o in outcomes if o["version"] is not None}
+        log.info("batch %d: %d rows, %d tables at LSN %d", batch_id, sum(rows.values()), len(row.tables), row.lsn)
+        if self._on_batch is not None:
+            self._on_batch(Applied(row, rows))
         return row
 
     def _row(self, start: LedgerRow, batch_id: int, outcomes: list[Mapping[str, Any]]) -> LedgerRow:

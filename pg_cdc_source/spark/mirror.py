@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from pg_cdc_source.lake.apply import OUTCOME_SCHEMA, Task
 from pg_cdc_source.lake.delta_rs import read_at
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.ledger import Ledger
-from pg_cdc_source.lake.sink import Sink
+from pg_cdc_source.lake.sink import Applied, Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.spark.edge import short_errors, spark_schema
@@ -38,13 +38,15 @@ def mirror(
     ledger: str | None = None,
     format: Format = "deltalake",
     once: bool = False,
+    on_batch: Callable[[Applied], None] | None = None,
     **options: str | int | bool,
 ) -> StreamingQuery:
     """Keep tables of a lake equal to PostgreSQL's. After each batch all of them stand at the ledger's LSN.
 
     ``target`` is a template of a path with ``{table}`` and ``{schema}``; ``ledger`` the ledger's path, by default the
     template with ``_pgcdc`` for the table. ``format`` is ``deltalake``: Delta tables, written by delta-rs in Spark's
-    tasks. With ``once``, what is there is taken, and the query ends. Other options are those of ``pgcdc``.
+    tasks. With ``once``, what is there is taken, and the query ends. ``on_batch`` is called after each batch, with
+    its row of the ledger and how many rows it had of each table. Other options are those of ``pgcdc``.
 
     Raises OptionError.
     """
@@ -57,7 +59,7 @@ def mirror(
     register(spark)
     reader = spark.readStream.format("pgcdc").options(url=url, tables=tables, slot=slot, **_texts(options))
     rows = reader.options(envelope="arrow", onSchemaChange="emit").load()
-    sink = Sink(targets)
+    sink = Sink(targets, on_batch)
 
     def apply(batch: DataFrame, batch_id: int) -> None:
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
