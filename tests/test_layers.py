@@ -36,10 +36,10 @@ PLACES: dict[str, set[str]] = {
     "snapshot": {"pyarrow", "psycopg2"},
     "stream": {"numpy", "pyarrow", "psycopg2"},
     "lake": {"deltalake", "numpy", "pyarrow"},
-    "spark": {"numpy", "pyarrow", "psycopg2", "pyspark"},
+    "spark": {"numpy", "py4j", "pyarrow", "psycopg2", "pyspark"},
     "__init__": set(),
     "cli": {"psycopg2", "pyarrow", "pyspark", "rich", "typer"},
-    "demo": {"deltalake", "psycopg2", "pyarrow", "pyspark", "rich"},
+    "demo": {"psycopg2", "pyspark", "rich"},
     "bench": {
         *("adbc_driver_postgresql", "connectorx", "duckdb", "duckdb_extension_postgres_scanner", "matplotlib"),
         *("numpy", "psutil", "psycopg2", "pyarrow", "pydbzengine", "pyspark", "rich"),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,10 @@ from deltalake import DeltaTable
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
+from sessions import JVM_OPTIONS
 from watch import wait_until
+
+from pg_cdc_source import Lsn, mirror_at
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -123,25 +127,55 @@ def processes_of(scratch: str) -> list[str]:
     return found
 
 
-def test_the_demo_proves_both_copies_and_leaves_nothing() -> None:
-    # Not pytest's directory: the demo's server runs as another account, which must be able to look in.
+def demo(scratch: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start the demo with ``scratch`` as its directory for temporary files."""
+    # Its server runs as another account, which must be able to look in.
+    Path(scratch).chmod(0o755)
+    return subprocess.Popen(
+        [COMMAND, "demo", "--orders", "3000", *arguments],
+        env={**os.environ, "TMPDIR": scratch, "JDK_JAVA_OPTIONS": JVM_OPTIONS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_the_demo_proves_both_copies_and_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
     with tempfile.TemporaryDirectory() as scratch:
-        Path(scratch).chmod(0o755)
-        command = [COMMAND, "demo"]
-        result = subprocess.run(
-            [*command, "--json", "--orders", "3000", "--seconds", "2"],
-            env={**os.environ, "TMPDIR": scratch},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert result.returncode == 0, result.stderr
+        process = demo(scratch, "--json", "--seconds", "2", "--keep", str(lake))
+        out, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
         wait_until(lambda: not processes_of(scratch))
         assert list(Path(scratch).iterdir()) == []
-    found = json.loads(result.stdout)
+    found = json.loads(out)
     assert found["consistent"]
-    assert found["stream"]["changes"] > 100
-    for part in ("snapshot", "stream"):
-        assert [table["equals_source"] for table in found[part]["tables"]] == [True] * 5
-        assert found[part]["broken_rules"] == []
+    end = found["mirror"]["at_the_end"]
+    for tables in (found["snapshot"]["tables"], end["tables"]):
+        assert [table["equals_source"] for table in tables] == [True] * 5
+    assert found["snapshot"]["broken_rules"] == found["mirror"]["meanwhile"]["broken_rules"] == []
+    assert found["mirror"]["changes"] > 100
+    assert end["takings"] == end["takings_in_lake"]
+    assert Lsn.parse(found["mirror"]["meanwhile"]["lsn"]) < Lsn.parse(end["lsn"])
+    kept = mirror_at(spark, f"{lake}/_pgcdc")
+    assert {name: rows.count() for name, rows in kept.items()} == {
+        f"shop.{table['table']}": table["rows"] for table in end["tables"]
+    }
+
+
+def test_the_demo_is_stopped_by_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    with tempfile.TemporaryDirectory() as scratch:
+        process = demo(scratch, "--seconds", "600", "--keep", str(lake))
+        try:
+            # In the middle of a batch.
+            wait_until(lambda: any(lake.glob("*/*.parquet")), 120)
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.communicate(timeout=60) == ("", "stopped; nothing is left behind\n")
+        finally:
+            process.kill()
+        assert process.returncode == 130
+        wait_until(lambda: not processes_of(scratch))
+        assert list(Path(scratch).iterdir()) == []
+        assert not lake.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,24 +14,33 @@ from pg_cdc_source.errors import PgCdcError
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     orders: Annotated[int, typer.Option(min=1_000, help="How many orders the shop starts with.")] = 60_000,
-    seconds: Annotated[int, typer.Option(min=1, help="How long to follow the shop's changes after the snapshot.")] = 15,
+    seconds: Annotated[int, typer.Option(min=1, help="How long to mirror the shop's changes after the snapshot.")] = 15,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="Leave the mirror's Delta tables in this directory.")
+    ] = None,
 ) -> None:
-    """Copy a shop that keeps writing, follow its changes, and verify both copies.
+    """Copy a shop that keeps writing, mirror it into a lake, and verify both copies.
 
-    One Spark action copies the shop's tables to Parquet at one point in time. A stream then keeps Delta tables equal
+    One Spark action copies the shop's tables to Parquet at one point in time. A mirror then keeps Delta tables equal
     to them. The demo starts its own PostgreSQL server and Spark, and removes both when it ends. It exits with status 1
     if a copy differs from PostgreSQL.
     """
+    leave_nothing_when_stopped()
     try:
         from pg_cdc_source.demo.report import print_json, print_table
         from pg_cdc_source.demo.run import run
+
+        result = run(orders, seconds, keep)
     except ModuleNotFoundError as error:
         raise lacking_extra(error, "demo") from None
-    leave_nothing_when_stopped()
-    try:
-        result = run(orders, seconds)
     except PgCdcError as error:
         raise failed(error) from None
-    (print_json if json else print_table)(result)
+    except KeyboardInterrupt:
+        typer.echo("stopped; nothing is left behind", err=True)
+        raise typer.Exit(130) from None
+    if json:
+        print_json(result)
+    else:
+        print_table(result, keep)
     if not result.consistent:
         raise typer.Exit(1)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from datetime import datetime, timezone
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.live import Live
+from rich.text import Text
 
 from pg_cdc_source.cli.exits import failed, lacking_extra, leave_nothing_when_stopped
 from pg_cdc_source.cli.given_options import given_options
+from pg_cdc_source.cli.mirror_progress import Progress, line_of, newly_set_aside
 from pg_cdc_source.errors import PgCdcError
-from pg_cdc_source.offsets import Lsn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pg_cdc_source.lake.ledger import Ledger, LedgerRow
+    from pg_cdc_source.lake.sink import Applied
 
-_LOOK_SECONDS = 1
+_LOOK_SECONDS = 0.5
 
 
 def mirror(
@@ -42,21 +48,20 @@ def mirror(
 ) -> None:
     """Keep tables of a lake equal to PostgreSQL's, all of them at one LSN.
 
-    Each line is a batch: the LSN at which all tables stand, how long ago it was committed, and the tables that changed.
+    A terminal shows where all tables stand, and how many rows each of them took. Without a terminal, each line is a
+    batch: the LSN at which all tables stand, how long ago it was committed, and the tables that changed.
     Ctrl-C ends it; the same command goes on where it was.
     """
     try:
-        import pg_cdc_source
-        from pg_cdc_source.lake.ledger import Ledger
-        from pg_cdc_source.lake.targets import Targets
+        from pg_cdc_source import mirror as start_mirror
     except ModuleNotFoundError as error:
         raise lacking_extra(error, "mirror") from None
     leave_nothing_when_stopped()
     given = given_options(option or [])
+    batches: SimpleQueue[Applied] = SimpleQueue()
     try:
-        place = Targets.of(target, ledger).ledger
         spark = _session()
-        query = pg_cdc_source.mirror(
+        query = start_mirror(
             spark,
             url=url,
             tables=tables,
@@ -66,17 +71,20 @@ def mirror(
             ledger=ledger,
             format=format,  # type: ignore[arg-type]
             once=once,
+            on_batch=batches.put,
             **given,
         )
     except PgCdcError as error:
         raise failed(error) from None
     try:
-        _follow(query, Ledger(place))
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from here", err=True)
-    finally:
+        is_stopped = _follow(query, batches)
+        # It would say what the end interrupts.
+        spark.sparkContext.setLogLevel("OFF")
         query.stop()
+    finally:
         spark.stop()
+    if is_stopped:
+        typer.echo("stopped; the same command goes on from here", err=True)
 
 
 def _session() -> SparkSession:
@@ -84,30 +92,62 @@ def _session() -> SparkSession:
 
     # Workers run this interpreter, not the first python3 on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = SparkSession.builder.appName("pg-cdc mirror").getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    # Spark's own bar would be drawn over the table.
+    builder = SparkSession.builder.appName("pg-cdc mirror").config("spark.ui.showConsoleProgress", "false")
+    spark = builder.getOrCreate()
+    # What ends the query is printed without the log. The log's lines would be drawn over the table.
+    spark.sparkContext.setLogLevel("OFF" if sys.stdout.isatty() else "ERROR")
     return spark
 
 
-def _follow(query: StreamingQuery, ledger: Ledger) -> None:
-    """Print a line for each batch, until the query ends."""
-    shown: LedgerRow | None = None
-    while True:
-        has_ended = query.awaitTermination(_LOOK_SECONDS) or not query.isActive
-        last = ledger.last(query=str(query.id))
-        if last is not None and (shown is None or last.batch_id > shown.batch_id):
-            _print(last, {} if shown is None else shown.tables, set() if shown is None else set(shown.set_aside))
-            shown = last
-        if has_ended:
-            break
+def _follow(query: StreamingQuery, batches: SimpleQueue[Applied]) -> bool:
+    """Show each batch until the query ends, or until Ctrl-C; whether that was it. Raises the query's error."""
+    stops: list[int] = []
+    # An exception could interrupt a call into the JVM, and the next one might wait for ever.
+    signal.signal(signal.SIGINT, lambda number, _: stops.append(number))
+    progress = Progress(datetime.now(timezone.utc))
+    live = Live(auto_refresh=False) if sys.stdout.isatty() else None
+    with live or contextlib.nullcontext():
+        while True:
+            # Asked first: what a query does before it ends is shown.
+            has_ended = bool(stops) or not query.isActive
+            for batch in _waiting(batches):
+                _show(batch, progress, live)
+            if live is not None:
+                now = datetime.now(timezone.utc)
+                progress.look(now, is_idle=not query.status["isDataAvailable"])
+                if has_ended and not stops:
+                    progress.complete(now)
+                live.update(progress.screen(now), refresh=True)
+            if has_ended:
+                break
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if (error := query.exception()) is not None and not stops:
+        typer.echo(f"pg-cdc: {_reason(str(error))}", err=True)
+        raise typer.Exit(1)
+    return bool(stops)
 
 
-def _print(row: LedgerRow, before: Mapping[str, int], known: set[str]) -> None:
-    changed = [name for name, version in row.tables.items() if before.get(name) != version]
-    behind = ""
-    if row.commit_ts is not None:
-        behind = f", {max(0.0, (datetime.now(timezone.utc) - row.commit_ts).total_seconds()):.1f} s behind"
-    shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-    typer.echo(f"LSN {Lsn(row.lsn)}, batch {row.batch_id}{behind}: {shown or 'nothing changed'}")
-    for table in sorted(set(row.set_aside) - known):
-        typer.echo(f"{table} is set aside: {row.set_aside[table]}", err=True)
+def _reason(text: str) -> str:
+    """This package's own error in what Spark says of a failed query; all that it says where there is none."""
+    found = re.search(r"pg_cdc_source\.errors\.\w+: (.+?)(?=\n\s*SQLSTATE|\n===|\n\tat |\n\s*\n|\Z)", text, re.DOTALL)
+    return found[1] if found else text
+
+
+def _waiting(batches: SimpleQueue[Applied]) -> Iterator[Applied]:
+    """The batches that have come, or that come within a moment."""
+    with contextlib.suppress(Empty):
+        yield batches.get(timeout=_LOOK_SECONDS)
+        while True:
+            yield batches.get_nowait()
+
+
+def _show(batch: Applied, progress: Progress, live: Live | None) -> None:
+    for line in newly_set_aside(progress.last, batch):
+        if live is None:
+            typer.echo(line, err=True)
+        else:
+            live.console.print(Text(line))
+    progress.add(batch)
+    if live is None:
+        typer.echo(line_of(batch, datetime.now(timezone.utc)))

@@ -73,6 +73,10 @@ def end_jvm() -> None:
     gateway = SparkContext._gateway
     if gateway is None:
         return
+    context = SparkContext._active_spark_context
+    if context is not None and context._accumulatorServer is not None:
+        # It would print a traceback when the JVM ends.
+        context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     SparkContext._gateway = SparkContext._jvm = None
     # When its standard input ends, the JVM stops Spark and ends. A request through the gateway could wait for ever.
     gateway.proc.stdin.close()

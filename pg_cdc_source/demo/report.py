@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from decimal import Decimal
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pg_cdc_source.demo.mirror import MirrorResult
 from pg_cdc_source.demo.snapshot import SnapshotResult
-from pg_cdc_source.demo.stream import StreamResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +20,26 @@ class Result:
     """What the demo found."""
 
     snapshot: SnapshotResult
-    stream: StreamResult
+    mirror: MirrorResult
 
     @property
     def consistent(self) -> bool:
-        return self.snapshot.consistent and self.stream.consistent
+        return self.snapshot.consistent and self.mirror.consistent
 
 
 def print_json(result: Result) -> None:
     print(json.dumps({**asdict(result), "consistent": result.consistent}))
 
 
-def print_table(result: Result) -> None:
+def print_table(result: Result, lake: Path | None) -> None:
+    """Print it for people. ``lake`` is where the mirror's tables are; None: they are removed."""
     console = Console(highlight=False)
     _print_snapshot(console, result.snapshot)
-    _print_stream(console, result.stream)
+    _print_mirror(console, result.mirror)
+    if lake is None:
+        console.print("The tables are removed; with --keep DIRECTORY, pg-cdc demo leaves them there.")
+    else:
+        console.print(f'The tables are in {lake}; mirror_at(spark, "{lake}/_pgcdc") reads them.', markup=False)
 
 
 def _print_snapshot(console: Console, result: SnapshotResult) -> None:
@@ -61,26 +68,33 @@ def _print_snapshot(console: Console, result: SnapshotResult) -> None:
         console.print(f"[green]Every row is as it was at {result.lsn}, and the shop's books balance.[/]")
 
 
-def _print_stream(console: Console, result: StreamResult) -> None:
+def _print_mirror(console: Console, result: MirrorResult) -> None:
+    end, meanwhile = result.at_the_end, result.meanwhile
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("stream")
+    table.add_column("mirror")
     for title in ("rows", "changes"):
         table.add_column(title, justify="right")
     table.add_column("Delta table and source")
-    for t in result.tables:
+    for t in end.tables:
         table.add_row(f"shop.{t.table}", f"{t.rows:,}", f"{t.changes:,}", _verdict(t.equals_source))
     console.print(table)
     console.print(
-        f"A stream took {result.snapshot_rows:,} rows of its own snapshot in {result.snapshot_seconds:.1f} s,\n"
+        f"A mirror took {result.first_rows:,} rows of its own snapshot in {result.first_seconds:.1f} s,\n"
         f"then {result.changes:,} changes ({result.changes_per_second:,.0f} a second) in {result.batches} batches;\n"
         f"meanwhile the shop took {result.orders_placed_meanwhile:,} orders. Changes had waited for the snapshot,\n"
         f"so the Delta tables were {result.median_seconds_behind:.1f} s behind"
         f" (median; at most {result.most_seconds_behind:.1f} s),\n"
         f"and complete {result.drain_seconds:.1f} s after the last order."
     )
-    _print_broken_rules(console, result.broken_rules)
-    if result.consistent:
-        console.print("[green]Every row is as it is in PostgreSQL, and the shop's books balance.[/]")
+    _print_broken_rules(console, meanwhile.broken_rules)
+    if not meanwhile.broken_rules:
+        console.print(f"[green]At {meanwhile.lsn}, while orders came in, the shop's books balance in the lake.[/]")
+    colour = "green" if end.takings == end.takings_in_lake else "bold red"
+    source, lake = (f"{Decimal(takings):,}" for takings in (end.takings, end.takings_in_lake))
+    console.print(
+        f"[{colour}]At {end.lsn}, after the last order, orders joined with their items come to\n"
+        f"{source} in PostgreSQL, {lake} in the lake.[/]"
+    )
 
 
 def _verdict(equal: bool) -> str:

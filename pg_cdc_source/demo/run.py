@@ -1,4 +1,4 @@
-"""Run the demo: snapshot a shop that keeps writing, follow it as a stream, and prove that both copies are right.
+"""Run the demo: snapshot a shop that keeps writing, mirror it into a lake, and prove that both copies are right.
 
 Two things are proved of each copy. Every table equals what PostgreSQL itself shows, under the same snapshot or after
 the last change, in row count and in a checksum over every value. And the copy agrees with itself: every transaction of
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,30 +22,58 @@ from rich.console import Console
 from pg_cdc_source import register
 from pg_cdc_source.demo.embedded_postgres import embedded_postgres
 from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
+from pg_cdc_source.demo.mirror import mirror_shop
 from pg_cdc_source.demo.report import Result
 from pg_cdc_source.demo.shop import TABLES, open_shop
 from pg_cdc_source.demo.snapshot import compare_copy, copy_shop
-from pg_cdc_source.demo.stream import follow
-from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.errors import DefiniteError, OptionError
+from pg_cdc_source.postgres.backoff import Backoff
+
+_REMOVE_SECONDS = 10.0
 
 
-def run(orders: int, seconds: float) -> Result:
-    """Run the demo with a shop of ``orders`` orders, followed for ``seconds``; progress goes to stderr."""
+def run(orders: int, seconds: float, keep: Path | None = None) -> Result:
+    """Run the demo with a shop of ``orders`` orders, mirrored for ``seconds``; progress goes to stderr.
+
+    The lake's tables stay in ``keep``, if it is given. Raises OptionError where that has something in it already.
+    """
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise OptionError(f"{keep} has something in it already", remedy="name a directory that is empty or not there")
     console = Console(stderr=True, highlight=False)
     with contextlib.ExitStack() as stack:
         home = Path(tempfile.mkdtemp(prefix="pg_cdc_source-demo-"))
-        stack.callback(shutil.rmtree, home)
-        with console.status("Starting PostgreSQL"):
-            url = stack.enter_context(embedded_postgres())
-        with console.status("Filling a shop"):
-            opened = open_shop(url, orders)
-        with console.status("Starting Spark"):
-            spark = stack.enter_context(_spark(home))
-        with console.status("Copying the shop to Parquet while it takes orders"):
-            copied = copy_shop(spark, url, home / "copy")
-        with console.status("Comparing the copy with the source"):
-            snapshot = compare_copy(spark, home / "copy", copied, opened)
-        return Result(snapshot, follow(spark, url, home, opened, seconds, console))
+        stack.callback(_remove, home)
+        lake = home / "lake" if keep is None else keep.absolute()
+        # Half of a lake would be there after an error or Ctrl-C.
+        stack.push(lambda kind, *_: _remove(lake) if kind is not None else None)
+        try:
+            return _run(orders, seconds, home, lake, stack, console)
+        except KeyboardInterrupt:
+            # Another one would leave behind what this one removes.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise
+
+
+def _run(orders: int, seconds: float, home: Path, lake: Path, stack: contextlib.ExitStack, console: Console) -> Result:
+    with console.status("Starting PostgreSQL"):
+        url = stack.enter_context(embedded_postgres())
+    with console.status("Filling a shop"):
+        opened = open_shop(url, orders)
+    with console.status("Starting Spark"):
+        spark = stack.enter_context(_spark(home))
+    with console.status("Copying the shop to Parquet while it takes orders"):
+        copied = copy_shop(spark, url, home / "copy")
+    with console.status("Comparing the copy with the source"):
+        snapshot = compare_copy(spark, home / "copy", copied, opened)
+    return Result(snapshot, mirror_shop(spark, url, home, lake, opened, seconds, console))
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory, where processes that are about to end may still write."""
+    for _ in Backoff(0.1, growth=1, within_seconds=_REMOVE_SECONDS).polls():
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            break
 
 
 @contextmanager

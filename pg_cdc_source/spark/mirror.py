@@ -8,6 +8,8 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -65,7 +67,11 @@ def mirror(
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         if query is None:
             raise DefiniteError("the batch does not say which query it is of")
-        sink.apply(query, batch_id, lambda task: _run(batch, task))
+        try:
+            sink.apply(query, batch_id, lambda task: _run(batch, task))
+        except Py4JJavaError as error:
+            # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
+            raise PySparkException(error.java_exception.toString()) from None
 
     writer = rows.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
     if once:

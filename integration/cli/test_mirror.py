@@ -1,0 +1,93 @@
+"""``pg-cdc mirror`` on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import random
+import re
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+from commands import COMMAND
+from databases import connect
+from driving import drop_slots, run
+from psycopg2.extensions import connection as Session
+from sessions import JVM_OPTIONS
+from threads import at_work
+from watch import wait_until
+
+
+class Screen:
+    """What a terminal was sent, without what moves its cursor."""
+
+    def __init__(self, terminal: int) -> None:
+        self._terminal = terminal
+        self._bytes = b""
+
+    def read(self, stop: threading.Event) -> None:
+        # The terminal is gone when the last process that has it open ends.
+        with contextlib.suppress(OSError):
+            while not stop.is_set():
+                self._bytes += os.read(self._terminal, 65536)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self._bytes.decode(errors="replace"))
+
+    @property
+    def last(self) -> str:
+        """What it shows, from the line above the table on."""
+        return self.text.rpartition("LSN ")[2]
+
+
+def test_a_terminal_shows_how_the_tables_get_on_until_ctrl_c(db: str, pg: Session, tmp_path: Path) -> None:
+    run(pg, "CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a SELECT i, 0 FROM generate_series(1, 1234) i",
+        "CREATE TABLE b (d date PRIMARY KEY)", "INSERT INTO b VALUES ('2026-01-01')")  # fmt: skip
+
+    def write(stop: threading.Event) -> None:
+        with connect(db) as session, session.cursor() as cursor:
+            while not stop.wait(0.01):
+                cursor.execute("UPDATE a SET n = n + 1 WHERE id = %s", (random.randint(1, 1234),))
+
+    command = [COMMAND, "mirror", db, "--tables", "public.*", "--slot", "s", "--target", f"{tmp_path}/{{table}}"]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*command, "--checkpoint", f"{tmp_path}/checkpoint"],
+        cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env={**os.environ, "JDK_JAVA_OPTIONS": JVM_OPTIONS, "COLUMNS": "100", "LINES": "40", "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    screen = Screen(ours)
+
+    def has(*cells: str) -> bool:
+        assert process.poll() is None, screen.text
+        return set(cells) <= set(re.split(r" {2,}|\n", screen.last))
+
+    try:
+        with at_work(screen.read):
+            wait_until(lambda: has("up to date", "public.b"), 120)
+            assert re.search(r"0/\w+   batch \d+   [\d,]+ rows/s   up to date\n", screen.last), screen.last
+            assert re.search(r"public\.a +\d+ +1,234 +\d+", screen.last), screen.last
+            run(pg, "INSERT INTO b VALUES ('infinity')")
+            wait_until(lambda: has("set aside"))
+            assert re.search(r"public\.b +0 +1 +\d+ +\[UNREPRESENTABLE\] .*…", screen.last), screen.last
+            with at_work(write):
+                wait_until(lambda: re.search(r"rows/s +\d+\.\d s behind\n", screen.last), 60)
+                # As Ctrl-C: all processes of the terminal get it, most likely in the middle of a batch.
+                os.killpg(process.pid, signal.SIGINT)
+                assert process.wait(60) == 0, screen.text
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(ours)
+    *_, table, end = (line.strip() for line in screen.text.splitlines() if line.strip())
+    assert table.startswith("public.a "), screen.text
+    assert end == "stopped; the same command goes on from here"
+    assert screen.text.count("public.b is set aside: ") == 1
+    assert "Exception" not in screen.text.partition("up to date")[2]
+    drop_slots(pg)
