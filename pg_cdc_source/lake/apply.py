@@ -28,7 +28,6 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field("through", pa.int64()),
     ]
 )
-_POSITION = "position"
 
 
 @dataclass(frozen=True, slots=True)

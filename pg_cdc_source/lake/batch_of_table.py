@@ -1,13 +1,16 @@
 """One table's part of a batch: runs in the layouts of their time become rows in the last one.
 
-Columns are told apart by their numbers. A row from before a column was added has in it what PostgreSQL says that old
-rows got (``fill``); a row from before a column was renamed has the new name.
+- What came before the table's rows came anew, or before its last TRUNCATE, is void and left out. It may be of another
+  table, which was dropped and had the same name.
+- Columns are told apart by their numbers. A row from before a column was added has in it what PostgreSQL says that old
+  rows got (``fill``); a row from before a column was renamed has the new name.
+- What cannot be told raises SchemaChangedError, and never makes a wrong row.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,33 +19,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.lake.columns import MirroredLayout, read_layout
-from pg_cdc_source.protocol.layout import CHANGE_FIELDS
-from pg_cdc_source.protocol.packed import read_run
-from pg_cdc_source.protocol.refused import RefusedValueError, accept
-from pg_cdc_source.values.arrow import field_of
-from pg_cdc_source.values.registry import Codec
+from pg_cdc_source.lake.columns import MirroredColumn, MirroredLayout, read_layout
+from pg_cdc_source.protocol.layout import UNCHANGED_TYPE
+from pg_cdc_source.protocol.packed import CHANGES, read_run
+from pg_cdc_source.values.arrow import from_numpy, from_texts, to_numpy
 
-CHANGE_NAMES = tuple(change.name for change in CHANGE_FIELDS)
 # What ``_change_type`` says of a file that a task has written of rows of a snapshot.
 FILE = "file"
+# The change columns of a segment's rows. No column of PostgreSQL can have such a name: they are longer than 63 bytes.
+KIND, LSN, SEQ, UNCHANGED = CHANGE_NAMES = tuple(
+    name.ljust(64, "_") for name in ("_change_type", "_commit_lsn", "_seq", "_unchanged")
+)
+_CHANGE_FIELDS = [
+    pa.field(KIND, pa.string()),
+    pa.field(LSN, pa.int64()),
+    pa.field(SEQ, pa.int64()),
+    pa.field(UNCHANGED, UNCHANGED_TYPE),
+]
+_RESNAPSHOT = "have its rows come again: pg-cdc resnapshot"
 _Place = tuple[int, int]
+_BEGINNING: _Place = (-1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Rows that are told apart by one ``key``, in the order of the stream, in the table's last layout.
 
-    ``rows`` has the table's columns, then the change columns.
+    ``rows`` has the table's columns, then ``CHANGE_NAMES``. ``is_emptied``: the table is emptied first.
     """
 
     key: tuple[str, ...]
     rows: pa.Table
-
-    @property
-    def is_emptied(self) -> bool:
-        """Whether the table was emptied in between."""
-        return bool(pc.any(pc.equal(self.rows["_change_type"], "truncate")).as_py())
+    is_emptied: bool = False
 
 
 @dataclass(slots=True)
@@ -54,117 +62,189 @@ class TableBatch:
     segments: list[Segment]
     files: list[Mapping[str, Any]]
     fills: dict[int, str | None] = field(default_factory=dict)
-    is_rewritten: bool = False
-    is_emptied: bool = False  # before its files, or where no row says what its columns are
+    is_rewritten: bool = False  # what came before has other values now, and the batch does not have these
+    is_emptied: bool = False  # before its files, or where it has no rows behind
 
     @property
     def comes_whole(self) -> bool:
-        """Whether nothing stays of what the lake's table has."""
-        return self.is_emptied or any(segment.is_emptied for segment in self.segments[:1])
+        """Whether the batch has all rows of the table, so that nothing stays of what the lake has."""
+        is_emptied = self.is_emptied or any(segment.is_emptied for segment in self.segments)
+        return is_emptied and not self.is_rewritten
 
     @classmethod
     def of(cls, table: str, rows: Iterable[Mapping[str, Any]]) -> TableBatch:
-        """Read rows of runs, and of files that were written of them. ``layout`` None: no row says one."""
-        ordered = sorted(rows, key=lambda row: (row["_commit_lsn"], row["_seq"], row["_change_type"] != "schema"))
+        """Read rows of runs, and of files that were written of them. ``layout`` None: no row says one.
+
+        Raises SchemaChangedError for what the lake cannot follow, and UnrepresentableError.
+        """
+        ordered = sorted(rows, key=_place)
         layouts = [read_layout(row["layout"]) for row in ordered if row["layout"] is not None]
         # A table that is gone has nothing but its name.
         layout = next((found for found in reversed(layouts) if found.identity), None)
-        files = [row for row in ordered if row["_change_type"] == FILE]
+        emptied = max((_place(row) for row in ordered if row["_change_type"] == "truncate"), default=_BEGINNING)
+        files = [row for row in ordered if row["_change_type"] == FILE and _place(row) > emptied]
+        begin = max([emptied, *map(_place, files)])
         batch = cls(table, layout, [], files)
         for row in ordered:
             if row["_change_type"] == "schema":
-                batch._note(json.loads(row["after"]))
-        batch._read(ordered)
+                batch._note(json.loads(row["after"]), read_layout(row["layout"]).identity, is_void=_place(row) <= begin)
+        if layout is not None:
+            batch._require_names(layout)
+            batch._require_fitting_files(layout)
+            batch._read(layout, (row for row in ordered if row["_change_type"] == CHANGES), begin)
+        if emptied > _BEGINNING:
+            batch._empty()
         return batch
 
-    def _note(self, said: Mapping[str, Any]) -> None:
+    def _note(self, said: Mapping[str, Any], identity: str, *, is_void: bool) -> None:
         for change in said["changes"]:
             kind, attnum = change["change"], change["attnum"]
             if kind == "added" and attnum is not None:
                 self.fills[attnum] = change["fill"]
-            elif kind == "rewritten":
+            elif kind == "rewritten" and not is_void:
                 self.is_rewritten = True
+            elif kind == "renamed" and attnum is None and not is_void:
+                raise SchemaChangedError(
+                    f"{self.table} was called {change['was']} before: the lake has not its rows under this name",
+                    remedy=_RESNAPSHOT,
+                )
 
-    def _read(self, ordered: Sequence[Mapping[str, Any]]) -> None:
-        point = max(((row["_commit_lsn"], row["_seq"]) for row in self.files), default=None)
-        truncates = [(row["_commit_lsn"], row["_seq"]) for row in ordered if row["_change_type"] == "truncate"]
-        if point is not None:
-            self.is_emptied = any(place < point for place in truncates)
-            truncates = [place for place in truncates if place > point]
-        if self.layout is None:
-            self.is_emptied = bool(truncates)
-            return
-        parts: list[tuple[tuple[int | None, ...], pa.Table]] = []
-        for row in ordered:
-            if row["_change_type"] == "changes":
-                layout = read_layout(row["layout"])
-                parts.append((layout.key_attnums, self._in_last_layout(layout, read_run(row["data"]))))
-        groups: list[tuple[tuple[int | None, ...], list[pa.Table]]] = []
-        for key, part in parts:
+            elif kind == "rekeyed" and identity == "f" and change["name"] != change["was"] and not is_void:
+                # The primary key is the catalog's, which may be ahead: it may not have told rows apart here.
+                raise SchemaChangedError(
+                    f"{self.table} got another key under REPLICA IDENTITY FULL: {change['name'] or 'none'} instead of "
+                    f"{change['was'] or 'none'}",
+                    remedy=_RESNAPSHOT,
+                )
+
+    def _empty(self) -> None:
+        if self.files or not self.segments:
+            self.is_emptied = True
+        else:
+            self.segments[0] = Segment(self.segments[0].key, self.segments[0].rows, is_emptied=True)
+
+    # --- what the lake cannot follow ----------------------------------------------------------------------------------
+
+    def _require_names(self, layout: MirroredLayout) -> None:
+        names: dict[str, str] = {}
+        for column in layout.columns:
+            if (other := names.setdefault(column.name.lower(), column.name)) != column.name:
+                raise SchemaChangedError(
+                    f"{self.table} has columns {other} and {column.name}, which are one name to Spark and the lake",
+                    remedy=f"rename one of them in PostgreSQL, and {_RESNAPSHOT}",
+                )
+
+    def _require_fitting_files(self, layout: MirroredLayout) -> None:
+        """Columns of files are told by their names: those of the table have to be the same, or NULL in all rows."""
+        for text in {row["layout"] for row in self.files}:
+            written = read_layout(text)
+            names = {column.name for column in written.columns}
+            for column in layout.columns:
+                if (place := written.place_of(column)) is not None:
+                    was = written.columns[place]
+                    fits = (was.name, was.type) == (column.name, column.type)
+                else:
+                    fits = column.name not in names and self.fills.get(column.attnum or 0) is None
+                if not fits:
+                    raise SchemaChangedError(
+                        f"{self.table}: column {column.name} was changed right behind the rows that came anew",
+                        remedy=_RESNAPSHOT,
+                    )
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def _read(self, last: MirroredLayout, runs: Iterable[Mapping[str, Any]], begin: _Place) -> None:
+        """Read runs that follow each other: none has rows between those of another."""
+        groups: list[tuple[tuple[str, ...], list[pa.Table]]] = []
+        for row in runs:
+            if _place(row) <= begin:
+                continue
+            layout = read_layout(row["layout"])
+            if layout.oid != last.oid:
+                raise SchemaChangedError(f"{self.table} is not the table that had the name before", remedy=_RESNAPSHOT)
+            key = self._key(last, layout)
+            part = self._in_last_layout(last, layout, read_run(row["data"]))
             if not groups or groups[-1][0] != key:
                 groups.append((key, []))
-            groups[-1][1].append(part)
-        for place in truncates:
-            if not groups:
-                groups.append((self.layout.key_attnums, []))
-            groups[0][1].append(self._truncate(place))
+            groups[-1][1].append(_behind(part, begin))
         for key, tables in groups:
-            rows = pa.concat_tables(tables)
-            order = np.lexsort((rows["_seq"].to_numpy(), rows["_commit_lsn"].to_numpy()))
-            self.segments.append(Segment(self._names(key), rows.take(pa.array(order))))
+            self.segments.append(Segment(key, pa.concat_tables(tables)))
 
-    def _names(self, key: Sequence[int | None]) -> tuple[str, ...]:
-        assert self.layout is not None
-        if not key:
+    def _key(self, last: MirroredLayout, layout: MirroredLayout) -> tuple[str, ...]:
+        """What the columns by which rows of ``layout`` are told apart are called in the end."""
+        names = []
+        for column in layout.columns:
+            if not column.key:
+                continue
+            place = last.place_of(column)
+            if place is None:
+                raise SchemaChangedError(
+                    f"{self.table}: a column of its key was dropped within a batch", remedy=_RESNAPSHOT
+                )
+            if pa.types.is_nested(last.columns[place].type):
+                raise SchemaChangedError(
+                    f"{self.table}: its key has the column {column.name} ({column.codec.column.type_name}), and the "
+                    "lake cannot tell rows apart by lists",
+                    remedy=f"give it another key, or REPLICA IDENTITY USING INDEX; then {_RESNAPSHOT}",
+                )
+            names.append(last.columns[place].name)
+        if not names:
             raise SchemaChangedError(
                 f"{self.table} has no key, so its rows cannot be told apart in the lake",
-                remedy="add a primary key, or set REPLICA IDENTITY USING INDEX; then have its rows come again: "
-                "pg-cdc resnapshot",
+                remedy=f"add a primary key, or set REPLICA IDENTITY USING INDEX; then {_RESNAPSHOT}",
             )
-        names = {column.attnum: column.name for column in self.layout.columns}
-        if not set(key) <= names.keys():
-            raise SchemaChangedError(
-                f"{self.table}: a column of its key was dropped within a batch",
-                remedy="have its rows come again: pg-cdc resnapshot",
-            )
-        return tuple(names[attnum] for attnum in key)
+        return tuple(names)
 
-    def _in_last_layout(self, layout: MirroredLayout, run: pa.RecordBatch) -> pa.Table:
-        assert self.layout is not None
+    def _in_last_layout(self, last: MirroredLayout, layout: MirroredLayout, run: pa.RecordBatch) -> pa.Table:
         n, arrays, names = run.num_rows, [], {}
-        for column in self.layout.columns:
+        for column in last.columns:
             place = layout.place_of(column)
             if place is None:
                 fill = self.fills.get(column.attnum or 0)
-                texts = pa.nulls(n, pa.string()) if fill is None else pa.array([fill] * n, pa.string())
+                texts = pa.nulls(n, pa.string())
+                if fill is not None:
+                    texts = from_texts([fill]).take(from_numpy(np.zeros(n, np.int32)))
             else:
                 texts = run.column(f"c{place}")
                 names[layout.columns[place].name] = column.name
-            arrays.append(_typed(self.table, column.codec, texts, run))
-        changes = {name: run.column(name) for name in CHANGE_NAMES}
-        if any(old != new for old, new in names.items()):
-            lists = [[names[name] for name in row if name in names] for row in changes["_unchanged"].to_pylist()]
-            changes["_unchanged"] = pa.array(lists, changes["_unchanged"].type)
-        return pa.Table.from_arrays(
-            [*arrays, *changes.values()], schema=pa.schema([*self.layout.arrow_schema(), *CHANGE_FIELDS])
-        )
+            arrays.append(_typed(self.table, column, texts, run))
+        changes = [run.column(name) for name in ("_change_type", "_commit_lsn", "_seq")]
+        changes.append(_renamed(run.column("_unchanged"), names))
+        return pa.Table.from_arrays([*arrays, *changes], schema=pa.schema([*last.arrow_schema(), *_CHANGE_FIELDS]))
 
-    def _truncate(self, place: _Place) -> pa.Table:
-        assert self.layout is not None
-        schema = pa.schema([*self.layout.arrow_schema(), *CHANGE_FIELDS])
-        given = {"_change_type": ["truncate"], "_commit_lsn": [place[0]], "_seq": [place[1]], "_unchanged": [[]]}
-        return pa.Table.from_arrays([pa.array(given.get(f.name, [None]), f.type) for f in schema], schema=schema)
+
+def _place(row: Mapping[str, Any]) -> _Place:
+    return row["_commit_lsn"], row["_seq"]
+
+
+def _renamed(lists: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
+    """Return lists of columns with their last names; NULL for columns that are gone."""
+    if not len(lists.values):
+        return lists
+    places = pc.index_in(lists.values, from_texts(list(names)))
+    return pa.ListArray.from_arrays(lists.offsets, from_texts(list(names.values())).take(places), type=UNCHANGED_TYPE)
+
+
+def _behind(rows: pa.Table, begin: _Place) -> pa.Table:
+    """Return the rows behind a position."""
+    lsn, seq = _numbers(rows[LSN]), _numbers(rows[SEQ])
+    behind = (lsn > begin[0]) | ((lsn == begin[0]) & (seq > begin[1]))
+    return rows if behind.all() else rows.filter(from_numpy(behind))
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    return np.concatenate([to_numpy(chunk) for chunk in column.chunks])
 
 
 def typed_columns(table: str, layout: MirroredLayout, run: pa.RecordBatch) -> pa.RecordBatch:
     """Return a run's rows with the columns of its own layout."""
-    arrays = [_typed(table, column.codec, run.column(f"c{i}"), run) for i, column in enumerate(layout.columns)]
+    arrays = [_typed(table, column, run.column(f"c{i}"), run) for i, column in enumerate(layout.columns)]
     return pa.RecordBatch.from_arrays(arrays, schema=layout.arrow_schema())
 
 
-def _typed(table: str, codec: Codec, texts: pa.Array, run: pa.RecordBatch) -> pa.Array:
-    try:
-        return accept(f"{table}, ", "error", codec.column, codec.decode_text, field_of(texts))
-    except RefusedValueError as refused:
-        lsn, seq = (run.column(name)[refused.row].as_py() for name in ("_commit_lsn", "_seq"))
-        raise refused.at(table, f"change {seq} of the commit with _commit_lsn {lsn}") from None
+def _typed(table: str, column: MirroredColumn, texts: pa.Array, run: pa.RecordBatch) -> pa.Array:
+    def place(row: int) -> str:
+        lsn, seq = (run.column(name)[row].as_py() for name in ("_commit_lsn", "_seq"))
+        return f"change {seq} of the commit with _commit_lsn {lsn}"
+
+    return column.values_of(table, texts, place)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from pg_cdc_source.errors import UnrepresentableError
 from pg_cdc_source.options.numeric_as import NumericAs
-from pg_cdc_source.protocol.refused import accept
+from pg_cdc_source.protocol.refused import RefusedValueError, accept, in_words
 from pg_cdc_source.values import registry
 from pg_cdc_source.values.arrow import field_of, from_texts
 from pg_cdc_source.values.registry import Codec, Column
@@ -34,9 +36,23 @@ class MirroredColumn:
         return self.codec.arrow_type
 
     def value_of(self, text: str) -> Any:
-        """Return what PostgreSQL's text is."""
-        texts = field_of(from_texts([text]))
-        return accept("", "error", self.codec.column, self.codec.decode_text, texts)[0].as_py()
+        """Return what PostgreSQL's text is. Raises as :meth:`values_of` does."""
+        return self.values_of("", from_texts([text]), lambda _: "rows from before it was added")[0].as_py()
+
+    def values_of(self, table: str, texts: pa.Array, place: Callable[[int], str]) -> pa.Array:
+        """Return what PostgreSQL's texts are; ``place`` says in words where one of them is.
+
+        Raises UnrepresentableError for a value that the type cannot hold.
+        """
+        of_table = f"{table}, " if table else ""
+        try:
+            return accept(of_table, "error", self.codec.column, self.codec.decode_text, field_of(texts))
+        except RefusedValueError as refused:
+            raise UnrepresentableError(
+                f"{of_table}{in_words(refused.column)}, {place(refused.row)}: {refused.reason}",
+                remedy="give the column another type or the row another value in PostgreSQL, and have the table's rows "
+                "come again: pg-cdc resnapshot",
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

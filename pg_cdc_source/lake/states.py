@@ -1,9 +1,11 @@
 """One row for each key of a batch, with its final state, in Arrow.
 
-- Within a key the last row wins. Rows before the last TRUNCATE are left out.
-- A value that did not travel (``_unchanged``) is that of the row before with the same key, back to where its life
-  began. Behind a change of the key, that is the row of the old key, whose delete stands right before the insert. Where
-  the batch has no such row, the lake's table has it: under the same key the value stays, under another it is fetched.
+- Within a key the last row wins.
+- A value that did not travel (``UNCHANGED``) is that of the row before with the same key, back to where its life began.
+  Behind a change of the key, that is the row of the old key, whose delete stands right before the insert. Where the
+  batch has no such row, the lake's table has it: under the same key the value stays, under another it is fetched.
+- Keys are the same where their bits are: PostgreSQL sends the key that a row has, so 0.0 never stands for -0.0, nor 1.0
+  for 1.00.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, Segment
+from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, KIND, LSN, SEQ, UNCHANGED, Segment
+from pg_cdc_source.values.arrow import from_numpy, to_numpy
+from pg_cdc_source.values.ndarrays import Flags, Ints
 
-# Names that no column of PostgreSQL can have: they are longer than 63 bytes.
-IS_DELETE, _ROW = "is_delete".ljust(64, "_"), "row".ljust(64, "_")
+# A name that no column of PostgreSQL can have: it is longer than 63 bytes.
+IS_DELETE = "is_delete".ljust(64, "_")
+_RESNAPSHOT = "have the table's rows come again: pg-cdc resnapshot"
 
 Key = tuple[Any, ...]
-# The rows of the lake's table that have these keys, with all columns.
+# The rows of the lake's table that have these keys, with all columns; others may be among them.
 Fetch = Callable[[Sequence[Key]], pa.Table]
 
 
@@ -52,132 +57,173 @@ class States:
 
 
 def states_of(segment: Segment, fetch: Fetch) -> States:
-    """Find the final rows of a segment."""
-    kinds = segment.rows["_change_type"]
-    truncates = np.flatnonzero(pc.equal(kinds, "truncate").to_numpy())
-    rows = segment.rows.slice(int(truncates[-1]) + 1 if len(truncates) else 0)
-    columns = [name for name in rows.column_names if name not in CHANGE_NAMES]
-    _require_values(rows, segment.key)
-    numbered = rows.select(segment.key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
-    last = numbered.group_by(segment.key, use_threads=False).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
-    places = np.sort(last.to_numpy())
-    is_delete = pc.equal(rows["_change_type"].take(pa.array(places)), "delete")
-    listed = pc.list_value_length(rows["_unchanged"]).to_numpy()[places] > 0
-    values = rows.select(columns)
-    final = values.take(pa.array(places))
-    kept: Mapping[int, np.ndarray[Any, Any]] = {}
-    if (listed & ~is_delete.to_numpy()).any():
-        final, kept = _with_former_values(rows, values, segment.key, places, listed, fetch, bool(len(truncates)))
-    final = final.append_column(IS_DELETE, is_delete)
-    for column, flags in kept.items():
-        final = final.append_column(kept_name(column), pa.array(flags))
-    return States(segment.key, bool(len(truncates)), final, tuple(kept))
+    """Find the final rows of a segment.
+
+    Raises SchemaChangedError where a value that did not travel is nowhere, or a key is NULL.
+    """
+    changes = _Changes.of(segment)
+    values = segment.rows.select([name for name in segment.rows.column_names if name not in CHANGE_NAMES])
+    unchanged = _unchanged(segment.rows[UNCHANGED])
+    sources = {
+        i: _Sources.of(changes, name, unchanged[name])
+        for i, name in enumerate(values.column_names)
+        if name in unchanged
+    }
+    if segment.is_emptied and (lacking := [i for i, found in sources.items() if found.is_in_lake.any()]):
+        raise SchemaChangedError(
+            f"a row lacks the value of column {values.column_names[lacking[0]]} behind a TRUNCATE", remedy=_RESNAPSHOT
+        )
+    fetched = _fetched(changes, values, sources, fetch)
+    columns = []
+    for i, column in enumerate(values.columns):
+        if fetched is not None and i in sources:
+            column = pa.chunked_array([*column.chunks, *fetched.column(i).chunks], column.type)
+        columns.append(column.take(from_numpy(sources[i].rows if i in sources else changes.last)))
+    final = pa.Table.from_arrays(columns, schema=values.schema)
+    final = final.append_column(IS_DELETE, from_numpy(changes.is_delete[changes.last]))
+    kept = tuple(i for i, found in sources.items() if found.is_kept.any())
+    for i in kept:
+        final = final.append_column(kept_name(i), from_numpy(sources[i].is_kept))
+    return States(segment.key, segment.is_emptied, final, kept)
 
 
-def _require_values(rows: pa.Table, key: Sequence[str]) -> None:
-    for name in key:
-        if rows[name].null_count:
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """A segment's rows by number: of which key each is, which row of that key is ``before`` (itself: none), and so on.
+
+    ``last`` are the last rows of all keys, in order.
+    """
+
+    table: pa.Table
+    key: tuple[str, ...]
+    keys: Ints
+    before: Ints
+    last: Ints
+    is_delete: Flags
+    is_insert: Flags
+
+    @classmethod
+    def of(cls, segment: Segment) -> _Changes:
+        rows = segment.rows
+        keys = key_numbers([rows[name] for name in segment.key], segment.key)
+        order = np.argsort(keys, kind="stable")
+        first, then = order[:-1], order[1:]
+        is_same = keys[first] == keys[then]
+        before = np.arange(len(keys))
+        before[then[is_same]] = first[is_same]
+        is_last = np.ones(len(keys), np.bool_)
+        is_last[first[is_same]] = False
+        kinds = rows[KIND]
+        is_delete, is_insert = (_flags(pc.equal(kinds, kind)) for kind in ("delete", "insert"))
+        return cls(rows, segment.key, keys, before, np.flatnonzero(is_last), is_delete, is_insert)
+
+    def is_pair(self) -> Flags:
+        """Which rows are the insert of a change of the key: its delete stands right before."""
+        lsn, seq = (_joined([to_numpy(chunk) for chunk in self.table[name].chunks]) for name in (LSN, SEQ))
+        flags = self.is_insert.copy()
+        flags[:1] = False
+        flags[1:] &= self.is_delete[:-1] & (lsn[:-1] == lsn[1:]) & (seq[:-1] + 1 == seq[1:])
+        return flags
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Where each final row has one column's value from: the number of a row of the batch.
+
+    ``is_in_lake``: the batch has none, and the value is in the lake's row whose key that row has. It ``is_kept`` where
+    this is the final row's own key.
+    """
+
+    rows: Ints
+    is_in_lake: Flags
+    is_kept: Flags
+
+    @classmethod
+    def of(cls, changes: _Changes, name: str, unchanged: Flags) -> _Sources:
+        lacks = unchanged | changes.is_delete
+        is_pair = changes.is_pair()
+        numbers = np.arange(len(lacks))
+        # Where to look for what a row lacks. A row that points to itself is the end of the search.
+        former = np.where(lacks, changes.before, numbers)
+        inserts = np.flatnonzero(changes.is_insert & lacks)
+        former[inserts] = np.where(is_pair[inserts], inserts - 1, inserts)
+        while not np.array_equal(further := former[former], former):
+            former = further
+        wanted = (unchanged & ~changes.is_delete)[changes.last]
+        rows = np.where(wanted, former[changes.last], changes.last)
+        is_in_lake = wanted & lacks[rows]
+        if (is_in_lake & changes.is_insert[rows]).any():
+            raise SchemaChangedError(f"an insert lacks the value of column {name}", remedy=_RESNAPSHOT)
+        return cls(rows, is_in_lake, is_in_lake & (changes.keys[rows] == changes.keys[changes.last]))
+
+    @property
+    def is_fetched(self) -> Flags:
+        return self.is_in_lake & ~self.is_kept
+
+
+def _fetched(changes: _Changes, values: pa.Table, sources: Mapping[int, _Sources], fetch: Fetch) -> pa.Table | None:
+    """Let ``sources`` name rows of the lake's table, which follow those of the batch; these rows, None for none."""
+    asked = [found.rows[found.is_fetched] for found in sources.values()]
+    # Rows that were read again after a crash may have the new key already.
+    asked += [changes.last[found.is_fetched] for found in sources.values()]
+    _, places = np.unique(changes.keys[_joined(asked)], return_index=True)
+    if not len(places):
+        return None
+    n = values.num_rows
+    wanted = values.select(changes.key).take(from_numpy(_joined(asked)[places]))
+    keys = list(zip(*(column.to_pylist() for column in wanted.columns), strict=True))
+    found = fetch(keys).select(values.column_names).cast(values.schema)
+    both = [pa.chunked_array([*values[name].chunks, *found[name].chunks], values[name].type) for name in changes.key]
+    numbers = key_numbers(both, changes.key)
+    at = np.full(int(numbers.max()) + 1, -1)
+    at[numbers[n:]] = np.arange(n, len(numbers))
+    for source in sources.values():
+        which = np.flatnonzero(source.is_fetched)
+        old, new = at[numbers[source.rows[which]]], at[numbers[changes.last[which]]]
+        source.rows[which] = np.where(old >= 0, old, new)
+        if (source.rows[which] < 0).any():
+            raise SchemaChangedError(
+                "the lake's table lacks a row whose key was changed, and whose values did not travel",
+                remedy=_RESNAPSHOT,
+            )
+    return found
+
+
+def key_numbers(columns: Sequence[pa.ChunkedArray], names: Sequence[str]) -> Ints:
+    """Return a number for each row, the same where all columns have the same bits, as Arrow's dictionaries have it.
+
+    Raises SchemaChangedError for NULL.
+    """
+    numbers: Ints = np.zeros(len(columns[0]), np.int64)
+    for column, name in zip(columns, names, strict=True):
+        if column.null_count:
             raise SchemaChangedError(
                 f"the key's column {name} is NULL in a change",
                 remedy="give the table a primary key, and have its rows come again: pg-cdc resnapshot",
             )
+        codes = _joined([to_numpy(chunk.indices) for chunk in column.dictionary_encode().chunks])
+        _, numbers = np.unique(numbers * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
+    return numbers
 
 
-@dataclass(frozen=True, slots=True)
-class _Former:
-    """Where a value is that did not travel: a row of the batch, or the table's row of a key."""
-
-    row: int | None = None
-    key: Key | None = None
-
-
-class _Search:
-    """Finds values that did not travel among the rows before."""
-
-    def __init__(self, rows: pa.Table, key: Sequence[str]) -> None:
-        self._keys: list[Key] = list(zip(*(rows[name].to_pylist() for name in key), strict=True))
-        self._kinds = rows["_change_type"].to_pylist()
-        self._unchanged = [frozenset(names) for names in rows["_unchanged"].to_pylist()]
-        self._places = list(zip(rows["_commit_lsn"].to_pylist(), rows["_seq"].to_pylist(), strict=True))
-        self._before: list[int | None] = []
-        latest: dict[Key, int] = {}
-        for i, found in enumerate(self._keys):
-            self._before.append(latest.get(found))
-            latest[found] = i
-
-    def unchanged(self, row: int) -> frozenset[str]:
-        return self._unchanged[row]
-
-    def key(self, row: int) -> Key:
-        return self._keys[row]
-
-    def find(self, row: int, column: str) -> _Former:
-        at: int | None = row
-        while at is not None:
-            if column not in self._unchanged[at] and self._kinds[at] != "delete":
-                return _Former(row=at)
-            row = at
-            if self._kinds[at] == "insert":
-                # The row before is the delete of its old key, and ends the life that has the value.
-                lsn, seq = self._places[at]
-                row = at - 1
-                if row < 0 or self._kinds[row] != "delete" or self._places[row] != (lsn, seq - 1):
-                    raise SchemaChangedError(
-                        f"an insert lacks the value of column {column}",
-                        remedy="have the table's rows come again: pg-cdc resnapshot",
-                    )
-            at = self._before[row]
-        return _Former(key=self._keys[row])
+def _unchanged(lists: pa.ChunkedArray) -> dict[str, Flags]:
+    """Return by its name, for each column that any row lists, which rows do."""
+    rows, start = [], 0
+    for chunk in lists.chunks:
+        rows.append(to_numpy(pc.list_parent_indices(chunk)).astype(np.int64) + start)
+        start += len(chunk)
+    names = pa.chunked_array([chunk.flatten() for chunk in lists.chunks], pa.string())
+    found = {}
+    for name in names.unique().drop_null().to_pylist():
+        found[name] = np.zeros(start, np.bool_)
+        found[name][_joined(rows)[_flags(pc.equal(names, name))]] = True
+    return found
 
 
-def _with_former_values(
-    rows: pa.Table,
-    values: pa.Table,
-    key: Sequence[str],
-    places: np.ndarray[Any, Any],
-    listed: np.ndarray[Any, Any],
-    fetch: Fetch,
-    emptied: bool,
-) -> tuple[pa.Table, Mapping[int, np.ndarray[Any, Any]]]:
-    search = _Search(rows, key)
-    sources = {i: places.copy() for i in range(values.num_columns)}
-    kept: dict[int, np.ndarray[Any, Any]] = {}
-    fetched: dict[Key, None] = {}
-    waiting: list[tuple[int, int, Key]] = []
-    kinds = rows["_change_type"].to_pylist()
-    for n in np.flatnonzero(listed).tolist():
-        row = int(places[n])
-        if kinds[row] == "delete":
-            continue
-        for i, name in enumerate(values.column_names):
-            if name not in search.unchanged(row):
-                continue
-            former = search.find(row, name)
-            if former.row is not None:
-                sources[i][n] = former.row
-            elif emptied:
-                raise SchemaChangedError(
-                    f"a row lacks the value of column {name} behind a TRUNCATE",
-                    remedy="have the table's rows come again: pg-cdc resnapshot",
-                )
-            elif former.key == search.key(row):
-                kept.setdefault(i, np.zeros(len(places), np.bool_))[n] = True
-            else:
-                assert former.key is not None
-                # Rows that were read again after a crash may have the new key already.
-                fetched |= {former.key: None, search.key(row): None}
-                waiting.append((i, n, former.key))
-    if fetched:
-        found = fetch(list(fetched))
-        there = {k: j for j, k in enumerate(zip(*(found[name].to_pylist() for name in key), strict=True))}
-        for i, n, old in waiting:
-            at = there.get(old, there.get(search.key(int(places[n]))))
-            if at is None:
-                raise SchemaChangedError(
-                    f"the lake's table has no row of the key {old}, whose values a changed key takes along",
-                    remedy="have the table's rows come again: pg-cdc resnapshot",
-                )
-            sources[i][n] = values.num_rows + at
-        values = pa.concat_tables([values, found.select(values.column_names).cast(values.schema)])
-    columns = [values.column(i).take(pa.array(sources[i])) for i in range(values.num_columns)]
-    return pa.Table.from_arrays(columns, schema=values.schema), kept
+def _flags(column: pa.ChunkedArray) -> Flags:
+    """Return flags, False where they are NULL."""
+    return np.concatenate([np.zeros(0, np.bool_), *(to_numpy(pc.fill_null(chunk, False)) for chunk in column.chunks)])
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate([np.zeros(0, np.int64), *parts])

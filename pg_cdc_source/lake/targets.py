@@ -24,7 +24,8 @@ class Targets:
     def of(cls, template: str, ledger: str | None) -> Targets:
         """Read a template. Raises OptionError."""
         try:
-            places = [place for _, place, _, _ in Formatter().parse(template) if place is not None]
+            parts = Formatter().parse(template)
+            places = [_placeholder(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
         except ValueError as error:
             raise OptionError(
                 f"target {template!r} is no template: {error}", remedy="write it as in '/lake/{table}'"
@@ -46,13 +47,22 @@ class Targets:
         return cls(template, ledger)
 
     def __getitem__(self, table: str) -> str:
-        """Where a table goes that the stream calls ``table``."""
+        """Where a table goes that the stream calls ``table``.
+
+        Raises OptionError for a name that would lead elsewhere.
+        """
         schema, name = QualifiedName.parse(table).parts
+        for part in (schema, name):
+            if part in (".", "..") or "/" in part or "\\" in part:
+                raise OptionError(
+                    f"{table} has a name that cannot be a directory's",
+                    remedy="rename it in PostgreSQL, or leave it out of the option tables",
+                )
         return self.template.format(schema=schema, table=name)
 
     def require_distinct(self, tables: Iterable[str]) -> None:
         """Raise OptionError where two tables would have one place, or one that of the ledger."""
-        taken = {self.ledger: "the ledger"}
+        taken = {self.ledger.lower(): "the ledger"}
         for table in sorted(tables):
             # Catalogs and some file systems do not tell upper from lower case.
             place = self[table]
@@ -61,3 +71,8 @@ class Targets:
                     f"target {self.template!r} has one place for {other} and {table}: {place}",
                     remedy="use {schema} and {table}, as in '/lake/{schema}/{table}'; or mirror them with two queries",
                 )
+
+
+def _placeholder(name: str, spec: str | None, conversion: str | None) -> str:
+    """Return what stands between the braces."""
+    return name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")

@@ -9,7 +9,7 @@ value in Arrow little. Texts become values of Spark's types where they are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -90,7 +90,7 @@ def layout_text(table: StreamedTable) -> str:
 
 
 def runs_of(batch: pa.RecordBatch, through: Lsn | None = None) -> pa.RecordBatch:
-    """Return rows of ``RUNS_SCHEMA`` for rows of ``PACKED_SCHEMA``: a run of each table and layout, and other rows.
+    """Return rows of ``RUNS_SCHEMA`` for rows of ``PACKED_SCHEMA``: runs of each table and layout, and other rows.
 
     ``through``: rows of a snapshot may be as of a later point, up to this one, which ``after`` then has as a number.
     ``_commit_lsn``, ``_seq``, ``_commit_ts`` and ``_xid`` are those of the run's last change.
@@ -99,18 +99,27 @@ def runs_of(batch: pa.RecordBatch, through: Lsn | None = None) -> pa.RecordBatch
     codes = np.asarray(pc.fill_null(layouts.indices, -1).to_numpy(zero_copy_only=False))
     # A row that says a layout is not of a run of that layout.
     codes = np.where(to_numpy(batch.column("values").is_valid()), codes, -1)
-    found: list[Mapping[str, Any]] = []
-    for code in np.unique(codes).tolist():
-        rows = np.flatnonzero(codes == code)
+    others = batch.take(from_numpy(np.flatnonzero(codes == -1))).drop_columns(["values", "before"])
+    found: list[Mapping[str, Any]] = [{**row, "rows": 1, "data": None} for row in others.to_pylist()]
+    for rows in _runs(batch.column("_table"), codes):
         part = batch if len(rows) == batch.num_rows else batch.take(from_numpy(rows))
-        if code == -1:
-            found += [{**row, "rows": 1, "data": None} for row in part.drop_columns(["values", "before"]).to_pylist()]
-        else:
-            run = _run(part, layouts.dictionary[code].as_py())
-            found.append(run if through is None else {**run, "after": str(int(through))})
+        run = _run(part, layouts.dictionary[codes[rows[0]]].as_py())
+        found.append(run if through is None else {**run, "after": str(int(through))})
     found.sort(key=lambda row: (row["_commit_lsn"], row["_seq"]))
     columns = [pa.array([row[field.name] for row in found], field.type) for field in RUNS_SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=RUNS_SCHEMA)
+
+
+def _runs(tables: pa.Array, codes: Ints) -> Iterator[Ints]:
+    """Return the rows of each run: those of a table that follow each other there and have one layout, -1 is none."""
+    rows = np.flatnonzero(codes >= 0)
+    tables = to_numpy(tables.take(from_numpy(rows)).dictionary_encode().indices)
+    by_table = np.argsort(tables, kind="stable")
+    tables, rows = tables[by_table], rows[by_table]
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = (tables[1:] != tables[:-1]) | (codes[rows[1:]] != codes[rows[:-1]])
+    if len(rows):
+        yield from np.split(rows, np.flatnonzero(is_first)[1:])
 
 
 def _run(part: pa.RecordBatch, layout: str) -> Mapping[str, Any]:

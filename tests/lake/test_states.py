@@ -1,0 +1,282 @@
+"""Final rows by key: random changes against a replay by a dictionary, and what cannot be told by hand."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.lake.batch_of_table import KIND, LSN, SEQ, UNCHANGED, Segment
+from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of
+from pg_cdc_source.protocol.layout import UNCHANGED_TYPE
+
+Row = dict[str, Any]
+# What PostgreSQL tells apart by their bits, though some are equal.
+VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "int": (pa.int32(), [-1, 0, 1, 2, 3]),
+    "text": (pa.string(), ["", "1.0", "1.00", "a", "A"]),
+    "float": (pa.float64(), [0.0, -0.0, float("nan"), 1.5, float("inf")]),
+    "real": (pa.float32(), [0.0, -0.0, float("nan"), 1.5, float("-inf")]),
+    "bytea": (pa.binary(), [b"", b"\0", b"a", b"\xff", b"aa"]),
+    "bool": (pa.bool_(), [True, False]),
+}
+LARGE = ("a", "b")
+
+
+def bits(value: Any) -> Any:
+    """What tells a key's value from others."""
+    return struct.pack(">d", value) if isinstance(value, float) else value
+
+
+@dataclass
+class Table:
+    """A table of PostgreSQL, and the rows that its changes make in the stream."""
+
+    key: tuple[str, ...]
+    types: dict[str, pa.DataType]
+    present: dict[Key, Row]
+    changes: list[Row] = field(default_factory=list)
+    lsn: int = 1
+    seq: int = 0
+
+    def identity(self, row: Row) -> Key:
+        return tuple(bits(row[name]) for name in self.key)
+
+    def send(self, kind: str, row: Row, unchanged: Sequence[str] = (), *, numbers: int = 1) -> None:
+        self.seq += numbers
+        sent = {name: None if name in unchanged else row[name] for name in self.types}
+        self.changes.append({**sent, KIND: kind, LSN: self.lsn, SEQ: self.seq, UNCHANGED: list(unchanged)})
+
+    def send_delete(self, row: Row) -> None:
+        self.send("delete", {name: row[name] if name in self.key else None for name in self.types})
+
+    def insert(self, row: Row) -> None:
+        if self.identity(row) not in self.present:
+            self.present[self.identity(row)] = row
+            self.send("insert", row)
+
+    def delete(self, key: Key) -> None:
+        self.send_delete(self.present.pop(key))
+
+    def update(self, key: Key, new: Row, unchanged: Sequence[str]) -> None:
+        old = self.present[key]
+        row = {**old, **{name: value for name, value in new.items() if name not in unchanged}}
+        if self.identity(row) == key:
+            self.present[key] = row
+            self.send("update", row, unchanged, numbers=2)
+        elif self.identity(row) not in self.present:
+            del self.present[key]
+            self.present[self.identity(row)] = row
+            self.send_delete(old)
+            self.send("insert", row, unchanged)
+
+    def schema(self) -> pa.Schema:
+        of_changes = {KIND: pa.string(), LSN: pa.int64(), SEQ: pa.int64(), UNCHANGED: UNCHANGED_TYPE}
+        return pa.schema([*self.types.items(), *of_changes.items()])
+
+    def segment(self, cuts: Sequence[int] = (), *, is_emptied: bool = False) -> Segment:
+        """The changes, in chunks that begin at ``cuts``."""
+        edges = [0, *sorted(cut % (len(self.changes) + 1) for cut in cuts), len(self.changes)]
+        parts = [pa.Table.from_pylist(self.changes[start:end], self.schema()) for start, end in pairwise(edges)]
+        return Segment(self.key, pa.concat_tables(parts), is_emptied)
+
+
+def nothing_fetched(keys: Sequence[Key]) -> pa.Table:
+    pytest.fail(f"rows were fetched: {keys}")
+
+
+def merged(table: Table, lake: dict[Key, Row], states: States) -> dict[Key, Row]:
+    """What a lake's table has after a merge of final rows."""
+    found = {} if states.emptied else dict(lake)
+    for row in states.rows.to_pylist():
+        key = table.identity(row)
+        if row[IS_DELETE]:
+            found.pop(key, None)
+            continue
+        new = {name: row[name] for name in table.types}
+        for i in states.kept:
+            if row[kept_name(i)]:
+                name = list(table.types)[i]
+                assert key in found, "a value is kept of a row that the lake has not"
+                new[name] = found[key][name]
+        found[key] = new
+    keys = [table.identity(row) for row in states.rows.to_pylist()]
+    assert len(keys) == len(set(keys))
+    return found
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Table, dict[Key, Row], Segment]:
+    key = draw(st.sampled_from([("k",), ("k", "l")]))
+    kinds = {name: draw(st.sampled_from(sorted(VALUES))) for name in key}
+    # The key need not come first.
+    names = draw(st.permutations([*key, *LARGE]))
+    types = {name: VALUES[kinds[name]][0] if name in kinds else pa.string() for name in names}
+    values = {name: st.sampled_from(VALUES[kinds[name]][1]) for name in key}
+    values |= {name: st.one_of(st.none(), st.text("xyz", max_size=3)) for name in LARGE}
+    row = st.fixed_dictionaries({name: values[name] for name in names})
+    table = Table(key, types, {})
+    for new in draw(st.lists(row, max_size=6)):
+        table.insert(new)
+    is_emptied = draw(st.booleans())
+    if is_emptied:
+        table.present.clear()
+    lake = dict(table.present)
+    table.changes.clear()
+    for _ in range(draw(st.integers(1, 14))):
+        what = draw(st.sampled_from(("insert", "update", "update", "update", "key", "key", "delete", "commit")))
+        if what == "commit":
+            table.lsn, table.seq = table.lsn + 1, 0
+        elif what == "insert" or not table.present:
+            table.insert(draw(row))
+        else:
+            of = draw(st.sampled_from(sorted(table.present, key=repr)))
+            if what == "delete":
+                table.delete(of)
+                continue
+            new = draw(row)
+            if what == "update":
+                new |= {name: table.present[of][name] for name in key}
+            table.update(of, new, draw(st.lists(st.sampled_from(LARGE), unique=True)))
+    return table, lake, table.segment(draw(st.lists(st.integers(0, 20), max_size=2)), is_emptied=is_emptied)
+
+
+def fetching(table: Table, lake: dict[Key, Row]) -> Callable[[Sequence[Key]], pa.Table]:
+    def fetch(keys: Sequence[Key]) -> pa.Table:
+        assert len({tuple(map(bits, key)) for key in keys}) == len(keys)
+        columns = list(zip(*keys, strict=True))
+        wanted = [{bits(value) for value in column} for column in columns]
+        # As a lake's table does it: of several columns, more rows than were asked for.
+        rows = [
+            row
+            for row in lake.values()
+            if all(bits(row[name]) in some for name, some in zip(table.key, wanted, strict=True))
+        ]
+        # A lake may have its columns in another order.
+        fields = [pa.field(name, table.types[name]) for name in sorted(table.types)]
+        return pa.Table.from_pylist(rows, pa.schema(fields))
+
+    return fetch
+
+
+@settings(max_examples=600, deadline=None)
+@given(histories())
+def test_a_lake_has_what_postgresql_has(history: tuple[Table, dict[Key, Row], Segment]) -> None:
+    table, lake, segment = history
+    states = states_of(segment, fetching(table, lake))
+    states.rows.validate(full=True)
+    found = merged(table, lake, states)
+    assert shown(table, found) == shown(table, table.present)
+    if segment.is_emptied:
+        upserted = {table.identity(row): row for row in states.upserted.to_pylist()}
+        assert shown(table, upserted) == shown(table, found)
+
+
+def shown(table: Table, rows: Mapping[Key, Row]) -> dict[Key, str]:
+    """Rows as texts, because NaN is not equal to itself."""
+    return {key: repr([row[name] for name in table.types]) for key, row in rows.items()}
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def of_ints(*ids: int) -> Table:
+    """A table with a key, and a large value in each row."""
+    table = Table(("k",), {"k": pa.int32(), "a": pa.string()}, {})
+    for i in ids:
+        table.insert({"k": i, "a": f"large {i}"})
+    table.changes.clear()
+    return table
+
+
+def test_keys_are_swapped_and_each_row_takes_its_value_along() -> None:
+    table = of_ints(1, 2)
+    lake = dict(table.present)
+    for old, new in ((1, 3), (2, 1), (3, 2)):
+        table.update((old,), {"k": new}, ["a"])
+    found = merged(table, lake, states_of(table.segment(), fetching(table, lake)))
+    assert found == {(1,): {"k": 1, "a": "large 2"}, (2,): {"k": 2, "a": "large 1"}}
+
+
+def test_a_value_of_a_row_that_has_its_new_key_already_is_there() -> None:
+    """Rows that were read again after a crash may be of a later point."""
+    table = of_ints(1)
+    table.update((1,), {"k": 2}, ["a"])
+    lake = dict(table.present)
+    assert merged(table, lake, states_of(table.segment(), fetching(table, lake))) == lake
+
+
+def test_a_changed_key_whose_row_the_lake_lacks_is_refused() -> None:
+    table = of_ints(1)
+    table.update((1,), {"k": 2}, ["a"])
+    with pytest.raises(SchemaChangedError, match="lacks a row whose key was changed") as caught:
+        states_of(table.segment(), fetching(table, {}))
+    assert "pg-cdc resnapshot" in str(caught.value)
+
+
+def test_an_insert_without_all_values_is_refused_where_no_delete_of_its_key_stands_before() -> None:
+    """A row filter lets one through that an update has brought under it; a batch may end between the two."""
+    table = of_ints(1)
+    table.send("insert", {"k": 2, "a": None}, ["a"])
+    with pytest.raises(SchemaChangedError, match="an insert lacks the value of column a"):
+        states_of(table.segment(), nothing_fetched)
+    # A delete of another commit, or of another change, is not of this row.
+    for lsn, seq in ((1, 5), (2, 2)):
+        other = of_ints(1)
+        other.delete((1,))
+        other.lsn, other.seq = lsn, seq
+        other.send("insert", {"k": 2, "a": None}, ["a"])
+        with pytest.raises(SchemaChangedError, match="an insert lacks the value of column a"):
+            states_of(other.segment(), fetching(other, {}))
+
+
+def test_an_insert_without_all_values_matters_only_where_it_is_the_end() -> None:
+    table = of_ints()
+    table.send("insert", {"k": 2, "a": None}, ["a"])
+    table.send("update", {"k": 2, "a": "new"}, numbers=2)
+    assert states_of(table.segment(), nothing_fetched).upserted.to_pylist() == [{"k": 2, "a": "new"}]
+
+
+def test_a_value_that_went_with_a_truncate_is_refused() -> None:
+    table = of_ints(1)
+    table.update((1,), {"k": 1}, ["a"])
+    with pytest.raises(SchemaChangedError, match="a row lacks the value of column a behind a TRUNCATE"):
+        states_of(table.segment(is_emptied=True), nothing_fetched)
+
+
+def test_a_key_that_is_null_is_refused() -> None:
+    table = of_ints()
+    table.send("insert", {"k": None, "a": "x"})
+    with pytest.raises(SchemaChangedError, match="the key's column k is NULL in a change"):
+        states_of(table.segment(), nothing_fetched)
+
+
+def test_errors_do_not_say_values() -> None:
+    table = Table(("k",), {"k": pa.string(), "a": pa.string()}, {})
+    table.insert({"k": "secret", "a": "x"})
+    table.changes.clear()
+    table.update(("secret",), {"k": "hidden"}, ["a"])
+    with pytest.raises(SchemaChangedError) as caught:
+        states_of(table.segment(), fetching(table, {}))
+    assert "secret" not in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_no_changes_give_no_rows() -> None:
+    states = states_of(of_ints().segment(is_emptied=True), nothing_fetched)
+    assert (states.rows.num_rows, states.emptied, states.kept) == (0, True, ())
+    assert states.upserted.column_names == ["k", "a"]
+
+
+def test_columns_may_have_the_names_of_change_columns() -> None:
+    table = Table(("_seq",), {"_seq": pa.int32(), "_change_type": pa.string()}, {})
+    table.insert({"_seq": 1, "_change_type": "delete"})
+    assert states_of(table.segment(), nothing_fetched).upserted.to_pylist() == [{"_seq": 1, "_change_type": "delete"}]

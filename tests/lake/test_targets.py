@@ -1,0 +1,60 @@
+"""Where tables go, and which templates are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.targets import Targets
+
+
+def test_a_template_says_where_tables_and_the_ledger_are() -> None:
+    targets = Targets.of("s3://lake/{table}", None)
+    assert (targets["public.t"], targets["sales.t"]) == ("s3://lake/t", "s3://lake/t")
+    assert targets.ledger == "s3://lake/_pgcdc"
+    targets = Targets.of("/lake/{schema}/{{x}}/{table}", "/ledger")
+    assert targets['"a b"."T.""x"'] == '/lake/a b/{x}/T."x'
+    assert targets.ledger == "/ledger"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("/lake/{table", "is no template"),
+        ("/lake/{name}", "has the placeholder {name}"),
+        ("/lake/{}", "has the placeholder {}"),
+        ("/lake/{table.x}", "has the placeholder {table.x}"),
+        ("/lake/t", "has no {table}"),
+        ("/lake/{schema}", "has no {table}"),
+        ("/lake/{schema}/{table}", "say in ledger where the ledger is to be"),
+        ("/lake/{table:>9}", "has the placeholder {table:>9}"),
+        ("/lake/{table!r}", "has the placeholder {table!r}"),
+    ],
+)
+def test_other_templates_are_refused(template: str, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Targets.of(template, None)
+    assert text in str(caught.value)
+
+
+def test_two_tables_have_two_places() -> None:
+    Targets.of("/lake/{schema}/{table}", "/ledger").require_distinct(["a.t", "b.t", "a.u"])
+    for template, tables, text in (
+        ("/lake/{table}", ["a.t", "b.t"], "one place for a.t and b.t: /lake/t"),
+        ("/lake/{table}", ["a.t", 'a."T"'], 'one place for a."T" and a.t: /lake/t'),
+        ("/lake/{table}", ["a._pgcdc"], "one place for the ledger and a._pgcdc"),
+        ("/Lake/{table}", ["a._pgcdc"], "one place for the ledger and a._pgcdc"),
+        ("/lake/{table}", ['a."_PGCDC"'], "one place for the ledger and"),
+        ("/lake/{schema}{table}", ["a.bc", "ab.c"], "one place for a.bc and ab.c: /lake/abc"),
+    ):
+        ledger = None if "{schema}" not in template else "/ledger"
+        with pytest.raises(OptionError) as caught:
+            Targets.of(template, ledger).require_distinct(tables)
+        assert text in str(caught.value), caught.value
+
+
+def test_names_that_lead_elsewhere_are_refused() -> None:
+    targets = Targets.of("/lake/{table}", None)
+    for name in ('a."../t"', 'a."t/u"', 'a.".."', 'a."."', '".."."t"', 'a."t\\u"'):
+        with pytest.raises(OptionError, match="cannot be a directory's"):
+            targets[name]
