@@ -100,6 +100,37 @@ def test_a_table_that_is_rewritten_is_not_said_to_be_of_one_point_until_its_rows
     assert last.set_aside == {}
 
 
+def test_all_tables_of_a_batch_are_rewritten(pg: Session, begin: Begin) -> None:
+    lake = begin(*T, *U)
+    run(pg, *(f"ALTER TABLE {name} ADD COLUMN r float DEFAULT random()" for name in "tu"),
+        "BEGIN; INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (2, 'y'); COMMIT")  # fmt: skip
+    wait_until(is_same(lake, pg, "t", "u"))
+
+
+def test_another_primary_key_under_replica_identity_full_sets_the_table_aside(pg: Session, begin: Begin) -> None:
+    """The stream does not say where it begins: rows from before may have been told apart by it."""
+    lake = begin("CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL)", "ALTER TABLE t REPLICA IDENTITY FULL", *U)
+    run(pg, "INSERT INTO t VALUES (2, 'a'), (3, 'a')", "DELETE FROM t WHERE id = 2",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (v)", "INSERT INTO u VALUES (2, 'y')")  # fmt: skip
+    wait_until(is_same(lake, pg, "u"))
+    last = lake.ledger.last()
+    assert last is not None
+    assert "another key under REPLICA IDENTITY FULL" in last.set_aside["public.t"]
+
+
+def test_tables_that_swap_their_names_are_set_aside(pg: Session, begin: Begin) -> None:
+    lake = begin(*T, *U)
+    run(pg, "BEGIN; ALTER TABLE t RENAME TO o; ALTER TABLE u RENAME TO t; ALTER TABLE o RENAME TO u; COMMIT",
+        "BEGIN; INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (3, 'y'); COMMIT")  # fmt: skip
+
+    def are_set_aside() -> bool:
+        lake.step()
+        last = lake.ledger.last()
+        return last is not None and last.set_aside.keys() == {"public.t", "public.u"}
+
+    wait_until(are_set_aside)
+
+
 class _Killed(BaseException):
     """Ends a batch as a killed process does."""
 

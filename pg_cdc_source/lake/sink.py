@@ -66,10 +66,12 @@ class Sink:
     def _row(self, start: LedgerRow, batch_id: int, outcomes: list[Mapping[str, Any]]) -> LedgerRow:
         versions, set_aside = dict(start.tables), dict(start.set_aside)
         new = {o["table"]: o["error"] for o in outcomes if o["error"] is not None and o["table"] not in set_aside}
-        if len(new) > 1 and len(new) == sum(o["table"] is not None for o in outcomes):
-            table, error = min(new.items())
+        # What a table itself is the reason of has a code.
+        strange = {table: error for table, error in new.items() if not error.startswith("[")}
+        if len(strange) > 1 and len(strange) == sum(o["table"] is not None for o in outcomes):
+            table, error = min(strange.items())
             raise DefiniteError(
-                f"none of {len(new)} tables could be written; {table}: {error}",
+                f"none of {len(strange)} tables could be written; {table}: {error}",
                 remedy="start the query again once that is mended: it goes on with this batch",
             )
         for outcome in outcomes:
