@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pg_cdc_source.lake.sink import Applied
 
 _LOOK_SECONDS = 0.5
+_FINISH_SECONDS = 30.0
 
 
 def mirror(
@@ -50,7 +52,7 @@ def mirror(
 
     A terminal shows where all tables stand, and how many rows each of them took. Without a terminal, each line is a
     batch: the LSN at which all tables stand, how long ago it was committed, and the tables that changed.
-    Ctrl-C ends it; the same command goes on where it was.
+    Ctrl-C ends it after the batch that runs, twice at once; the same command goes on where it was.
     """
     try:
         from pg_cdc_source import mirror as start_mirror
@@ -102,24 +104,27 @@ def _session() -> SparkSession:
 
 def _follow(query: StreamingQuery, batches: SimpleQueue[Applied]) -> bool:
     """Show each batch until the query ends, or until Ctrl-C; whether that was it. Raises the query's error."""
-    stops: list[int] = []
+    stops: list[float] = []
     # An exception could interrupt a call into the JVM, and the next one might wait for ever.
-    signal.signal(signal.SIGINT, lambda number, _: stops.append(number))
+    signal.signal(signal.SIGINT, lambda *_: stops.append(time.monotonic()))
     progress = Progress(datetime.now(timezone.utc))
     live = Live(auto_refresh=False) if sys.stdout.isatty() else None
     with live or contextlib.nullcontext():
         while True:
             # Asked first: what a query does before it ends is shown.
-            has_ended = bool(stops) or not query.isActive
+            has_ended = not query.isActive
+            before = progress.last
             for batch in _waiting(batches):
                 _show(batch, progress, live)
+            is_idle = not query.status["isDataAvailable"]
             if live is not None:
                 now = datetime.now(timezone.utc)
-                progress.look(now, is_idle=not query.status["isDataAvailable"])
-                if has_ended and not stops:
+                progress.look(now, is_idle=is_idle)
+                if has_ended and query.exception() is None:
                     progress.complete(now)
                 live.update(progress.screen(now), refresh=True)
-            if has_ended:
+            is_between_batches = is_idle or progress.last is not before
+            if has_ended or (stops and (is_between_batches or _is_impatient(stops))):
                 break
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if (error := query.exception()) is not None and not stops:
@@ -132,6 +137,11 @@ def _reason(text: str) -> str:
     """This package's own error in what Spark says of a failed query; all that it says where there is none."""
     found = re.search(r"pg_cdc_source\.errors\.\w+: (.+?)(?=\n\s*SQLSTATE|\n===|\n\tat |\n\s*\n|\Z)", text, re.DOTALL)
     return found[1] if found else text
+
+
+def _is_impatient(stops: Sequence[float]) -> bool:
+    """Whether the batch that runs is not waited for any longer: the next start has to do it again."""
+    return len(stops) > 1 or time.monotonic() > stops[0] + _FINISH_SECONDS
 
 
 def _waiting(batches: SimpleQueue[Applied]) -> Iterator[Applied]:
