@@ -6,14 +6,19 @@ Each batch is run twice, the second time in a new process: after DDL, restarts a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from driving import Drive, Driver, Row, kinds, run, values
 from layout_mirror import Mirror
 from psycopg2.extensions import connection as Session
+from replica import Replica, rows_of
 from watch import wait_until
+
+from pg_cdc_source.spark.pgcdc import HAS_LIMITS
+from pg_cdc_source.stream.joining import Joining
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, a int, b varchar(10))",
@@ -250,6 +255,36 @@ def test_what_rewrites_a_table_without_a_change_is_not_said(pg: Session, drive: 
     assert said(driver.take(1)) == [{"id": 3, "a": 30, "b": "c"}]
     run(pg, "ALTER TABLE t ADD c int", "INSERT INTO t VALUES (4, 40, 'd')")
     assert said(driver.take(2)) == [("id a b c", ["added 4 c"]), {"id": 4, "a": 40, "b": "d", "c": None}]
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark says what is rewritten when the batch is over")
+@pytest.mark.parametrize("ddl_is_in_the_rows", [True, False])
+def test_a_table_that_is_rewritten_while_another_joins_comes_again_behind_it(
+    ddl_is_in_the_rows: bool, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pg, *TABLE, "CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1), (2)")
+    driver = drive(**EMIT)
+    batches: list[list[Row]] = []
+
+    def until(condition: Callable[[], object]) -> None:
+        wait_until(lambda: (batches.append(driver.batch()), condition())[1])
+
+    until(lambda: kinds(driver.rows).count("snapshot") == 3)
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    ddl = "ALTER TABLE u ADD n serial"
+    run(pg, *[ddl] * ddl_is_in_the_rows, "ALTER TABLE t ALTER a TYPE bigint", "INSERT INTO t VALUES (2, 20, 'b')")
+    until(lambda: driver.offset.due == ("public.t",))
+    held = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pgcdc:s:snapshot' AND state LIKE 'idle in%'"
+    until(lambda: run(pg, held) and not run(pg, "SELECT 1 FROM pg_replication_slots WHERE temporary"))
+    run(pg, *[ddl] * (not ddl_is_in_the_rows), "INSERT INTO u (id) VALUES (3)")
+    until(lambda: driver.offset.due == ("public.t", "public.u"))
+    late.set()
+    until(lambda: not driver.offset.due)
+    replica = Replica()
+    for batch in batches:
+        replica.apply(batch)
+    assert {name: replica.rows(f"public.{name}") for name in "tu"} == {name: rows_of(pg, name) for name in "tu"}
 
 
 def test_the_rows_of_a_rewritten_table_come_again(pg: Session, drive: Drive) -> None:

@@ -168,7 +168,8 @@ class Dying:
         self.refusals.append(text)
         self._refused_since = self._refused_since or time.monotonic()
         assert time.monotonic() < self._refused_since + 30, f"for 30 s: {text}"
-        if "start over" in text and "same checkpoint" not in text:
+        # The one that offers both is of a server that cannot decode what was written without the publication.
+        if "start over" in text and ("same checkpoint" not in text or "onSlotLost" in text):
             self._begin_anew(text)
 
     def _begin_anew(self, text: str) -> None:

@@ -304,9 +304,11 @@ class Capture:
         # The one that was read by the plan of before has left out their changes.
         self._reader.close()
         names = tuple(planned.name for planned in join.tables)
-        due = tuple(name for name in start.due if name not in join.due)
         session, _ = join.held.holders[0]
         self._layouts.note_snapshot(session, [planned.member for planned in join.tables], join.point)
+        # What was rewritten after the point is said again behind these rows.
+        again = self._layouts.rewritten(join.position, position)
+        due = tuple(dict.fromkeys((*(name for name in start.due if name not in join.due), *again)))
         end = replace(self._offset(start, position), tables=names, done=len(names), at=join.point, due=due)
         # What these tables' layouts were from the point on comes again, too.
         begin = min(start.position, join.position)

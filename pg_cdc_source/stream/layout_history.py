@@ -48,8 +48,9 @@ class LayoutHistory:
         self._settled = settled
 
     def add(self, records: Iterable[LayoutRecord]) -> None:
-        """Add layouts that tables have from a snapshot on."""
+        """Add layouts that tables have from a snapshot on. Rows behind it that have the same begin nothing any more."""
         for record in records:
+            self._records = tuple(r for r in self._records if r.position < record.position or r.layout != record.layout)
             self._put(record)
 
     def look_until(self, position: Position, catalog: dict[int, CatalogLayout]) -> None:

@@ -6,6 +6,7 @@
     ────────────────────      ──────────────────────
     yes                       yes, by the same entry      kept: no change of it is missing
     yes                       yes, by another entry       joined: it was out for a while, so changes are missing
+    yes                       yes, and a name of two      joined: where no row says a new name, rows would be mixed up
     yes                       no                          left: dropped, or taken out
     no                        yes                         joined: it is new, or another table under an old name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -127,3 +128,14 @@ def test_a_batch_tells_which_tables_are_rewritten(catalog: Catalog) -> None:
     assert said == ["id", "c", "added c", "rewritten None"]
     assert [r.layout.name for r in history.rewritten(at(350), at(400))] == ["public.t8"]
     assert history.rewritten(START, at(350)) == history.rewritten(at(400), at(500)) == ()
+
+
+def test_a_snapshot_has_the_layouts_that_rows_behind_it_would_begin(catalog: Catalog) -> None:
+    history = filled(catalog)
+    assert announced(history, relation("id", "c"), at(400)) == ["id", "c", "dropped b", "added c"]
+    (record,) = (r for r in from_text(history.text(at(350), at(400))) if r.position == at(400))
+    history.add([replace(record, position=at(380, 0), changes=())])
+    assert announced(history, relation("id", "c"), at(400)) is None
+    # It is of a time before that change.
+    history.add([replace(record, position=at(360, 0), layout=replace(record.layout, files="before"), changes=())])
+    assert history.at(7, at(380, 0)) is not None
