@@ -267,7 +267,11 @@ def test_a_table_that_is_rewritten_while_another_joins_comes_again_behind_it(
     batches: list[list[Row]] = []
 
     def until(condition: Callable[[], object]) -> None:
-        wait_until(lambda: (batches.append(driver.batch()), condition())[1])
+        def is_so() -> object:
+            batches.append(driver.batch())
+            return condition()
+
+        wait_until(is_so)
 
     until(lambda: kinds(driver.rows).count("snapshot") == 3)
     take, late = Joining.take, threading.Event()

@@ -248,7 +248,10 @@ def expect_nothing_left(pg: Session, processes: SourceProcesses) -> None:
         others = set(slots(pg)) ^ {SLOT, second_slot.NAME}
         return [*(name for (name,) in active), *others, *session_names(pg, "pgcdc:%"), *processes.running()]
 
-    wait_until(lambda: not left(), 10)
+    try:
+        wait_until(lambda: not left(), 10)
+    except AssertionError:
+        raise AssertionError(f"left: {left()}") from None
 
 
 def wrong(pg: Session, stream: Dying, columns: bool, but: Iterable[str] = ()) -> dict[str, str]:
