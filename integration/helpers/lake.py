@@ -56,6 +56,11 @@ class Lake:
         rows = [row for out in FileWriter(self.targets).take(iter([batch])) for row in out.to_pylist()]
         return task.outcomes(rows)
 
+    def found(self, table: str) -> list[dict[str, Any]]:
+        """The rows of a table, as delta-rs gives them."""
+        rows: list[dict[str, Any]] = DeltaTable(self.targets[f"public.{table}"]).to_pyarrow_table().to_pylist()
+        return rows
+
     def rows(self, table: str, version: int | None = None) -> Rows:
         return rows_of_lake(self.targets[f"public.{table}"], version)
 

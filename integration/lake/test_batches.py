@@ -65,6 +65,33 @@ def test_values_that_did_not_travel_are_kept(pg: Session, begin: Begin) -> None:
     wait_until(is_same(lake, pg, "t"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [("text", "a", "b"), ("bytea", "\\\\x", "\\\\x00"), ("float8", "NaN", "-0"), ("float8", "0", "-0")],
+)
+def test_values_go_along_with_a_key_that_is_no_number(kind: str, old: str, new: str, pg: Session, begin: Begin) -> None:
+    lake = begin(*U)
+    run(pg, f"CREATE TABLE t (k {kind} PRIMARY KEY, n int, v text)", "ALTER PUBLICATION s ADD TABLE t",
+        f"INSERT INTO t SELECT '{old}', 0, string_agg(md5(i::text), '') FROM generate_series(1, 400) AS i")  # fmt: skip
+    (large,) = run(pg, "SELECT v FROM t")[0]
+
+    def has(number: int) -> Callable[[], bool]:
+        def look() -> bool:
+            lake.step()
+            last = lake.ledger.last()
+            assert last is not None
+            assert last.set_aside == {}
+            rows = lake.found("t") if "public.t" in last.tables else []
+            return [(row["n"], row["v"]) for row in rows] == [(number, large)]
+
+        return look
+
+    # The first merge writes the files that the second one asks.
+    for number, key in ((1, old), (2, new), (3, old)):
+        run(pg, f"BEGIN; UPDATE t SET n = {number}; UPDATE t SET k = '{key}'; COMMIT")
+        wait_until(has(number))
+
+
 def test_columns_that_change(pg: Session, begin: Begin) -> None:
     lake = begin(*T)
     for statements in (

@@ -4,8 +4,8 @@
 - A value that did not travel (``UNCHANGED``) is that of the row before with the same key, back to where its life began.
   Behind a change of the key, that is the row of the old key, whose delete stands right before the insert. Where the
   batch has no such row, the lake's table has it: under the same key the value stays, under another it is fetched.
-- Keys are the same where their bits are: PostgreSQL sends the key that a row has, so 0.0 never stands for -0.0, nor 1.0
-  for 1.00.
+- Keys are the same where the lake's merge says so: floats as in PostgreSQL (-0.0 is 0.0, NaN is itself), texts where
+  all characters are. PostgreSQL sends the key that a row has, so 'a' never stands for 'A', nor 1.0 for 1.00.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _fetched(changes: _Changes, values: pa.Table, sources: Mapping[int, _Sources
 
 
 def key_numbers(columns: Sequence[pa.ChunkedArray], names: Sequence[str]) -> Ints:
-    """Return a number for each row, the same where all columns have the same bits, as Arrow's dictionaries have it.
+    """Return a number for each row, the same where all columns are the same to a lake's merge.
 
     Raises SchemaChangedError for NULL.
     """
@@ -201,6 +201,9 @@ def key_numbers(columns: Sequence[pa.ChunkedArray], names: Sequence[str]) -> Int
                 f"the key's column {name} is NULL in a change",
                 remedy="give the table a primary key, and have its rows come again: pg-cdc resnapshot",
             )
+        if pa.types.is_floating(column.type):
+            # Of -0.0 it makes 0.0.
+            column = pc.add(column, pa.array([0.0], column.type)[0])
         codes = _joined([to_numpy(chunk.indices) for chunk in column.dictionary_encode().chunks])
         _, numbers = np.unique(numbers * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
     return numbers

@@ -19,7 +19,7 @@ from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_
 from pg_cdc_source.protocol.layout import UNCHANGED_TYPE
 
 Row = dict[str, Any]
-# What PostgreSQL tells apart by their bits, though some are equal.
+# Texts are told apart by their characters, floats as PostgreSQL does: -0.0 is 0.0, and NaN is itself.
 VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int": (pa.int32(), [-1, 0, 1, 2, 3]),
     "text": (pa.string(), ["", "1.0", "1.00", "a", "A"]),
@@ -33,7 +33,7 @@ LARGE = ("a", "b")
 
 def bits(value: Any) -> Any:
     """What tells a key's value from others."""
-    return struct.pack(">d", value) if isinstance(value, float) else value
+    return struct.pack(">d", value + 0.0) if isinstance(value, float) else value
 
 
 @dataclass
@@ -69,10 +69,11 @@ class Table:
     def update(self, key: Key, new: Row, unchanged: Sequence[str]) -> None:
         old = self.present[key]
         row = {**old, **{name: value for name, value in new.items() if name not in unchanged}}
-        if self.identity(row) == key:
+        if all(repr(row[name]) == repr(old[name]) for name in self.key):
             self.present[key] = row
             self.send("update", row, unchanged, numbers=2)
-        elif self.identity(row) not in self.present:
+        elif self.identity(row) == key or self.identity(row) not in self.present:
+            # A key that is equal, and has other bits, is another one to PostgreSQL's WAL.
             del self.present[key]
             self.present[self.identity(row)] = row
             self.send_delete(old)
