@@ -39,7 +39,8 @@ def print_table(result: Result, lake: Path | None) -> None:
     if lake is None:
         console.print("The tables are removed; with --keep DIRECTORY, pg-cdc demo leaves them there.")
     else:
-        console.print(f'The tables are in {lake}; mirror_at(spark, "{lake}/_pgcdc") reads them.', markup=False)
+        where = f'The tables are in {lake}; mirror_at(spark, "{lake}/_pgcdc") reads them.'
+        console.print(where, markup=False, soft_wrap=True)
 
 
 def _print_snapshot(console: Console, result: SnapshotResult) -> None:
