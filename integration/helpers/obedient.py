@@ -66,8 +66,7 @@ class Obedient:
 
     def follow(self) -> None:
         """Run batches until all has come that is committed now."""
-        ((lsn,),) = run(self._pg, "SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint")
-        end = Position.before(Lsn(lsn))
+        end = Position.before(self._end_of_wal())
 
         def is_here() -> bool:
             self.step()
@@ -77,6 +76,10 @@ class Obedient:
             return not offset.is_reading and offset.position >= end
 
         wait_until(is_here)
+
+    def _end_of_wal(self) -> Lsn:
+        ((lsn,),) = run(self._pg, "SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint")
+        return Lsn(lsn)
 
     def step(self) -> None:
         """Run a batch, now and then a second time in a new process, as after a crash before Spark had committed it."""
@@ -93,8 +96,9 @@ class Obedient:
             return
         if driver.batches > before:
             assert self._repeats is None or self._compared(rows) == self._compared(self._repeats)
+            through = 0 if self._repeats is None else self._end_of_wal()
             self._repeats, self._unheeded = None, ""
-            self.replica.apply(rows)
+            self.replica.apply(rows, through)
             self._let_leave({member.name for member in driver.members}, rows)
 
     def _let_leave(self, members: Collection[str], rows: list[Row]) -> None:

@@ -33,14 +33,22 @@ class Replica:
         self._heals = heals
         self._tables: dict[str, _Copy] = {}
         self._positions: dict[tuple[int, int], str] = {}
+        self._states_through: dict[str, int] = {}
 
     @property
     def filled(self) -> set[str]:
         """The tables that have rows."""
         return {name for name, table in self._tables.items() if table.rows()}
 
-    def apply(self, changes: Iterable[Mapping[str, Any]]) -> None:
-        """Apply one batch: its rows of the snapshot in any order, then its changes by their positions."""
+    def apply(self, changes: Iterable[Mapping[str, Any]], states_through: int = 0) -> None:
+        """Apply one batch: its rows of the snapshot in any order, then its changes by their positions.
+
+        Where a process has read rows in place of another, they may have the state of a change up to the LSN
+        ``states_through``. Until then, changes of rows with a key are upserts.
+        """
+        changes = list(changes)
+        for name in {change["_table"] for change in changes if change["_change_type"] == "snapshot"}:
+            self._states_through[name] = states_through
 
         def place(change: Mapping[str, Any]) -> tuple[int, int, bool]:
             return change["_commit_lsn"], change["_seq"], change["_change_type"] != "schema"
@@ -83,7 +91,7 @@ class Replica:
         if change["_change_type"] == "truncate":
             table.empty()
         else:
-            table.change(change)
+            table.change(change, upserts=change["_commit_lsn"] <= self._states_through.get(name, 0))
 
     def _empty(self, name: str) -> None:
         """Forget what came of a table: its rows come again, with the changes since."""
@@ -119,7 +127,7 @@ class _Copy:
     def empty(self) -> None:
         self._keyed, self._keyless, self._is_stale = {}, Counter(), False
 
-    def change(self, change: Mapping[str, Any]) -> None:
+    def change(self, change: Mapping[str, Any], *, upserts: bool) -> None:
         kind, key = change["_change_type"], None if change["key"] is None else _row(change["key"])
         self._tell_apart_by(() if key is None else tuple(name for name, _ in key), change)
         if self._columns is not None and kind != "delete":
@@ -128,9 +136,10 @@ class _Copy:
         if key is None:
             self._change_keyless(kind, change)
             return
-        assert (key in self._keyed) == (kind in ("update", "delete")), f"{key} there: {key in self._keyed}; {change}"
+        fits = (key in self._keyed) == (kind in ("update", "delete"))
+        assert fits or upserts, f"{key} there: {key in self._keyed}; {change}"
         if kind == "delete":
-            del self._keyed[key]
+            self._keyed.pop(key, None)
         else:
             known = self._keyed.get(key, ())
             unchanged = {name: value for name, value in known if name in change["_unchanged"]}
