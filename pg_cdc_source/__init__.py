@@ -11,10 +11,10 @@ if _typing.TYPE_CHECKING:
     from pg_cdc_source.errors import PgCdcError as PgCdcError
     from pg_cdc_source.errors import SlotLostError as SlotLostError
     from pg_cdc_source.errors import TransientError as TransientError
+    from pg_cdc_source.mirrors.query import mirror as mirror
+    from pg_cdc_source.mirrors.query import mirror_at as mirror_at
     from pg_cdc_source.offsets import Lsn as Lsn
     from pg_cdc_source.spark.collapse import collapse as collapse
-    from pg_cdc_source.spark.mirror import mirror as mirror
-    from pg_cdc_source.spark.mirror import mirror_at as mirror_at
     from pg_cdc_source.spark.open_snapshot import OpenSnapshot as OpenSnapshot
     from pg_cdc_source.spark.open_snapshot import open_snapshot as open_snapshot
     from pg_cdc_source.spark.pgcdc import PgCdcDataSource as PgCdcDataSource
@@ -37,8 +37,8 @@ _HOME = {
     "project": "spark.project",
     "Lsn": "offsets",
     "OpenSnapshot": "spark.open_snapshot",
-    "mirror": "spark.mirror",
-    "mirror_at": "spark.mirror",
+    "mirror": "mirrors.query",
+    "mirror_at": "mirrors.query",
     "open_snapshot": "spark.open_snapshot",
 }
 

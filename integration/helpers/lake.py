@@ -1,37 +1,48 @@
-"""A mirror that runs batch by batch without Spark, and what its tables have."""
+"""A mirror that runs batch by batch, in each of the lake's formats, and what its tables have."""
 
 from __future__ import annotations
 
+import secrets
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from driving import Driver, Row
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
+from pyspark.sql import SparkSession
 
-from pg_cdc_source.lake.apply import Task
+from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.ledger import Ledger, LedgerRow
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.lake.tasks import Start
+from pg_cdc_source.mirrors import delta, iceberg
+from pg_cdc_source.mirrors.delta_rs import DeltaRsTable, DeltaRsTask
+from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
+from pg_cdc_source.mirrors.spark_lake import SparkLake
+from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 
 QUERY = "q"
 Rows = Counter[tuple[str | None, ...]]
 
 
-class Lake:
-    """Tables below a directory, and the driver whose batches they take."""
+class Lake(ABC):
+    """Tables of one format, and the driver whose batches they take."""
 
-    def __init__(self, driver: Driver, directory: Path) -> None:
+    kind: type[Any]  # of a table
+
+    def __init__(self, driver: Driver, targets: Targets, ledger: Ledger) -> None:
         self.driver = driver
-        self.targets = Targets.of(f"{directory}/{{table}}", None)
-        self.ledger = Ledger(self.targets.ledger)
-        self._sink = Sink(self.targets)
+        self.targets = targets
+        self.ledger = ledger
+        self._sink = Sink(targets, ledger)
         self._batch: list[Row] | None = None  # one that was not applied to its end
 
     def step(self) -> LedgerRow | None:
@@ -42,19 +53,18 @@ class Lake:
             if self.driver.batches == number:
                 return None
             self._batch = batch
-        row = self._sink.apply(QUERY, self.driver.batches - 1, self._run)
+        rows = pa.Table.from_pylist(self._batch, schema=RUNS_SCHEMA)
+        row = self._sink.apply(QUERY, self.driver.batches - 1, lambda start: self._run(rows, start))
         self._batch = None
         return row
 
     def restart(self) -> None:
         """Forget what the process knows, as one that was killed."""
-        self._sink = Sink(self.targets)
+        self._sink = Sink(self.targets, self.ledger)
 
-    def _run(self, task: Task) -> Iterable[Mapping[str, Any]]:
-        assert self._batch is not None
-        batch = pa.RecordBatch.from_pylist(self._batch, schema=RUNS_SCHEMA)
-        rows = [row for out in FileWriter(self.targets).take(iter([batch])) for row in out.to_pylist()]
-        return task.outcomes(rows)
+    @abstractmethod
+    def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
+        """Apply a batch."""
 
     def found(self, table: str) -> list[dict[str, Any]]:
         """The rows of a table, as delta-rs gives them."""
@@ -62,12 +72,100 @@ class Lake:
         return rows
 
     def rows(self, table: str, version: int | None = None) -> Rows:
-        return rows_of_lake(self.targets[f"public.{table}"], version)
+        """The rows of a table, every value as text; columns in the order of their names."""
+        return rows_of_arrow(self._read(table, version))
+
+    @abstractmethod
+    def _read(self, table: str, version: int | None) -> pa.Table:
+        """The rows of a table."""
+
+    @abstractmethod
+    def ledger_rows(self) -> list[dict[str, Any]]:
+        """All of the ledger, in its order."""
+
+    @abstractmethod
+    def write_as_somebody_else(self, table: str) -> None:
+        """Append some of a table's rows to it."""
+
+    @abstractmethod
+    def merged_batches(self, table: str) -> list[int]:
+        """The batches of a table's merges."""
 
 
-def rows_of_lake(path: str, version: int | None = None) -> Rows:
+class DeltaRsLake(Lake):
+    """Tables below a directory, without Spark."""
+
+    kind = DeltaRsTable
+
+    def __init__(self, driver: Driver, directory: Path) -> None:
+        targets = Targets.of(f"{directory}/{{table}}", None)
+        super().__init__(driver, targets, DeltaRsLedger(targets.ledger))
+
+    def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
+        batches = iter(rows.to_batches())
+        written = [row for out in FileWriter(self.targets.__getitem__).take(batches) for row in out.to_pylist()]
+        return DeltaRsTask(self.targets, start).outcomes(written)
+
+    def _read(self, table: str, version: int | None) -> pa.Table:
+        return DeltaTable(self.targets[f"public.{table}"], version=version).to_pyarrow_table()
+
+    def ledger_rows(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = DeltaTable(self.targets.ledger).to_pyarrow_table().sort_by("batch_id").to_pylist()
+        return found
+
+    def write_as_somebody_else(self, table: str) -> None:
+        path = self.targets[f"public.{table}"]
+        write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 1), mode="append")
+
+    def merged_batches(self, table: str) -> list[int]:
+        history = DeltaTable(self.targets[f"public.{table}"]).history()
+        return [commit["pgcdc_batch"] for commit in history if commit["operation"] == "MERGE"]
+
+
+class CatalogLake(Lake):
+    """Tables in a namespace of their own of one of Spark's catalogs."""
+
+    kind = SparkTable
+    _KINDS: Mapping[str, tuple[type[SparkTable], str]] = {
+        "delta": (delta.DeltaTable, "spark_catalog"),
+        "iceberg": (iceberg.IcebergTable, "lake"),
+    }
+
+    def __init__(self, driver: Driver, spark: SparkSession, format: str, directory: Path) -> None:
+        kind, catalog = self._KINDS[format]
+        self._spark = spark
+        self._namespace = f"{catalog}.n{secrets.token_hex(4)}"
+        targets = Targets.of(f"{self._namespace}.{{table}}", None)
+        self._lake = SparkLake(spark, targets, kind, f"{directory}/staging")
+        super().__init__(driver, targets, self._lake.ledger)
+
+    def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
+        return self._lake.run(self._spark.createDataFrame(rows), start)
+
+    def _read(self, table: str, version: int | None) -> pa.Table:
+        if version is not None:
+            return self._lake.read(f"public.{table}", version).toArrow()
+        self._spark.catalog.refreshTable(f"{self._namespace}.{table}")
+        return self._spark.table(f"{self._namespace}.{table}").toArrow()
+
+    def ledger_rows(self) -> list[dict[str, Any]]:
+        self._spark.catalog.refreshTable(self.targets.ledger)
+        found: list[dict[str, Any]] = self._spark.table(self.targets.ledger).orderBy("batch_id").toArrow().to_pylist()
+        return found
+
+    def write_as_somebody_else(self, table: str) -> None:
+        name = f"{self._namespace}.{table}"
+        self._spark.sql(f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1").collect()
+
+    def merged_batches(self, table: str) -> list[int]:
+        kind, _ = self._KINDS[self._lake._kind.provider]
+        found = kind(self._spark, f"{self._namespace}.{table}", f"public.{table}", Mark(QUERY, 0)).commits(None)
+        merges = ("MERGE", "overwrite")
+        return [commit.said["batch"] for commit in found if commit.operation in merges]
+
+
+def rows_of_arrow(found: pa.Table) -> Rows:
     """The rows of a table, every value as text; columns in the order of their names."""
-    found = DeltaTable(path, version=version).to_pyarrow_table()
     names = sorted(found.column_names)
     return Counter(tuple(map(_text, row)) for row in zip(*(found[name].to_pylist() for name in names), strict=True))
 
@@ -77,7 +175,7 @@ def _text(value: Any) -> str | None:
 
 
 def rows_of(pg: Session, table: str) -> Rows:
-    """As :func:`rows_of_lake`, of the source. It has numbers and texts."""
+    """As ``Lake.rows``, of the source. It has numbers and texts."""
     with pg.cursor() as cursor:
         cursor.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(sql.Identifier(table)))
         names = sorted(column.name for column in cursor.description)
@@ -98,3 +196,8 @@ def is_same(lake: Lake, pg: Session, *tables: str) -> Callable[[], bool]:
         )
 
     return look
+
+
+def rows_of_lake(path: str, version: int | None = None) -> Rows:
+    """As ``Lake.rows``, of a table that delta-rs has written at ``path``."""
+    return rows_of_arrow(DeltaTable(path, version=version).to_pyarrow_table())

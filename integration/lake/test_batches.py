@@ -7,28 +7,51 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lake_jars
 import pytest
-from deltalake import DeltaTable, write_deltalake
 from driving import Driver, driving, run
-from lake import Lake, is_same, rows_of
+from lake import CatalogLake, DeltaRsLake, Lake, is_same, rows_of
 from psycopg2.extensions import connection as Session
+from sessions import SparkSessions
 from watch import wait_until
-
-from pg_cdc_source.lake.delta_rs import DeltaRsTable
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
 Begin = Callable[..., Lake]
 
 
+@pytest.fixture(scope="module", params=["deltalake", *(
+    pytest.param(name, marks=[pytest.mark.corner, pytest.mark.skipif(why is not None, reason=why or "")])
+    for name in ("delta", "iceberg") for why in [lake_jars.lacking(name)]
+)])  # fmt: skip
+def format(request: pytest.FixtureRequest, spark_sessions: SparkSessions) -> str:
+    if request.param != "deltalake":
+        # A JVM has to be started with the jars.
+        spark_sessions.end_jvm()
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("warehouse")
+
+
 @pytest.fixture
-def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Begin]:
+def lake_of(format: str, spark_sessions: SparkSessions, warehouse: Path, tmp_path: Path) -> Callable[[Driver], Lake]:
+    if format == "deltalake":
+        return lambda driver: DeltaRsLake(driver, tmp_path / "lake")
+    spark = spark_sessions.get(**lake_jars.conf(warehouse))
+    return lambda driver: CatalogLake(driver, spark, format, tmp_path)
+
+
+@pytest.fixture
+def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, lake_of: Callable[[Driver], Lake]) -> Iterator[Begin]:
     with driving(pg, db, monkeypatch) as drive:
 
         def begin(*statements: str, **options: str) -> Lake:
             run(pg, *statements)
             driver: Driver = drive(tables="public.*", envelope="arrow", onSchemaChange="emit", **options)
-            lake = Lake(driver, tmp_path / "lake")
+            lake = lake_of(driver)
             names = [s.split()[2] for s in statements if s.startswith("CREATE TABLE")]
             wait_until(is_same(lake, pg, *names))
             return lake
@@ -120,8 +143,7 @@ def test_a_table_that_is_rewritten_is_not_said_to_be_of_one_point_until_its_rows
     run(pg, "ALTER TABLE t ADD COLUMN r float DEFAULT random()", "INSERT INTO t VALUES (3, 'c')",
         "INSERT INTO u VALUES (2, 'y')")  # fmt: skip
     wait_until(is_same(lake, pg, "t", "u"))
-    rows = DeltaTable(lake.ledger.path).to_pyarrow_table().to_pylist()
-    assert any("public.t was rewritten" in dict(row["set_aside"]).get("public.t", "") for row in rows)
+    assert any("public.t was rewritten" in dict(row["set_aside"]).get("public.t", "") for row in lake.ledger_rows())
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
@@ -170,9 +192,9 @@ def test_a_batch_that_breaks_in_the_middle_is_applied_once(
     lake = begin(*T, *U)
     commits = 0
     for name in ("apply", "empty", "add_files"):
-        whole = getattr(DeltaRsTable, name)
+        whole = getattr(lake.kind, name)
 
-        def breaking(self: DeltaRsTable, *args: Any, whole: Any = whole, **named: Any) -> None:
+        def breaking(self: Any, *args: Any, whole: Any = whole, **named: Any) -> None:
             nonlocal commits
             commits += 1
             if commits == number + 1 and not after:
@@ -181,25 +203,22 @@ def test_a_batch_that_breaks_in_the_middle_is_applied_once(
             if commits == number + 1:
                 raise _Killed
 
-        monkeypatch.setattr(DeltaRsTable, name, breaking)
+        monkeypatch.setattr(lake.kind, name, breaking)
     # A snapshot with changes behind it, a truncate, and plain changes.
     run(pg, "BEGIN; TRUNCATE u; INSERT INTO u VALUES (5, 'five'); UPDATE t SET v = v || '!'; COMMIT",
         "CREATE TABLE w (id int PRIMARY KEY, v text)", "INSERT INTO w VALUES (1, 'w')",
         "ALTER PUBLICATION s ADD TABLE w", "UPDATE t SET v = v || '?'", "UPDATE w SET v = 'later'")  # fmt: skip
-    versions: dict[str, int] = {}
 
     def step() -> bool:
         try:
             return is_same(lake, pg, "t", "u", "w")()
         except _Killed:
-            versions.update({name: DeltaTable(lake.targets[f"public.{name}"]).version() for name in "tu"})
             lake.restart()
             return False
 
     wait_until(step)
     assert commits > number
-    history = DeltaTable(lake.targets["public.t"]).history()
-    batches = [commit["pgcdc_batch"] for commit in history if commit["operation"] == "MERGE"]
+    batches = lake.merged_batches("t")
     assert len(batches) == len(set(batches))
 
 
@@ -207,8 +226,7 @@ def test_a_table_that_somebody_else_changed_is_set_aside_and_taken_up_again(pg: 
     if pg.server_version < 140000:
         pytest.skip("PostgreSQL 14 has messages")
     lake = begin(*T, *U)
-    path = lake.targets["public.t"]
-    write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 1), mode="append")
+    lake.write_as_somebody_else("t")
     run(pg, "INSERT INTO t VALUES (3, 'c')", "INSERT INTO u VALUES (2, 'y')")
     wait_until(is_same(lake, pg, "u"))
     last = lake.ledger.last()
@@ -242,8 +260,7 @@ def test_every_row_of_the_ledger_is_one_point_of_postgresql(pg: Session, begin: 
         run(pg, f"BEGIN; UPDATE a SET n = n - {i} WHERE id = {i % 20 + 1};"
                 f" UPDATE b SET n = n + {i} WHERE id = {i % 7 + 1}; COMMIT")  # fmt: skip
     wait_until(is_same(lake, pg, "a", "b"))
-    ledger = DeltaTable(lake.ledger.path).to_pyarrow_table().sort_by("batch_id").to_pylist()
-    whole = [dict(row["tables"]) for row in ledger if len(row["tables"]) == 2]
+    whole = [dict(row["tables"]) for row in lake.ledger_rows() if len(row["tables"]) == 2]
     assert len(whole) > 10
     for tables in whole:
         sums = [

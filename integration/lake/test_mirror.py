@@ -27,7 +27,7 @@ from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source import mirror, mirror_at
-from pg_cdc_source.lake.ledger import Ledger
+from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 
 SHOP = (
     "CREATE TABLE customers (id int PRIMARY KEY, name text NOT NULL, joined timestamptz, tags text[])",
@@ -73,7 +73,7 @@ def test_tables_are_loaded_and_followed(
 
     def same() -> bool:
         assert query.exception() is None, query.exception()
-        if Ledger(f"{tmp_path}/lake/_pgcdc").last() is None:
+        if DeltaRsLedger(f"{tmp_path}/lake/_pgcdc").last() is None:
             return False
         found = mirror_at(spark, f"{tmp_path}/lake/_pgcdc")
         return len(found) == 2 and all(
@@ -98,7 +98,7 @@ def test_tables_are_loaded_and_followed(
 def test_a_driver_that_is_killed_goes_on_where_it_was(db: str, pg: Session, tmp_path: Path) -> None:
     run(pg, *SHOP, "CREATE TABLE a (id int PRIMARY KEY, n int)", "CREATE TABLE b (id int PRIMARY KEY, n int)",
         *(f"INSERT INTO {name} SELECT i, 100 FROM generate_series(1, 500) AS i" for name in "ab"))  # fmt: skip
-    ledger, program = Ledger(f"{tmp_path}/lake/_pgcdc"), Path(__file__).parents[1] / "helpers" / "mirroring.py"
+    ledger, program = DeltaRsLedger(f"{tmp_path}/lake/_pgcdc"), Path(__file__).parents[1] / "helpers" / "mirroring.py"
     chance = random.Random(5)
 
     def transfer(stop: threading.Event) -> None:

@@ -38,7 +38,7 @@ def mirror(
     slot: Annotated[str, typer.Option(help="The replication slot. It is created when it is missing.")],
     target: Annotated[str, typer.Option(help="Where each table goes, with {table} and perhaps {schema}.")],
     checkpoint: Annotated[str, typer.Option(help="The directory of Spark's checkpoint.")],
-    format: Annotated[str, typer.Option(help="What the tables are: deltalake.")] = "deltalake",
+    format: Annotated[str, typer.Option(help="What the tables are: deltalake, delta or iceberg.")] = "deltalake",
     ledger: Annotated[
         str | None, typer.Option(help="Where the ledger is.", show_default="the target with _pgcdc for the table")
     ] = None,

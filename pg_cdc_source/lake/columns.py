@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -57,11 +57,12 @@ class MirroredColumn:
 
 @dataclass(frozen=True, slots=True)
 class MirroredLayout:
-    """The columns of a table from some change on. ``identity`` is pg_class.relreplident."""
+    """The columns of a table from some change on. ``identity`` is pg_class.relreplident; ``text`` is the run's own."""
 
     oid: int
     identity: str
     columns: tuple[MirroredColumn, ...]
+    text: str = field(default="", compare=False, repr=False)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -93,7 +94,7 @@ def read_layout(text: str) -> MirroredLayout:
         if not is_storable(codec.arrow_type):
             codec = registry.plan(column, as_string=True, numeric_as=_NUMERIC_AS)
         columns.append(MirroredColumn(given["attnum"], codec, given["key"]))
-    return MirroredLayout(said["oid"], said["identity"], tuple(columns))
+    return MirroredLayout(said["oid"], said["identity"], tuple(columns), text)
 
 
 def is_storable(found: pa.DataType) -> bool:

@@ -6,9 +6,10 @@ A file belongs to the table only when a commit names it. One that a task has wri
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,6 @@ import pyarrow.parquet as pq
 
 from pg_cdc_source.lake.batch_of_table import FILE, typed_columns
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
-from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import SNAPSHOT, read_run
 
@@ -27,8 +27,9 @@ FILE_BYTES = 128 << 20
 class FileWriter:
     """Writes the runs of one partition's snapshot, which are of one table, into files."""
 
-    def __init__(self, targets: Targets, compression: str = "zstd") -> None:
-        self._targets = targets
+    def __init__(self, directory_of: Callable[[str], str], compression: str = "zstd") -> None:
+        """``directory_of`` says in which directory the files of a table go."""
+        self._directory_of = directory_of
         self._compression = compression
         self._writer: pq.ParquetWriter | None = None
         self._last: dict[str, Any] = {}
@@ -68,11 +69,11 @@ class FileWriter:
         self._file["raw_bytes"] += rows.nbytes
 
     def _open(self, table: str, layout: MirroredLayout) -> None:
-        target = self._targets[table]
-        filesystem, root = pafs.FileSystem.from_uri(target) if "://" in target else (pafs.LocalFileSystem(), target)
-        filesystem.create_dir(root, recursive=True)
+        directory = self._directory_of(table)
+        filesystem, root = open_directory(directory)
         name = f"part-{uuid.uuid4()}.parquet"
-        self._file = {"path": name, "rows": 0, "raw_bytes": 0, "place": f"{root}/{name}", "filesystem": filesystem}
+        self._file = {"directory": directory, "name": name, "rows": 0, "raw_bytes": 0, "filesystem": filesystem}
+        self._file["path"] = f"{root}/{name}"
         self._schema = layout.arrow_schema()
         self._writer = pq.ParquetWriter(
             f"{root}/{name}", self._schema, filesystem=filesystem, compression=self._compression
@@ -85,8 +86,10 @@ class FileWriter:
         self._writer = None
         file = self._file
         action = {
-            "path": file["path"],
-            "size": file["filesystem"].get_file_info(file["place"]).size,
+            "name": file["name"],
+            "place": f"{file['directory']}/{file['name']}",
+            "layout": self._last["layout"],
+            "size": file["filesystem"].get_file_info(file["path"]).size,
             "modified_ms": int(time.time() * 1000),
             "stats": {"numRecords": file["rows"]},
             # How far behind the point of the snapshot its rows may be, if they are not of just that point.
@@ -94,6 +97,15 @@ class FileWriter:
         }
         row = {**self._last, "_change_type": FILE, "rows": file["rows"], "data": None, "after": json.dumps(action)}
         yield _batch([row])
+
+
+def open_directory(directory: str) -> tuple[pafs.FileSystem, str]:
+    """Create a directory of a file system or an object store; its file system, and its path there."""
+    # Hadoop's names are not Arrow's.
+    place = re.sub("^s3[an]://", "s3://", re.sub("^file:/+", "/", directory))
+    filesystem, root = pafs.FileSystem.from_uri(place) if "://" in place else (pafs.LocalFileSystem(), place)
+    filesystem.create_dir(root, recursive=True)
+    return filesystem, root
 
 
 def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:

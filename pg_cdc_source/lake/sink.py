@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pg_cdc_source.errors import DefiniteError
-from pg_cdc_source.lake.apply import Task
-from pg_cdc_source.lake.delta_rs import Mark
+from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.ledger import Ledger, LedgerRow
 from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.lake.tasks import Start
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 # of some point up to this position. It is nobody's to mend.
 CATCHING_UP = "its first rows were read again after a crash, and are not all as of one point before the position "
 
-# Runs a task's ``outcomes`` on all rows of a batch, those of one table together; what became of each table.
-Run = Callable[[Task], Iterable[Mapping[str, Any]]]
+# Applies a batch; what became of each table, in rows of ``OUTCOME_SCHEMA``.
+Run = Callable[[Start], Iterable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Applied:
 class Sink:
     """The tables of one query. ``on_batch`` is told of each batch when the ledger has it."""
 
-    def __init__(self, targets: Targets, on_batch: Callable[[Applied], None] | None = None) -> None:
+    def __init__(self, targets: Targets, ledger: Ledger, on_batch: Callable[[Applied], None] | None = None) -> None:
         self._targets = targets
+        self._ledger = ledger
         self._on_batch = on_batch
-        self._ledger = Ledger(targets.ledger)
         self._last: LedgerRow | None = None
 
     def apply(self, query: str, batch_id: int, run: Run) -> LedgerRow:
@@ -54,7 +54,7 @@ class Sink:
             return last
         start = last or LedgerRow(query, -1, 0, None, datetime.now(timezone.utc))
         set_aside = {table: why for table, why in start.set_aside.items() if not why.startswith(CATCHING_UP)}
-        outcomes = list(run(Task(self._targets, Mark(query, batch_id), start.tables, set_aside)))
+        outcomes = list(run(Start(Mark(query, batch_id), start.tables, set_aside)))
         self._last = row = self._row(start, batch_id, outcomes)
         self._ledger.append(row)
         rows = {o["table"]: o["rows"] for o in outcomes if o["version"] is not None}

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, Literal
 
-import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.errors import DefiniteError, OptionError
-from pg_cdc_source.lake.apply import OUTCOME_SCHEMA, Task
-from pg_cdc_source.lake.delta_rs import read_at
-from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.ledger import Ledger
 from pg_cdc_source.lake.sink import Applied, Sink
 from pg_cdc_source.lake.targets import Targets
-from pg_cdc_source.protocol.layout import RUNS_SCHEMA
-from pg_cdc_source.spark.edge import short_errors, spark_schema
+from pg_cdc_source.mirrors.catalog_names import is_path
+from pg_cdc_source.mirrors.lakes import Lake
 from pg_cdc_source.spark.register import register
 
 log = logging.getLogger(__name__)
 
-Format = Literal["deltalake"]
+Format = Literal["delta", "iceberg", "deltalake"]
 
 
 def mirror(
@@ -45,30 +41,30 @@ def mirror(
 ) -> StreamingQuery:
     """Keep tables of a lake equal to PostgreSQL's. After each batch all of them stand at the ledger's LSN.
 
-    ``target`` is a template of a path with ``{table}`` and ``{schema}``; ``ledger`` the ledger's path, by default the
-    template with ``_pgcdc`` for the table. ``format`` is ``deltalake``: Delta tables, written by delta-rs in Spark's
-    tasks. With ``once``, what is there is taken, and the query ends. ``on_batch`` is called after each batch, with
-    its row of the ledger and how many rows it had of each table. Other options are those of ``pgcdc``.
+    ``target`` is a template with ``{table}`` and ``{schema}``: of a table's name in a catalog, or of a path. ``ledger``
+    is the ledger's name or path, by default the template with ``_pgcdc`` for the table. ``format``: ``delta`` and
+    ``iceberg`` are written by Spark's SQL, ``deltalake`` by delta-rs in Spark's tasks. With ``once``, what is there is
+    taken, and the query ends. ``on_batch`` is called after each batch, with its row of the ledger and how many rows it
+    had of each table. Other options are those of ``pgcdc``.
 
     Raises OptionError.
     """
-    if format != "deltalake":
-        raise OptionError(f"mirror() does not write the format {format!r}", remedy="use deltalake")
     for name in options:
         if name.lower() in _OWN_OPTIONS:
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
     targets = Targets.of(_absolute(spark, target), None if ledger is None else _absolute(spark, ledger))
+    lake = _lake(spark, format, targets, f"{_absolute(spark, checkpoint)}/pgcdc-staging")
     register(spark)
     reader = spark.readStream.format("pgcdc").options(url=url, tables=tables, slot=slot, **_texts(options))
     rows = reader.options(envelope="arrow", onSchemaChange="emit").load()
-    sink = Sink(targets, on_batch)
+    sink = Sink(targets, lake.ledger, on_batch)
 
     def apply(batch: DataFrame, batch_id: int) -> None:
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         if query is None:
             raise DefiniteError("the batch does not say which query it is of")
         try:
-            sink.apply(query, batch_id, lambda task: _run(batch, task))
+            sink.apply(query, batch_id, lambda start: lake.run(batch, start))
         except Py4JJavaError as error:
             # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
             raise PySparkException(error.java_exception.toString()) from None
@@ -83,8 +79,8 @@ _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
 
 
 def _absolute(spark: SparkSession, path: str) -> str:
-    """A path as Spark understands it: a relative one is in the JVM's directory."""
-    if "://" in path:
+    """A path as Spark understands it: a relative one is in the JVM's directory. A table's name stays."""
+    if "://" in path or path.startswith("file:") or not is_path(path):
         return path
     jvm: Any = spark.sparkContext._jvm
     return str(PurePath(jvm.java.lang.System.getProperty("user.dir"), path))
@@ -94,24 +90,37 @@ def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
-def _run(batch: DataFrame, task: Task) -> list[dict[str, Any]]:
-    """Apply a batch in tasks, those of a table's rows in one; what became of each table."""
-    parallelism, targets = batch.sparkSession.sparkContext.defaultParallelism, task.targets
+def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "") -> Lake:
+    # What one format needs is not there where another is used.
+    if format == "deltalake":
+        from pg_cdc_source.mirrors.delta_rs_lake import DeltaRsLake
 
-    def write_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with short_errors():
-            yield from FileWriter(targets).take(batches)
+        if not is_path(targets.template):
+            raise OptionError(
+                f"target {targets.template!r} is not a path",
+                remedy="write paths, as in '/lake/{table}', or use the format delta or iceberg",
+            )
+        return DeltaRsLake(spark, targets)
+    from pg_cdc_source.mirrors.delta import DeltaTable
+    from pg_cdc_source.mirrors.iceberg import IcebergTable
+    from pg_cdc_source.mirrors.spark_lake import SparkLake
 
-    def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with short_errors():
-            rows = [row for batch in batches for row in batch.to_pylist()]
-            yield pa.RecordBatch.from_pylist(task.outcomes(rows), schema=OUTCOME_SCHEMA)
+    kinds: dict[str, type[DeltaTable] | type[IcebergTable]] = {"delta": DeltaTable, "iceberg": IcebergTable}
+    if format not in kinds:
+        raise OptionError(f"mirror() has no format {format!r}", remedy="use delta, iceberg or deltalake")
+    if format == "iceberg" and is_path(targets.template):
+        raise OptionError(
+            f"target {targets.template!r} is a path, and Iceberg's tables are in catalogs",
+            remedy="write names, as in 'lake.shop.{table}'",
+        )
+    return SparkLake(spark, targets, kinds[format], staging)
 
-    written = batch.mapInArrow(write_files, spark_schema(RUNS_SCHEMA))
-    outcomes = written.repartition(parallelism, "_table").mapInArrow(apply, spark_schema(OUTCOME_SCHEMA))
-    # Not collect(), whose times have lost their zone.
-    found: list[dict[str, Any]] = outcomes.toArrow().to_pylist()
-    return found
+
+def ledger_at(spark: SparkSession, ledger: str, format: str) -> Ledger:
+    """A mirror's ledger by its name or path. Raises OptionError."""
+    at = _absolute(spark, ledger)
+    # Where its tables are says the ledger itself.
+    return _lake(spark, format, Targets(at, at)).ledger
 
 
 def mirror_at(
@@ -125,11 +134,9 @@ def mirror_at(
 
     Tables that were set aside then are left out. Raises OptionError where the ledger has no such row.
     """
-    if format != "deltalake":
-        raise OptionError(f"mirror_at() does not read the format {format!r}", remedy="use deltalake")
-    found = Ledger(_absolute(spark, ledger))
-    targets = Targets.of(found.template, found.path)
-    row = found.last(lsn)
+    found = ledger_at(spark, ledger, format)
+    lake = _lake(spark, format, Targets(found.template, _absolute(spark, ledger)))
+    row = lake.ledger.last(lsn)
     if row is None:
         when = "" if lsn is None else f" at or before {lsn}"
         raise OptionError(f"the ledger {ledger} has no row{when}", remedy="wait for the mirror's first batch")
@@ -137,8 +144,6 @@ def mirror_at(
     for table, version in row.tables.items():
         if table in row.set_aside:
             log.warning("%s is set aside, and left out: %s", table, row.set_aside[table])
-            continue
-        files, schema = read_at(targets[table], version)
-        reader = spark.read.schema(spark_schema(schema))
-        tables[table] = reader.parquet(*files) if files else spark.createDataFrame([], spark_schema(schema))
+        else:
+            tables[table] = lake.read(table, version)
     return tables

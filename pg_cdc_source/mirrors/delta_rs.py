@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,42 +23,41 @@ except ImportError as error:
     raise ImportError(f'{error}: pip install "pg-cdc-source[mirror]", on executors as well') from None
 
 from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.lake.batch_of_table import Segment
+from pg_cdc_source.lake.bring import ForeignWriterError, Mark, Step, Work, bring
 from pg_cdc_source.lake.columns import MirroredLayout
-from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name
+from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of
+from pg_cdc_source.lake.tasks import Task
 
 ATTNUM, OF_TABLE = "pgcdc.attnum", "pgcdc.table"
 # What may be done to a mirrored table by others: its rows stay the same.
 _HOUSEKEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES")
 
 
-class ForeignWriterError(Exception):
-    """Somebody else has changed a table of the mirror."""
+class DeltaRsTask(Task):
+    """Applies the batch itself: all that it has of a table is in one task."""
+
+    __slots__ = ()
+
+    def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
+        lake = DeltaRsTable(self.targets[table], table, self.start.mark)
+        again = table in self.start.set_aside
+        return {"version": bring(lake, work, self.start.versions.get(table), again=again)}
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Whose batch a commit is of."""
-
-    query: str
-    batch: int
-
-    def whole(self) -> Transaction:
-        return Transaction(self.query, self.batch)
-
-    def step(self, name: str) -> Transaction:
-        return Transaction(f"{self.query}/{name}", self.batch)
-
-    def commit(self, *transactions: Transaction) -> CommitProperties:
-        metadata = {"pgcdc_query": self.query, "pgcdc_batch": str(self.batch)}
-        return CommitProperties(custom_metadata=metadata, app_transactions=list(transactions))
+def commit_of(mark: Mark, *transactions: Transaction) -> CommitProperties:
+    """Return what a commit of a batch carries."""
+    metadata = {"pgcdc_query": mark.query, "pgcdc_batch": str(mark.batch)}
+    return CommitProperties(custom_metadata=metadata, app_transactions=list(transactions))
 
 
 class DeltaRsTable:
-    """One table, at ``path``. It may be created by :meth:`prepare`."""
+    """One table, at ``path``, for one batch. It may be created by :meth:`prepare`."""
 
-    def __init__(self, path: str, table: str) -> None:
+    def __init__(self, path: str, table: str, mark: Mark) -> None:
         self.path = path
         self._name = table
+        self._mark = mark
         self._table = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
 
     @property
@@ -67,53 +66,58 @@ class DeltaRsTable:
         return self._table
 
     @property
-    def version(self) -> int:
-        return -1 if self._table is None else self._table.version()
+    def version(self) -> int | None:
+        return None if self._table is None else self._table.version()
 
-    def has(self, transaction: Transaction) -> bool:
-        """Whether a commit with this mark, or a later one, is there."""
+    def is_done(self) -> bool:
+        return self._is_at(self._mark.query)
+
+    def has(self, step: Step) -> bool:
+        return self._is_at(f"{self._mark.query}/{step.name}")
+
+    def _is_at(self, application: str) -> bool:
         if self._table is None:
             return False
-        found = self._table.transaction_version(transaction.app_id)
-        return found is not None and found >= transaction.version
+        found = self._table.transaction_version(application)
+        return found is not None and found >= self._mark.batch
 
-    def require_ours(self, expected: int | None, mark: Mark, *, again: bool) -> None:
-        """Raise ForeignWriterError if anybody else has committed behind version ``expected`` (None: at all).
+    def _commit(self, step: Step | None = None) -> CommitProperties:
+        query, batch = self._mark.query, self._mark.batch
+        done = [] if step is None else [Transaction(f"{query}/{step.name}", batch)]
+        if step is not None and step.is_last:
+            done.append(Transaction(query, batch))
+        return commit_of(self._mark, *done)
 
-        With ``again``, all rows are replaced, so that it does not matter what others did to those that are there.
-        """
+    def require_ours(self, expected: int | None, *, again: bool) -> None:
         if self._table is None:
             if expected is not None and not again:
                 raise ForeignWriterError(f"{self.path} is gone")
             return
         if again and self._table.metadata().configuration.get(OF_TABLE) == self._name:
             return
-        if expected is not None and self.version < expected:
-            raise ForeignWriterError(f"{self.path} is at version {self.version}, and was at {expected}")
+        present = self._table.version()
+        if expected is not None and present < expected:
+            raise ForeignWriterError(f"{self.path} is at version {present}, and was at {expected}")
         of_table = self._table.metadata().configuration.get(OF_TABLE)
         if of_table != self._name:
             raise ForeignWriterError(f"{self.path} is not a mirror of {self._name}")
-        behind = self.version - (-1 if expected is None else expected)
+        behind = present - (-1 if expected is None else expected)
         for commit in self._table.history(behind) if behind else ():
-            if commit.get("pgcdc_query") != mark.query and commit["operation"] not in _HOUSEKEEPING:
+            if commit.get("pgcdc_query") != self._mark.query and commit["operation"] not in _HOUSEKEEPING:
                 raise ForeignWriterError(
                     f"{self.path} was changed by somebody else: version {commit.get('version')}, {commit['operation']}"
                 )
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, layout: MirroredLayout, fills: Mapping[int, str | None], mark: Mark, *, anew: bool) -> None:
-        """Give the table these columns; create it if there is none. With ``anew``, nothing of its rows stays.
-
-        Raises SchemaChangedError where the rows that it has cannot stay.
-        """
+    def prepare(self, layout: MirroredLayout, fills: Mapping[int, str | None], *, anew: bool) -> None:
         wanted = _schema(layout)
         if self._table is None:
             self._table = DeltaTable.create(
                 self.path,
                 wanted,
                 configuration={OF_TABLE: self._name},
-                commit_properties=mark.commit(),
+                commit_properties=self._commit(),
                 raise_if_key_not_exists=False,
             )
             return
@@ -121,7 +125,7 @@ class DeltaRsTable:
         if _told(present) == _told(wanted):
             return
         if anew:
-            self._overwrite(wanted.empty_table(), mark.commit())
+            self._overwrite(wanted.empty_table(), self._commit())
             return
         places = {_number(field): i for i, field in enumerate(present)}
         for field in wanted:
@@ -134,21 +138,19 @@ class DeltaRsTable:
                     "PostgreSQL has rewritten the table",
                 )
         if _told(wanted)[: len(present)] == _told(present):
-            self._add(wanted, len(present), layout, fills, mark)
+            self._add(wanted, len(present), layout, fills)
         else:
-            self._rewrite(wanted, places, layout, fills, mark)
+            self._rewrite(wanted, places, layout, fills)
 
-    def _add(
-        self, wanted: pa.Schema, first: int, layout: MirroredLayout, fills: Mapping[int, str | None], mark: Mark
-    ) -> None:
+    def _add(self, wanted: pa.Schema, first: int, layout: MirroredLayout, fills: Mapping[int, str | None]) -> None:
         new = [wanted.field(i) for i in range(first, len(wanted))]
         if any(fills.get(_number(field)) is not None for field in new):
             # In one commit, so that no crash can leave the column without its values.
             places = {_number(wanted.field(i)): i for i in range(first)}
-            self._rewrite(wanted, places, layout, fills, mark)
+            self._rewrite(wanted, places, layout, fills)
             return
         fields: Sequence[Field] = [DeltaSchema.from_arrow(pa.schema([field])).fields[0] for field in new]
-        self.table.alter.add_columns(list(fields), commit_properties=mark.commit())
+        self.table.alter.add_columns(list(fields), commit_properties=self._commit())
 
     def _rewrite(
         self,
@@ -156,7 +158,6 @@ class DeltaRsTable:
         places: Mapping[int, int],
         layout: MirroredLayout,
         fills: Mapping[int, str | None],
-        mark: Mark,
     ) -> None:
         """Write the table's own rows with other columns."""
         dataset = self.table.to_pyarrow_dataset()
@@ -179,29 +180,29 @@ class DeltaRsTable:
                         arrays.append(pa.nulls(batch.num_rows, field.type))
                 yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
-        self._overwrite(pa.RecordBatchReader.from_batches(wanted, batches()), mark.commit())
+        self._overwrite(pa.RecordBatchReader.from_batches(wanted, batches()), self._commit())
 
     def _overwrite(self, rows: pa.Table | pa.RecordBatchReader, commit: CommitProperties) -> None:
         write_deltalake(self.table, rows, mode="overwrite", schema_mode="overwrite", commit_properties=commit)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def add_files(self, files: Sequence[Mapping[str, Any]], *, anew: bool, commit: CommitProperties) -> None:
-        """Take files over that tasks have written."""
+    def add_files(self, step: Step, files: Sequence[Mapping[str, Any]], *, anew: bool) -> None:
         actions: list[AddAction | RemoveAction] = [
-            AddAction(file["path"], file["size"], {}, file["modified_ms"], True, json.dumps(file["stats"]))
+            AddAction(file["name"], file["size"], {}, file["modified_ms"], True, json.dumps(file["stats"]))
             for file in files
         ]
         self.table.create_write_transaction(
-            actions, "overwrite" if anew else "append", self.table.schema(), commit_properties=commit
+            actions, "overwrite" if anew else "append", self.table.schema(), commit_properties=self._commit(step)
         )
         self.table.update_incremental()
 
-    def empty(self, commit: CommitProperties) -> None:
-        self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), commit)
+    def empty(self, step: Step) -> None:
+        self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), self._commit(step))
 
-    def apply(self, states: States, commit: CommitProperties) -> None:
-        """Apply final rows by key."""
+    def apply(self, step: Step, segment: Segment) -> None:
+        states = states_of(segment, partial(self._fetch, segment.key))
+        commit = self._commit(step)
         schema = pa.schema(self.table.schema().to_arrow())
         if states.emptied:
             rows = states.upserted
@@ -225,7 +226,7 @@ class DeltaRsTable:
             .execute()
         )
 
-    def fetch(self, key: Sequence[str], keys: Sequence[Key]) -> pa.Table:
+    def _fetch(self, key: Sequence[str], keys: Sequence[Key]) -> pa.Table:
         """The rows that have these keys."""
         dataset = self.table.to_pyarrow_dataset()
         wanted = None

@@ -1,0 +1,111 @@
+"""Bring one table of the lake to the end of a batch. What is done already is found in the table's own commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from pg_cdc_source.lake.columns import MirroredLayout
+
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+class ForeignWriterError(Exception):
+    """Somebody else has changed a table of the mirror."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Whose batch a commit is of."""
+
+    query: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One commit of a batch. The ``is_last`` one says that all of them are done."""
+
+    name: str
+    is_last: bool
+
+
+@dataclass(slots=True)
+class Work(Generic[S]):
+    """What a batch has to do with one table.
+
+    ``fills`` are what old rows have in columns that were added, by their numbers. ``files`` are those of a snapshot's
+    rows; they come before ``segments``, of which each has changes under one key. ``comes_whole``: nothing stays of the
+    rows that the lake has; ``is_emptied``: they go before the files come, or where there is nothing else to do.
+    """
+
+    layout: MirroredLayout | None
+    fills: Mapping[int, str | None]
+    files: Sequence[Mapping[str, Any]]
+    segments: Sequence[S]
+    is_emptied: bool
+    comes_whole: bool
+
+
+class LakeTable(Protocol[S_contra]):
+    """A table in one of the lake's formats, for one batch."""
+
+    @property
+    def version(self) -> int | None:
+        """The table's version, or the id of its snapshot; None while it has none."""
+
+    def is_done(self) -> bool:
+        """Whether the table has all of this batch, or of a later one."""
+
+    def has(self, step: Step) -> bool:
+        """Whether a commit of this batch is this step."""
+
+    def require_ours(self, expected: int | None, *, again: bool) -> None:
+        """Raise ForeignWriterError if anybody else has committed behind version ``expected`` (None: at all).
+
+        With ``again``, all rows are replaced, so that it does not matter what others did to those that are there.
+        """
+
+    def prepare(self, layout: MirroredLayout, fills: Mapping[int, str | None], *, anew: bool) -> None:
+        """Give the table these columns; create it if there is none. With ``anew``, nothing of its rows stays.
+
+        Raises SchemaChangedError where the rows that it has cannot stay.
+        """
+
+    def add_files(self, step: Step, files: Sequence[Mapping[str, Any]], *, anew: bool) -> None:
+        """Take over files of rows; with ``anew``, in the place of all that is there."""
+
+    def empty(self, step: Step) -> None:
+        """Remove all rows."""
+
+    def apply(self, step: Step, segment: S_contra) -> None:
+        """Apply changes under one key."""
+
+
+def bring(lake: LakeTable[S], work: Work[S], expected: int | None, *, again: bool) -> int | None:
+    """Do what is left to be done; the table's version, None where there is none.
+
+    ``expected`` is the version that the ledger knows; ``again`` that the table was set aside.
+    """
+    if lake.is_done():
+        return lake.version
+    lake.require_ours(expected, again=again)
+    if work.layout is not None:
+        lake.prepare(work.layout, work.fills, anew=work.comes_whole)
+    elif lake.version is None:
+        return None
+    steps: list[tuple[str, Callable[[Step], None]]] = []
+    if work.files:
+        steps.append(("files", partial(lake.add_files, files=work.files, anew=work.is_emptied)))
+    elif work.is_emptied:
+        steps.append(("empty", lake.empty))
+    for i, segment in enumerate(work.segments):
+        steps.append((f"segment {i}", partial(lake.apply, segment=segment)))
+    for i, (name, run) in enumerate(steps):
+        step = Step(name, is_last=i == len(steps) - 1)
+        if not lake.has(step):
+            run(step)
+    return lake.version

@@ -1,0 +1,94 @@
+"""What a task does with the rows that a batch has of some tables."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pg_cdc_source.errors import PgCdcError, SchemaChangedError
+from pg_cdc_source.lake.batch_of_table import FILE, Segment, TableBatch
+from pg_cdc_source.lake.bring import ForeignWriterError, Mark, Work
+from pg_cdc_source.lake.targets import Targets
+
+OUTCOME_SCHEMA = pa.schema(
+    [
+        pa.field("table", pa.string()),
+        pa.field("version", pa.int64()),
+        pa.field("rows", pa.int64()),
+        pa.field("error", pa.string()),
+        pa.field("lsn", pa.int64()),
+        pa.field("commit_ts", pa.timestamp("us", tz="UTC")),
+        pa.field("through", pa.int64()),
+        pa.field("staged", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a batch begins: whose it is, at which versions tables stood, and which were set aside."""
+
+    mark: Mark
+    versions: Mapping[str, int]
+    set_aside: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Task(ABC):
+    """Reads all rows that a batch has of some tables: runs, and files that were written of them."""
+
+    targets: Targets
+    start: Start
+
+    def outcomes(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return what became of each table, in rows of ``OUTCOME_SCHEMA``."""
+        by_table: dict[str | None, list[Mapping[str, Any]]] = {}
+        for row in rows:
+            by_table.setdefault(row["_table"], []).append(row)
+        return [self._outcome(table, found) for table, found in by_table.items()]
+
+    def _outcome(self, table: str | None, rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+        times = [row["_commit_ts"] for row in rows if row["_commit_ts"] is not None]
+        outcome: dict[str, Any] = dict.fromkeys(OUTCOME_SCHEMA.names)
+        outcome |= {
+            "table": table,
+            "rows": sum(row["rows"] for row in rows if row["_change_type"] in ("changes", FILE)),
+            "lsn": max(row["_commit_lsn"] for row in rows),
+            "commit_ts": max(times, default=None),
+            "through": max(map(_through, rows)),
+        }
+        if table is None:
+            return outcome
+        try:
+            work = self._work(table, TableBatch.of(table, rows))
+            if work is not None:
+                outcome |= self._do(table, work)
+        except (PgCdcError, ForeignWriterError) as error:
+            outcome["error"] = str(error)
+        return outcome
+
+    def _work(self, table: str, batch: TableBatch) -> Work[Segment] | None:
+        """What is to be done; None where the table stays set aside."""
+        if table in self.start.set_aside and not batch.comes_whole:
+            return None
+        if batch.is_rewritten and not batch.comes_whole:
+            raise SchemaChangedError(
+                f"{table} was rewritten, and the rows that the lake has are not those of PostgreSQL any more",
+                remedy="wait: the stream reads its rows again",
+            )
+        files = [json.loads(row["after"]) for row in batch.files]
+        return Work(batch.layout, batch.fills, files, batch.segments, batch.is_emptied, batch.comes_whole)
+
+    @abstractmethod
+    def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
+        """Do it, or prepare it; what the outcome says of it."""
+
+
+def _through(row: Mapping[str, Any]) -> int:
+    """Up to which position the rows of a file may be; 0 for what is of the snapshot's very point."""
+    return int(json.loads(row["after"])["through"] or 0) if row["_change_type"] == FILE else 0

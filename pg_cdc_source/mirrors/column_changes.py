@@ -1,0 +1,106 @@
+"""The columns of a lake's table and PostgreSQL's numbers of them, and how a table gets others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DecimalType, StructType
+
+from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.lake.columns import MirroredLayout
+from pg_cdc_source.mirrors.catalog_names import quoted
+from pg_cdc_source.spark.edge import spark_schema
+
+# To what Delta and Iceberg widen a type where the files stay as they are.
+_WIDER = {("smallint", "int"), ("int", "bigint"), ("float", "double")}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table's columns in their order; ``numbers`` are pg_attribute.attnum, 0 where PostgreSQL did not know it."""
+
+    schema: StructType
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layout: MirroredLayout) -> Columns:
+        """Return the columns that a layout has in the lake."""
+        schema = spark_schema(layout.arrow_schema())
+        return cls(schema, tuple(column.attnum or 0 for column in layout.columns))
+
+    @classmethod
+    def read(cls, text: str) -> Columns:
+        """Read what ``text`` says."""
+        said = json.loads(text)
+        return cls(StructType.fromJson(said["schema"]), tuple(said["numbers"]))
+
+    @property
+    def text(self) -> str:
+        """The columns as JSON, for the table's property."""
+        return json.dumps({"schema": self.schema.jsonValue(), "numbers": self.numbers}, separators=(",", ":"))
+
+    def place_of(self, number: int, name: str) -> int | None:
+        """Which column is that of ``number``, or of ``name`` where it has no number."""
+        for i, (field, ours) in enumerate(zip(self.schema, self.numbers, strict=True)):
+            if ours == number if ours and number else field.name == name:
+                return i
+        return None
+
+    def changes_to(self, wanted: Columns, names: Sequence[str], table: str) -> Iterator[str]:
+        """Yield clauses of ALTER TABLE that make these columns the ``wanted`` ones.
+
+        ``names`` are those that the table has now; part of the clauses may have run already. Raises SchemaChangedError.
+        """
+        places = [
+            self.place_of(number, field.name) for field, number in zip(wanted.schema, wanted.numbers, strict=True)
+        ]
+        for i, field in enumerate(self.schema):
+            if i not in places and field.name in names:
+                yield f"DROP COLUMN {quoted(field.name)}"
+        taken = {field.name for i, field in enumerate(self.schema) if i in places}
+        for field, place in zip(wanted.schema, places, strict=True):
+            if place is None:
+                continue
+            was = self.schema[place]
+            if was.dataType != field.dataType and not _is_wider(was.dataType.simpleString(), field.dataType):
+                raise SchemaChangedError(
+                    f"{table}: the type of column {field.name} was changed from {was.dataType.simpleString()} to "
+                    f"{field.dataType.simpleString()}, which the lake's table cannot take over",
+                    remedy="have its rows come again: pg-cdc resnapshot. The stream does that by itself where "
+                    "PostgreSQL has rewritten the table",
+                )
+            if was.name != field.name:
+                if field.name in taken:
+                    raise SchemaChangedError(
+                        f"{table}: columns have changed their names among each other",
+                        remedy="have its rows come again: pg-cdc resnapshot",
+                    )
+                if was.name in names:
+                    yield f"RENAME COLUMN {quoted(was.name)} TO {quoted(field.name)}"
+            if was.dataType != field.dataType:
+                yield f"ALTER COLUMN {quoted(field.name)} TYPE {field.dataType.simpleString()}"
+        # A name that was dropped may come again with another column.
+        dropped = {field.name for i, field in enumerate(self.schema) if i not in places}
+        for field, place in zip(wanted.schema, places, strict=True):
+            if place is None and (field.name not in names or field.name in dropped):
+                yield f"ADD COLUMNS ({quoted(field.name)} {field.dataType.simpleString()})"
+
+    def projected(self, rows: DataFrame, written: Columns) -> DataFrame:
+        """Return rows that were written with other columns with these; NULL in what was added since."""
+        found = []
+        for field, number in zip(self.schema, self.numbers, strict=True):
+            place = written.place_of(number, field.name)
+            rows_have = F.lit(None) if place is None else F.col(quoted(written.schema[place].name))
+            found.append(rows_have.cast(field.dataType).alias(field.name))
+        return rows.select(found)
+
+
+def _is_wider(was: str, wanted: object) -> bool:
+    if isinstance(wanted, DecimalType) and was.startswith("decimal("):
+        precision, scale = map(int, was[len("decimal(") : -1].split(","))
+        return wanted.scale == scale and wanted.precision >= precision
+    return (was, getattr(wanted, "simpleString", str)()) in _WIDER

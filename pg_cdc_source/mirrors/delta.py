@@ -1,0 +1,46 @@
+"""Delta's tables by Spark's SQL."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pyspark.sql import SparkSession
+
+from pg_cdc_source.mirrors.spark_table import ANEW_STEP, COLUMNS_STEP, Commit, SparkTable, read_said
+
+_STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
+
+
+class DeltaTable(SparkTable):
+    """A table that Delta Lake's jar, or Databricks, writes."""
+
+    provider = "delta"
+    properties: ClassVar = {
+        # Columns are renamed and dropped without their files being written anew.
+        "delta.columnMapping.mode": "name",
+        "delta.enableDeletionVectors": "true",
+        "delta.enableTypeWidening": "true",
+    }
+    housekeeping = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "REORG", "COMPUTE STATS"))
+
+    @classmethod
+    def configure(cls, session: SparkSession, template: str) -> None:
+        # By default each commit reads the table's state in 50 tasks.
+        if session.conf.get(_STATE_TASKS, None) is None:
+            session.conf.set(_STATE_TASKS, session.sparkContext.defaultParallelism)
+
+    def commits(self, limit: int | None) -> list[Commit]:
+        bound = "" if limit is None else f" LIMIT {limit}"
+        rows = self._spark.sql(f"DESCRIBE HISTORY {self._name}{bound}").select("version", "operation", "userMetadata")
+        return [Commit(row.version, row.operation, read_said(row.userMetadata)) for row in rows.collect()]
+
+    def sign(self, text: str, step: str) -> None:
+        conf = self._spark.conf
+        conf.set("spark.databricks.delta.commitInfo.userMetadata", text)
+        # Of two drivers that do the same step at the same time, one does nothing.
+        if step not in (COLUMNS_STEP, ANEW_STEP):
+            conf.set("spark.databricks.delta.write.txnAppId", f"{self._mark.query}/{step}")
+            conf.set("spark.databricks.delta.write.txnVersion", self._mark.batch)
+        else:
+            conf.unset("spark.databricks.delta.write.txnAppId")
+            conf.unset("spark.databricks.delta.write.txnVersion")

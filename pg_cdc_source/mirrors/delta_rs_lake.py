@@ -1,0 +1,29 @@
+"""The format ``deltalake``: Delta tables at paths, written by delta-rs in Spark's tasks."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.lake.tasks import Start
+from pg_cdc_source.mirrors.delta_rs import DeltaRsTask, read_at
+from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
+from pg_cdc_source.mirrors.lakes import Outcome, run_task
+from pg_cdc_source.spark.edge import spark_schema
+
+
+class DeltaRsLake:
+    """A table's changes of a batch are merged by one task."""
+
+    def __init__(self, spark: SparkSession, targets: Targets) -> None:
+        self._spark = spark
+        self._targets = targets
+        self.ledger = DeltaRsLedger(targets.ledger)
+
+    def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
+        return run_task(batch, DeltaRsTask(self._targets, start), self._targets.__getitem__)
+
+    def read(self, table: str, version: int) -> DataFrame:
+        files, schema = read_at(self._targets[table], version)
+        reader = self._spark.read.schema(spark_schema(schema))
+        return reader.parquet(*files) if files else self._spark.createDataFrame([], spark_schema(schema))

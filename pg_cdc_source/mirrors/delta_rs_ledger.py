@@ -1,0 +1,53 @@
+"""A ledger in a Delta table that delta-rs writes."""
+
+from __future__ import annotations
+
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Transaction, write_deltalake
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.bring import Mark
+from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow
+from pg_cdc_source.mirrors.delta_rs import commit_of
+
+
+class DeltaRsLedger:
+    """A ledger at ``path``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def create(self, template: str) -> None:
+        DeltaTable.create(
+            self.path,
+            LEDGER_SCHEMA,
+            mode="ignore",
+            configuration={TEMPLATE: template},
+            raise_if_key_not_exists=False,
+        )
+
+    def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
+        if not DeltaTable.is_deltatable(self.path):
+            return None
+        rows = DeltaTable(self.path).to_pyarrow_table()
+        if lsn is not None:
+            rows = rows.filter(pc.less_equal(rows["lsn"], lsn))
+        if query is not None:
+            rows = rows.filter(pc.equal(rows["query"], query))
+        if not rows.num_rows:
+            return None
+        (row,) = rows.sort_by([("applied_at", "descending"), ("batch_id", "descending")]).slice(0, 1).to_pylist()
+        return LedgerRow.of(row)
+
+    @property
+    def template(self) -> str:
+        found = None
+        if DeltaTable.is_deltatable(self.path):
+            found = DeltaTable(self.path).metadata().configuration.get(TEMPLATE)
+        if found is None:
+            raise OptionError(f"{self.path} is no ledger of a mirror", remedy="name the ledger that mirror() writes")
+        return str(found)
+
+    def append(self, row: LedgerRow) -> None:
+        commit = commit_of(Mark(row.query, row.batch_id), Transaction(row.query, row.batch_id))
+        write_deltalake(self.path, row.to_arrow(), mode="append", commit_properties=commit)

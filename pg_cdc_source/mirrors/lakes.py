@@ -1,0 +1,54 @@
+"""The formats of a mirror: how a batch is applied in each, and how a table is read as of a version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from pg_cdc_source.lake.files import FileWriter
+from pg_cdc_source.lake.ledger import Ledger
+from pg_cdc_source.lake.tasks import OUTCOME_SCHEMA, Start, Task
+from pg_cdc_source.protocol.layout import RUNS_SCHEMA
+from pg_cdc_source.spark.edge import short_errors, spark_schema
+
+Outcome = dict[str, Any]
+
+
+class Lake(Protocol):
+    """Tables and a ledger in one format."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger."""
+
+    def run(self, batch: DataFrame, start: Start) -> Sequence[Outcome]:
+        """Apply a batch; what became of each table, in rows of ``OUTCOME_SCHEMA``."""
+
+    def read(self, table: str, version: int) -> DataFrame:
+        """The table as it was at a version."""
+
+
+def run_task(batch: DataFrame, task: Task, directory_of: Callable[[str], str]) -> list[Outcome]:
+    """Run a task on all rows of a batch, those of one table together; what became of each table.
+
+    ``directory_of``: in which directory files of a table's snapshot go.
+    """
+    parallelism = batch.sparkSession.sparkContext.defaultParallelism
+
+    def write_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with short_errors():
+            yield from FileWriter(directory_of).take(batches)
+
+    def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with short_errors():
+            rows = [row for batch in batches for row in batch.to_pylist()]
+            yield pa.RecordBatch.from_pylist(task.outcomes(rows), schema=OUTCOME_SCHEMA)
+
+    written = batch.mapInArrow(write_files, spark_schema(RUNS_SCHEMA))
+    outcomes = written.repartition(parallelism, "_table").mapInArrow(apply, spark_schema(OUTCOME_SCHEMA))
+    # Not collect(), whose times have lost their zone.
+    found: list[Outcome] = outcomes.toArrow().to_pylist()
+    return found

@@ -1,0 +1,124 @@
+"""The formats ``delta`` and ``iceberg``: tasks stage a batch, and Spark's own MERGE INTO takes it, tables side by side.
+
+Each table is written in a session of its own, because what commits say of their batch is a setting of the session.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+from pyspark import inheritable_thread_target
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.lake.bring import ForeignWriterError, bring
+from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.lake.tasks import Start
+from pg_cdc_source.mirrors.catalog_names import ledger_in_sql, table_in_sql
+from pg_cdc_source.mirrors.lakes import Outcome, run_task
+from pg_cdc_source.mirrors.spark_ledger import SparkLedger
+from pg_cdc_source.mirrors.spark_table import SparkTable
+from pg_cdc_source.mirrors.staging import StagingTask, read_work
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+
+
+class SparkLake:
+    """Tables in Spark's catalogs. A batch is staged below ``staging``, a directory that executors reach."""
+
+    def __init__(self, spark: SparkSession, targets: Targets, kind: type[SparkTable], staging: str) -> None:
+        self._spark = spark
+        self._targets = targets
+        self._kind = kind
+        self._staging = staging
+        self.ledger = SparkLedger(spark, ledger_in_sql(targets, kind.provider), kind.provider)
+        self._sessions: SimpleQueue[SparkSession] = SimpleQueue()
+
+    def read(self, table: str, version: int) -> DataFrame:
+        name = self._name(table)
+        # Catalogs keep tables for a while, and others write this one.
+        self._spark.catalog.refreshTable(name)
+        return self._spark.sql(f"SELECT * FROM {name} VERSION AS OF {version}")
+
+    def _name(self, table: str) -> str:
+        return table_in_sql(self._targets, table, self._kind.provider)
+
+    def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
+        # What a batch that a crash has ended has left goes first.
+        _remove(self._staging)
+        task = StagingTask(self._targets, start, self._staging)
+        outcomes = run_task(batch, task, task.directory_of)
+        count = min(len(outcomes), self._spark.sparkContext.defaultParallelism) or 1
+        with ThreadPoolExecutor(count, thread_name_prefix="pgcdc-mirror") as pool:
+            outcomes = self._with_fetched(batch, task, outcomes)
+            one = inheritable_thread_target(self._spark)(lambda outcome: self._apply(outcome, start))
+            list(pool.map(one, outcomes))
+        _remove(self._staging)
+        return outcomes
+
+    def _with_fetched(self, batch: DataFrame, task: StagingTask, outcomes: list[Outcome]) -> list[Outcome]:
+        """Stage those tables again whose final rows need values of the lake's table: a changed key takes them along."""
+        fetched: dict[str, str] = {}
+        for outcome in outcomes:
+            segments = read_work(outcome["staged"]).segments if outcome["staged"] else ()
+            if segments and segments[0].needs:
+                keys = self._spark.read.parquet(segments[0].path)
+                to = f"{self._staging}/fetched-{len(fetched)}"
+                self._spark.table(self._name(outcome["table"])).join(
+                    keys, list(segments[0].key), "left_semi"
+                ).write.parquet(to)
+                fetched[outcome["table"]] = to
+        if not fetched:
+            return outcomes
+        again = StagingTask(task.targets, task.start, self._staging, fetched)
+        changes = batch.where(batch["_table"].isin(list(fetched)) & (batch["_change_type"] != "snapshot"))
+        staged = {outcome["table"]: outcome for outcome in run_task(changes, again, again.directory_of)}
+        for outcome in outcomes:
+            if outcome["table"] in staged:
+                outcome |= {name: staged[outcome["table"]][name] for name in ("staged", "error")}
+        return outcomes
+
+    def _apply(self, outcome: Outcome, start: Start) -> None:
+        if outcome["staged"] is None:
+            return
+        table = outcome["table"]
+        work, expected, again = read_work(outcome["staged"]), start.versions.get(table), table in start.set_aside
+        session = self._session()
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                lake = self._kind(session, self._name(table), table, start.mark)
+                outcome["version"] = bring(lake, work, expected, again=again)
+                break
+            except (PgCdcError, ForeignWriterError, AnalysisException) as error:
+                outcome["error"] = str(error)
+                break
+            except PySparkException as error:
+                # Somebody who rewrites files at the same time makes a commit fail. What is done already is found.
+                if attempt == _ATTEMPTS:
+                    raise
+                log.warning("%s: attempt %d of %d failed, and is made again: %s", table, attempt, _ATTEMPTS, error)
+        self._sessions.put(session)
+
+    def _session(self) -> SparkSession:
+        """A session that no other table has now, with the settings of the query's."""
+        if not self._sessions.empty():
+            return self._sessions.get()
+        session = self._spark.newSession()
+        ours = session.conf
+        for key, value in self._spark.conf.getAll.items():
+            is_sql = key.startswith(("spark.sql.", "spark.databricks."))
+            if is_sql and ours.get(key, None) != value and ours.isModifiable(key):
+                ours.set(key, value)
+        self._kind.configure(session, self._targets.template)
+        return session
+
+
+def _remove(directory: str) -> None:
+    filesystem, root = open_directory(directory)
+    filesystem.delete_dir(root)

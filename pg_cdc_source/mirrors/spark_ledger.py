@@ -1,0 +1,75 @@
+"""A ledger in a table that Spark's SQL writes."""
+
+from __future__ import annotations
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow
+from pg_cdc_source.mirrors.catalog_names import namespace_of
+from pg_cdc_source.spark.edge import spark_schema
+
+
+class SparkLedger:
+    """A ledger that SQL calls ``name``, in a table of the format ``provider``."""
+
+    def __init__(self, spark: SparkSession, name: str, provider: str) -> None:
+        self._spark = spark
+        self._name = name
+        self._provider = provider
+
+    def create(self, template: str) -> None:
+        if self._template() is not None:
+            return
+        namespace = namespace_of(self._name)
+        if namespace is not None and namespace != self._provider:
+            self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+        empty = self._spark.createDataFrame([], spark_schema(LEDGER_SCHEMA))
+        empty.writeTo(self._name).using(self._provider).tableProperty(TEMPLATE, template).create()
+
+    def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
+        if self._template() is None:
+            return None
+        # Catalogs keep tables for a while, and others write this one.
+        self._spark.catalog.refreshTable(self._name)
+        rows = self._spark.table(self._name)
+        if lsn is not None:
+            rows = rows.where(F.col("lsn") <= lsn)
+        if query is not None:
+            rows = rows.where(F.col("query") == query)
+        # Not collect(), whose times have lost their zone.
+        found = rows.orderBy(F.desc("applied_at"), F.desc("batch_id")).limit(1).toArrow().to_pylist()
+        return LedgerRow.of(found[0]) if found else None
+
+    @property
+    def template(self) -> str:
+        found = self._template()
+        if found is None:
+            raise OptionError(f"{self._name} is no ledger of a mirror", remedy="name the ledger that mirror() writes")
+        return found
+
+    def append(self, row: LedgerRow) -> None:
+        self._spark.createDataFrame(row.to_arrow()).writeTo(self._name).append()
+
+    def _template(self) -> str | None:
+        try:
+            rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect()
+        except AnalysisException as error:
+            if not is_missing(error):
+                raise
+            return None
+        return next((str(row["value"]) for row in rows if row["key"] == TEMPLATE), None)
+
+
+def is_missing(error: AnalysisException) -> bool:
+    """Whether a table is not there."""
+    return error.getCondition() in (
+        "TABLE_OR_VIEW_NOT_FOUND",
+        "SCHEMA_NOT_FOUND",
+        "PATH_NOT_FOUND",
+        "DELTA_TABLE_NOT_FOUND",
+        "DELTA_MISSING_DELTA_TABLE",
+        "DELTA_PATH_DOES_NOT_EXIST",
+    )
