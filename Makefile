@@ -43,12 +43,16 @@ sanitized: $(VENV)/.dev
 	  $(BIN)/python -c 'import sys; del sys.path[0]; from pg_cdc_source.values import native; assert "/sanitized/" in native.LIBRARY._name' && \
 	  $(BIN)/pytest -p no:cacheprovider tests/values/test_native.py tests/protocol/test_binary_copy.py
 
-integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa
+integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa $(VENV)/lake-jars
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder integration -m '$(MARKS)'
 
 # Once in a virtual environment; where a JVM cannot make it, tests run without it, and take longer.
 $(VENV)/spark-classes.jsa: | java $(VENV)/.dev
 	-$(BIN)/python integration/helpers/archive_classes.py
+
+# Delta's and Iceberg's, from Maven Central; where they cannot be fetched, or are not made for the Spark, tests say so.
+$(VENV)/lake-jars: | $(VENV)/.dev
+	-$(BIN)/python integration/helpers/lake_jars.py
 
 # Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and the tables of docs/versions.md.
 matrix: java

@@ -40,7 +40,7 @@ PLACES: dict[str, set[str]] = {
     "mirrors": {"deltalake", "py4j", "pyarrow", "pyspark"},
     "__init__": set(),
     "cli": {"psycopg2", "pyarrow", "pyspark", "rich", "typer"},
-    "demo": {"psycopg2", "pyspark", "rich"},
+    "demo": {"deltalake", "psycopg2", "pyspark", "rich"},
     "bench": {
         *("adbc_driver_postgresql", "connectorx", "duckdb", "duckdb_extension_postgres_scanner", "matplotlib"),
         *("numpy", "psutil", "psycopg2", "pyarrow", "pydbzengine", "pyspark", "rich"),

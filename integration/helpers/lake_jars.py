@@ -84,6 +84,7 @@ def _fetch(jar: Path) -> None:
 
 
 if __name__ == "__main__":
+    CACHE.mkdir(exist_ok=True)
     for format in ("delta", "iceberg"):
         for jar in jars(format):
             if not jar.exists():

@@ -21,7 +21,7 @@ Begin = Callable[..., Lake]
 
 
 @pytest.fixture(scope="module", params=["deltalake", *(
-    pytest.param(name, marks=[pytest.mark.corner, pytest.mark.skipif(why is not None, reason=why or "")])
+    pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=why or ""))
     for name in ("delta", "iceberg") for why in [lake_jars.lacking(name)]
 )])  # fmt: skip
 def format(request: pytest.FixtureRequest, spark_sessions: SparkSessions) -> str:
@@ -59,6 +59,7 @@ def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, lake_of: Callab
         yield begin
 
 
+@pytest.mark.corner
 def test_changes_of_every_kind(pg: Session, begin: Begin) -> None:
     lake = begin(*T)
     for statements in (
@@ -72,6 +73,7 @@ def test_changes_of_every_kind(pg: Session, begin: Begin) -> None:
         wait_until(is_same(lake, pg, "t"))
 
 
+@pytest.mark.corner
 def test_values_that_did_not_travel_are_kept(pg: Session, begin: Begin) -> None:
     big = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) AS i)"
     lake = begin("CREATE TABLE t (id int PRIMARY KEY, n int, v text)",
@@ -115,6 +117,7 @@ def test_values_go_along_with_a_key_that_is_no_number(kind: str, old: str, new: 
         wait_until(has(number))
 
 
+@pytest.mark.corner
 def test_columns_that_change(pg: Session, begin: Begin) -> None:
     lake = begin(*T)
     for statements in (
@@ -184,8 +187,13 @@ class _Killed(BaseException):
     """Ends a batch as a killed process does."""
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before a commit", "after a commit"])
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [
+        *((number, after) for number in range(3) for after in (False, True) if (number, after) != (1, True)),
+        pytest.param(1, True, marks=pytest.mark.corner),
+    ],
+)
 def test_a_batch_that_breaks_in_the_middle_is_applied_once(
     number: int, after: bool, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,8 +28,9 @@ from pg_cdc_source.mirrors.query import Format, ledger_at
 
 PROGRAM = Path(__file__).parents[1] / "helpers" / "mirroring.py"
 FORMATS = [
-    pytest.param(name, marks=[pytest.mark.corner, pytest.mark.skipif(why is not None, reason=why or "")])
-    for name in ("delta", "iceberg")
+    pytest.param(name, marks=[*marks, pytest.mark.skipif(why is not None, reason=why or "")])
+    # One of them in every run: what is tested is the same, and a minute or two is much.
+    for name, marks in (("delta", []), ("iceberg", [pytest.mark.corner]))
     for why in [lake_jars.lacking(name)]
 ]
 

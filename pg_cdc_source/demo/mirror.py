@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+# Missing, it is to be missed before anything starts.
+import deltalake  # noqa: F401
 import psycopg2
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery

@@ -14,13 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-try:
-    from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
-    from deltalake import Schema as DeltaSchema
-    from deltalake.transaction import AddAction, RemoveAction
-except ImportError as error:
-    raise ImportError(f'{error}: pip install "pg-cdc-source[mirror]", on executors as well') from None
+from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake import Schema as DeltaSchema
+from deltalake.transaction import AddAction, RemoveAction
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import Segment

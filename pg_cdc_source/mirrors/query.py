@@ -93,8 +93,13 @@ def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
 def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "") -> Lake:
     # What one format needs is not there where another is used.
     if format == "deltalake":
-        from pg_cdc_source.mirrors.delta_rs_lake import DeltaRsLake
-
+        try:
+            from pg_cdc_source.mirrors.delta_rs_lake import DeltaRsLake
+        except ModuleNotFoundError as error:
+            raise OptionError(
+                f"the format deltalake cannot be used: {error}",
+                remedy='pip install "pg-cdc-source[mirror]", on executors as well',
+            ) from None
         if not is_path(targets.template):
             raise OptionError(
                 f"target {targets.template!r} is not a path",
