@@ -267,7 +267,7 @@ def test_every_row_of_the_ledger_is_one_point_of_postgresql(pg: Session, begin: 
     for i in range(60):
         run(pg, f"BEGIN; UPDATE a SET n = n - {i} WHERE id = {i % 20 + 1};"
                 f" UPDATE b SET n = n + {i} WHERE id = {i % 7 + 1}; COMMIT")  # fmt: skip
-    wait_until(is_same(lake, pg, "a", "b"))
+    wait_until(is_same(lake, pg, "a", "b"), 240)
     whole = [dict(row["tables"]) for row in lake.ledger_rows() if len(row["tables"]) == 2]
     assert len(whole) > 10
     for tables in whole:

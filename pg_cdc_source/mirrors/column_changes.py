@@ -58,8 +58,14 @@ class Columns:
         places = [
             self.place_of(number, field.name) for field, number in zip(wanted.schema, wanted.numbers, strict=True)
         ]
+        # Where a crash came behind a renaming, a dropped column's name is that of one with values.
+        renamed = {
+            field.name
+            for field, place in zip(wanted.schema, places, strict=True)
+            if place is not None and self.schema[place].name not in names
+        }
         for i, field in enumerate(self.schema):
-            if i not in places and field.name in names:
+            if i not in places and field.name in names and field.name not in renamed:
                 yield f"DROP COLUMN {quoted(field.name)}"
         taken = {field.name for i, field in enumerate(self.schema) if i in places}
         for field, place in zip(wanted.schema, places, strict=True):

@@ -1,0 +1,91 @@
+"""How a lake's table gets other columns, and goes on with that where a crash has ended it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, StructField, StructType
+
+from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.mirrors.column_changes import Columns
+
+INT, TEXT = IntegerType(), StringType()
+
+
+def columns(*given: tuple[int, str, Any]) -> Columns:
+    fields = [StructField(name, kind) for _, name, kind in given]
+    return Columns(StructType(fields), tuple(number for number, _, _ in given))
+
+
+def clauses(present: Columns, wanted: Columns, names: list[str] | None = None) -> list[str]:
+    return list(present.changes_to(wanted, present.schema.names if names is None else names, "public.t"))
+
+
+BEFORE = columns((1, "id", INT), (2, "v", TEXT), (3, "w", TEXT))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (BEFORE, []),
+        (columns((1, "id", INT), (3, "w", TEXT)), ["DROP COLUMN `v`"]),
+        (columns((1, "id", INT), (2, "x y", TEXT), (3, "w", TEXT)), ["RENAME COLUMN `v` TO `x y`"]),
+        (columns((1, "id", LongType()), (2, "v", TEXT), (3, "w", TEXT)), ["ALTER COLUMN `id` TYPE bigint"]),
+        (columns(*zip((1, 2, 3, 4), ("id", "v", "w", "n"), (INT, TEXT, TEXT, INT), strict=True)),
+         ["ADD COLUMNS (`n` int)"]),
+        # The name of a column that is gone.
+        (columns((1, "id", INT), (2, "v", TEXT), (4, "w", INT)), ["DROP COLUMN `w`", "ADD COLUMNS (`w` int)"]),
+        (columns((1, "id", INT), (3, "v", TEXT)), ["DROP COLUMN `v`", "RENAME COLUMN `w` TO `v`"]),
+    ],
+)  # fmt: skip
+def test_columns_are_told_apart_by_their_numbers(wanted: Columns, found: list[str]) -> None:
+    assert clauses(BEFORE, wanted) == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "found"),
+    [
+        (columns((1, "id", INT), (3, "w", TEXT)), ["id", "w"], []),
+        (columns((1, "id", INT), (2, "x", TEXT), (3, "w", TEXT)), ["id", "x", "w"], []),
+        (columns((1, "id", INT), (2, "v", TEXT), (3, "w", TEXT), (4, "n", INT)), ["id", "v", "w", "n"], []),
+        # The column v has the values of w.
+        (columns((1, "id", INT), (3, "v", TEXT)), ["id", "v"], []),
+        (columns((1, "id", INT), (3, "v", TEXT)), ["id", "w"], ["RENAME COLUMN `w` TO `v`"]),
+        # Whose the column w is nobody knows: it has no values yet.
+        (columns((1, "id", INT), (2, "v", TEXT), (4, "w", INT)), ["id", "v", "w"],
+         ["DROP COLUMN `w`", "ADD COLUMNS (`w` int)"]),
+        (columns((1, "id", INT), (2, "v", TEXT), (4, "w", INT)), ["id", "v"], ["ADD COLUMNS (`w` int)"]),
+    ],
+)  # fmt: skip
+def test_what_has_been_done_is_not_done_again(wanted: Columns, names: list[str], found: list[str]) -> None:
+    assert clauses(BEFORE, wanted, names) == found
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        columns((1, "id", INT), (2, "v", INT), (3, "w", TEXT)),
+        columns((1, "id", INT), (2, "w", TEXT), (3, "v", TEXT)),
+    ],
+    ids=["another type", "names among each other"],
+)
+def test_what_a_table_cannot_take_over_is_said(wanted: Columns) -> None:
+    with pytest.raises(SchemaChangedError, match=r"public\.t"):
+        clauses(BEFORE, wanted)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "is_taken"), [(12, 2, True), (9, 2, False), (12, 3, False)], ids=["wider", "less", "scale"]
+)
+def test_a_decimal_takes_more_digits_before_the_point(precision: int, scale: int, is_taken: bool) -> None:
+    before, wanted = columns((1, "d", DecimalType(10, 2))), columns((1, "d", DecimalType(precision, scale)))
+    if is_taken:
+        assert clauses(before, wanted) == [f"ALTER COLUMN `d` TYPE decimal({precision},{scale})"]
+    else:
+        with pytest.raises(SchemaChangedError):
+            clauses(before, wanted)
+
+
+def test_columns_come_back_from_a_property() -> None:
+    assert Columns.read(BEFORE.text) == BEFORE
