@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pg_cdc_source.bench import datasets, growth, snapshot, source, stream
+from pg_cdc_source.bench import datasets, growth, mirror, snapshot, source, stream
 from pg_cdc_source.bench.lab import FULL, QUICK, Lab, Scale, open_lab
 from pg_cdc_source.bench.machine import read_commit, read_machine, versions
 from pg_cdc_source.bench.question import Answer, Question, ask
@@ -34,6 +34,7 @@ QUESTIONS: dict[str, Callable[[Lab], Question]] = {
     "source-wal": source.wal,
     # After the questions that look at slots, because the slot with the backlog stays.
     "backlog": stream.backlog,
+    "mirror-backlog": mirror.backlog,
     "latency": stream.latency,
     "growth-rows": growth.in_rows,
     "growth-partitions": growth.in_partitions,
