@@ -26,6 +26,7 @@ from pg_cdc_source.mirrors import delta, iceberg
 from pg_cdc_source.mirrors.delta_rs import DeltaRsTable, DeltaRsTask
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 from pg_cdc_source.mirrors.spark_lake import SparkLake
+from pg_cdc_source.mirrors.spark_ledger import refresh
 from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 
@@ -145,11 +146,11 @@ class CatalogLake(Lake):
     def _read(self, table: str, version: int | None) -> pa.Table:
         if version is not None:
             return self._lake.read(f"public.{table}", version).toArrow()
-        self._spark.catalog.refreshTable(f"{self._namespace}.{table}")
+        refresh(self._spark, f"{self._namespace}.{table}", self._lake._kind.provider)
         return self._spark.table(f"{self._namespace}.{table}").toArrow()
 
     def ledger_rows(self) -> list[dict[str, Any]]:
-        self._spark.catalog.refreshTable(self.targets.ledger)
+        refresh(self._spark, self.targets.ledger, self._lake._kind.provider)
         found: list[dict[str, Any]] = self._spark.table(self.targets.ledger).orderBy("batch_id").toArrow().to_pylist()
         return found
 

@@ -73,7 +73,12 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(
     spark = spark_sessions.get(**lake_jars.conf(tmp_path / "warehouse"))
     query = mirror(spark, **given)
     try:
-        wait_until(lambda: is_same(spark, pg, ledger, format), 120)
+
+        def has_come() -> bool:
+            assert query.exception() is None, query.exception()
+            return is_same(spark, pg, ledger, format)
+
+        wait_until(has_come, 120)
         query.stop()
         expect_one_point(spark, ledger, format)
     finally:

@@ -20,7 +20,7 @@ from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors.catalog_names import ledger_in_sql, table_in_sql
 from pg_cdc_source.mirrors.lakes import Outcome, run_task
-from pg_cdc_source.mirrors.spark_ledger import SparkLedger
+from pg_cdc_source.mirrors.spark_ledger import SparkLedger, refresh
 from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.mirrors.staging import StagingTask, read_work
 
@@ -42,8 +42,7 @@ class SparkLake:
 
     def read(self, table: str, version: int) -> DataFrame:
         name = self._name(table)
-        # Catalogs keep tables for a while, and others write this one.
-        self._spark.catalog.refreshTable(name)
+        refresh(self._spark, name, self._kind.provider)
         return self._spark.sql(f"SELECT * FROM {name} VERSION AS OF {version}")
 
     def _name(self, table: str) -> str:

@@ -32,8 +32,7 @@ class SparkLedger:
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         if self._template() is None:
             return None
-        # Catalogs keep tables for a while, and others write this one.
-        self._spark.catalog.refreshTable(self._name)
+        refresh(self._spark, self._name, self._provider)
         rows = self._spark.table(self._name)
         if lsn is not None:
             rows = rows.where(F.col("lsn") <= lsn)
@@ -61,6 +60,13 @@ class SparkLedger:
                 raise
             return None
         return next((str(row["value"]) for row in rows if row["key"] == TEMPLATE), None)
+
+
+def refresh(spark: SparkSession, name: str, provider: str) -> None:
+    """Have the session see what others have written."""
+    # Iceberg's catalogs keep tables for a while. Delta looks by itself.
+    if provider == "iceberg":
+        spark.catalog.refreshTable(name)
 
 
 def is_missing(error: AnalysisException) -> bool:
