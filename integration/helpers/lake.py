@@ -68,8 +68,8 @@ class Lake(ABC):
         """Apply a batch."""
 
     def found(self, table: str) -> list[dict[str, Any]]:
-        """The rows of a table, as delta-rs gives them."""
-        rows: list[dict[str, Any]] = DeltaTable(self.targets[f"public.{table}"]).to_pyarrow_table().to_pylist()
+        """The rows of a table, with their values."""
+        rows: list[dict[str, Any]] = self._read(table, None).to_pylist()
         return rows
 
     def rows(self, table: str, version: int | None = None) -> Rows:

@@ -68,7 +68,8 @@ def source(spark: SparkSession, db: str, table: str) -> Counter[tuple[Any, ...]]
 def test_tables_are_loaded_and_followed(
     spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
 ) -> None:
-    run(pg, *SHOP)
+    # A name that is not one of a file's everywhere.
+    run(pg, *SHOP, 'CREATE TABLE "two wörds" (id int PRIMARY KEY)', 'INSERT INTO "two wörds" VALUES (1), (2)')
     query = start()
 
     def same() -> bool:
@@ -76,8 +77,8 @@ def test_tables_are_loaded_and_followed(
         if DeltaRsLedger(f"{tmp_path}/lake/_pgcdc").last() is None:
             return False
         found = mirror_at(spark, f"{tmp_path}/lake/_pgcdc")
-        return len(found) == 2 and all(
-            lake(spark, tmp_path, table) == source(spark, db, table) for table in ("customers", "items")
+        return len(found) == 3 and all(
+            lake(spark, tmp_path, table) == source(spark, db, table) for table in ("customers", "items", '"two wörds"')
         )
 
     wait_until(same, 90)

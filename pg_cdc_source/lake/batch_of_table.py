@@ -26,6 +26,8 @@ from pg_cdc_source.values.arrow import from_numpy, from_texts, to_numpy
 
 # What ``_change_type`` says of a file that a task has written of rows of a snapshot.
 FILE = "file"
+# And of such rows that the lake cannot have: ``after`` says why.
+REFUSED = "refused"
 # The change columns of a segment's rows. No column of PostgreSQL can have such a name: they are longer than 63 bytes.
 KIND, LSN, SEQ, UNCHANGED = CHANGE_NAMES = tuple(
     name.ljust(64, "_") for name in ("_change_type", "_commit_lsn", "_seq", "_unchanged")

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pg_cdc_source.lake.batch_of_table import FILE, typed_columns
+from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, typed_columns
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import SNAPSHOT, read_run
@@ -37,7 +38,7 @@ class FileWriter:
         self._schema: pa.Schema | None = None
 
     def take(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return rows of ``RUNS_SCHEMA`` with a row ``file`` instead of runs of a snapshot."""
+        """Return rows of ``RUNS_SCHEMA`` with a row ``file`` instead of runs of a snapshot, or a row ``refused``."""
         for batch in batches:
             others = []
             for row in batch.to_pylist():
@@ -46,7 +47,12 @@ class FileWriter:
                     continue
                 if self._writer is not None and (row["_table"], row["layout"], row["after"]) != self._of:
                     yield from self._close()
-                self._write(row)
+                try:
+                    self._write(row)
+                except PgCdcError as error:
+                    refused = {"_change_type": REFUSED, "rows": 0, "data": None, "after": str(error)}
+                    others.append({**row, **refused})
+                    continue
                 if self._file["raw_bytes"] > FILE_BYTES:
                     yield from self._close()
             if others:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import FILE, Segment, TableBatch
+from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, Segment, TableBatch
 from pg_cdc_source.lake.bring import ForeignWriterError, Mark, Work
 from pg_cdc_source.lake.targets import Targets
 
@@ -64,6 +64,9 @@ class Task(ABC):
         }
         if table is None:
             return outcome
+        refused = [row["after"] for row in rows if row["_change_type"] == REFUSED]
+        if refused:
+            return outcome | {"error": refused[0]}
         try:
             work = self._work(table, TableBatch.of(table, rows))
             if work is not None:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -267,6 +268,6 @@ def _range(states: States) -> Iterator[str]:
 
 
 def read_at(path: str, version: int) -> tuple[list[str], pa.Schema]:
-    """The files of a table at a version, and its columns."""
+    """The files of a table at a version, by the paths that Spark takes, and its columns."""
     table = DeltaTable(path, version=version)
-    return table.file_uris(), pa.schema(table.schema().to_arrow())
+    return [unquote(uri) for uri in table.file_uris()], pa.schema(table.schema().to_arrow())
