@@ -22,7 +22,16 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
 
 # The longest files, by what `pytest --durations=0` shows; a process that begins one last would end alone.
 LONGEST_FIRST = (
-    *("test_crashes.py", "test_sparks.py", "test_examples.py", "test_safety.py", "test_oracle.py", "test_schema.py"),
+    *(
+        "test_batches.py",
+        "test_catalogs.py",
+        "test_crashes.py",
+        "test_sparks.py",
+        "test_examples.py",
+        "test_safety.py",
+        "test_oracle.py",
+        "test_schema.py",
+    ),
     *("test_keeper.py", "test_consistency.py", "test_documents.py"),
 )
 
