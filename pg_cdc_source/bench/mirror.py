@@ -26,7 +26,7 @@ _CHANGES_PER_TRANSACTION = 50
 _DROP_SECONDS = 60.0
 
 _COLUMNS = "id bigint PRIMARY KEY, customer bigint, quantity int, price numeric(12, 2), note text, changed timestamptz"
-_VALUES = "i, i * 7919 % 100000, i % 100, i % 10000 / 100.0, 'note ' || md5(i::text), now()"
+_VALUES = "i, i::bigint * 7919 % 100000, i % 100, i % 10000 / 100.0, 'note ' || md5(i::text), now()"
 
 
 def backlog(lab: Lab) -> Question:
@@ -88,7 +88,7 @@ def _change(lab: Lab, table: str, rows: int, changes: int) -> None:
         DO $$ BEGIN
             FOR n IN 0 .. {changes // _CHANGES_PER_TRANSACTION - 1} LOOP
                 UPDATE {table} SET quantity = quantity + 1, changed = now()
-                WHERE id IN (SELECT (n * 35 + k) * 7919 % {rows} + 1 FROM generate_series(1, 35) AS k);
+                WHERE id IN (SELECT (n * 35 + k)::bigint * 7919 % {rows} + 1 FROM generate_series(1, 35) AS k);
                 INSERT INTO {table} SELECT {_VALUES}
                 FROM generate_series({rows} + n * 10 + 1, {rows} + n * 10 + 10) AS i;
                 DELETE FROM {table} WHERE id BETWEEN {rows} + n * 10 + 1 AND {rows} + n * 10 + 5;
