@@ -88,6 +88,26 @@ def test_values_that_did_not_travel_are_kept(pg: Session, begin: Begin) -> None:
         " UPDATE t SET n = 6 WHERE id = 50;"
         " DELETE FROM t WHERE id = 6; INSERT INTO t VALUES (6, 6, NULL); COMMIT")  # fmt: skip
     wait_until(is_same(lake, pg, "t"))
+    # What the lake has now, and not what it had when it was asked before.
+    run(pg, f"UPDATE t SET v = 'new' || {big} WHERE id = 21")
+    wait_until(is_same(lake, pg, "t"))
+    run(pg, "UPDATE t SET id = 22 WHERE id = 21")
+    wait_until(is_same(lake, pg, "t"))
+
+
+@pytest.mark.corner
+def test_values_go_along_with_a_key_while_columns_change_or_the_table_is_set_aside(pg: Session, begin: Begin) -> None:
+    large = "SELECT 1, 0, string_agg(md5(i::text), '') FROM generate_series(1, 400) AS i"
+    lake = begin("CREATE TABLE t (id int PRIMARY KEY, n int, v text)", f"INSERT INTO t {large}")
+    run(pg, "UPDATE t SET id = 2", "ALTER TABLE t RENAME v TO w", "UPDATE t SET n = 1")
+
+    def is_same_or_set_aside() -> bool:
+        lake.step()
+        last = lake.ledger.last()
+        assert last is not None
+        return lake.rows("t") == rows_of(pg, "t") or "changed their keys" in last.set_aside.get("public.t", "")
+
+    wait_until(is_same_or_set_aside)
 
 
 @pytest.mark.parametrize(

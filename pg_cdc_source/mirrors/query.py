@@ -52,7 +52,7 @@ def mirror(
     for name in options:
         if name.lower() in _OWN_OPTIONS:
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
-    targets = Targets.of(_absolute(spark, target), None if ledger is None else _absolute(spark, ledger))
+    targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger))
     lake = _lake(spark, format, targets, f"{_absolute(spark, checkpoint)}/pgcdc-staging")
     register(spark)
     reader = spark.readStream.format("pgcdc").options(url=url, tables=tables, slot=slot, **_texts(options))
@@ -78,9 +78,14 @@ def mirror(
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
 
 
+def _place(spark: SparkSession, target: str) -> str:
+    """A target or a ledger: a path becomes an absolute one, a table's name stays."""
+    return _absolute(spark, target) if is_path(target) else target
+
+
 def _absolute(spark: SparkSession, path: str) -> str:
-    """A path as Spark understands it: a relative one is in the JVM's directory. A table's name stays."""
-    if "://" in path or path.startswith("file:") or not is_path(path):
+    """A path as Spark understands it: a relative one is in the JVM's directory."""
+    if "://" in path or path.startswith("file:"):
         return path
     jvm: Any = spark.sparkContext._jvm
     return str(PurePath(jvm.java.lang.System.getProperty("user.dir"), path))
@@ -100,11 +105,12 @@ def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "")
                 f"the format deltalake cannot be used: {error}",
                 remedy='pip install "pg-cdc-source[mirror]", on executors as well',
             ) from None
-        if not is_path(targets.template):
-            raise OptionError(
-                f"target {targets.template!r} is not a path",
-                remedy="write paths, as in '/lake/{table}', or use the format delta or iceberg",
-            )
+        for name, place in (("target", targets.template), ("ledger", targets.ledger)):
+            if not is_path(place):
+                raise OptionError(
+                    f"{name} {place!r} is not a path",
+                    remedy="write a path, as in './lake/{table}', or use the format delta or iceberg",
+                )
         return DeltaRsLake(spark, targets)
     from pg_cdc_source.mirrors.delta import DeltaTable
     from pg_cdc_source.mirrors.iceberg import IcebergTable
@@ -123,7 +129,7 @@ def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "")
 
 def ledger_at(spark: SparkSession, ledger: str, format: str) -> Ledger:
     """A mirror's ledger by its name or path. Raises OptionError."""
-    at = _absolute(spark, ledger)
+    at = _place(spark, ledger)
     # Where its tables are says the ledger itself.
     return _lake(spark, format, Targets(at, at)).ledger
 
@@ -140,7 +146,7 @@ def mirror_at(
     Tables that were set aside then are left out. Raises OptionError where the ledger has no such row.
     """
     found = ledger_at(spark, ledger, format)
-    lake = _lake(spark, format, Targets(found.template, _absolute(spark, ledger)))
+    lake = _lake(spark, format, Targets(found.template, _place(spark, ledger)))
     row = lake.ledger.last(lsn)
     if row is None:
         when = "" if lsn is None else f" at or before {lsn}"

@@ -63,16 +63,11 @@ class SparkLake:
 
     def _with_fetched(self, batch: DataFrame, task: StagingTask, outcomes: list[Outcome]) -> list[Outcome]:
         """Stage those tables again whose final rows need values of the lake's table: a changed key takes them along."""
-        fetched: dict[str, str] = {}
-        for outcome in outcomes:
-            segments = read_work(outcome["staged"]).segments if outcome["staged"] else ()
-            if segments and segments[0].needs:
-                keys = self._spark.read.parquet(segments[0].path)
-                to = f"{self._staging}/fetched-{len(fetched)}"
-                self._spark.table(self._name(outcome["table"])).join(
-                    keys, list(segments[0].key), "left_semi"
-                ).write.parquet(to)
-                fetched[outcome["table"]] = to
+        fetched = {
+            outcome["table"]: to
+            for i, outcome in enumerate(outcomes)
+            if self._fetch(outcome, task.start, to := f"{self._staging}/fetched-{i}")
+        }
         if not fetched:
             return outcomes
         again = StagingTask(task.targets, task.start, self._staging, fetched)
@@ -82,6 +77,18 @@ class SparkLake:
             if outcome["table"] in staged:
                 outcome |= {name: staged[outcome["table"]][name] for name in ("staged", "error")}
         return outcomes
+
+    def _fetch(self, outcome: Outcome, start: Start, to: str) -> bool:
+        """Write the rows of the lake's table that a staged table needs; whether it needs any, and they are there."""
+        work = read_work(outcome["staged"]) if outcome["staged"] else None
+        # Behind rows that come anew, the lake's table does not have the values yet.
+        if work is None or work.layout is None or work.files or not (work.segments and work.segments[0].needs):
+            return False
+        session, table = self._session(), outcome["table"]
+        lake = self._kind(session, self._name(table), table, start.mark)
+        is_there = lake.write_rows(work.layout, work.segments[0].key, work.segments[0].path, to)
+        self._sessions.put(session)
+        return is_there
 
     def _apply(self, outcome: Outcome, start: Start) -> None:
         if outcome["staged"] is None:

@@ -192,6 +192,14 @@ class SparkTable(ABC):
         settings = ", ".join(f"{quoted(name)} = (SELECT {quoted(name)} FROM {_VIEW})" for name in row)
         self._spark.sql(f"UPDATE {self._name} SET {settings}").collect()
 
+    def write_rows(self, layout: MirroredLayout, key: Sequence[str], keys: str, to: str) -> bool:
+        """Write the rows whose keys a file has into a directory; False where the table has not these columns."""
+        if self._said is None or self._said.get(COLUMNS) != Columns.of(layout).text:
+            return False
+        found = self._spark.table(self._name).join(self._spark.read.parquet(keys), list(key), "left_semi")
+        found.write.parquet(to)
+        return True
+
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def add_files(self, step: Step, files: Sequence[Mapping[str, Any]], *, anew: bool) -> None:
@@ -213,7 +221,7 @@ class SparkTable(ABC):
     def apply(self, step: Step, segment: StagedSegment) -> None:
         if segment.needs:
             raise SchemaChangedError(
-                f"{self._table}: its key was changed, and rows of before with it, within one batch",
+                f"{self._table}: rows changed their keys while the table or its key changed, within one batch",
                 remedy="have its rows come again: pg-cdc resnapshot",
             )
         if segment.emptied:
