@@ -45,6 +45,9 @@ class Obedient:
         self._unheeded = ""  # what was refused since the last batch
         self._borrows = False  # whether the query has options of a remedy
         self._leaving: set[str] = set()  # the tables that it goes on without, as told
+        # Whether a transaction is open while the publication changes: PostgreSQL may send its changes of a table that
+        # is not the stream's, and leave them out when the transaction comes again. They count in ``_seq``.
+        self.counts_others = False
 
     # --- the query ----------------------------------------------------------------------------------------------------
 
@@ -114,10 +117,15 @@ class Obedient:
         Rows of a table that is read again may be in the state of a later change. A DataFrame that is loaded anew may
         have other columns.
         """
+        changes = [row for row in rows if row["_change_type"] != "snapshot"]
+        if self.counts_others:
+            place = Counter[int]()
+            for i, row in enumerate(changes):
+                place[row["_commit_lsn"]] += 1
+                changes[i] = {**row, "_seq": place[row["_commit_lsn"]]}
         return Counter(
             repr(row if self._says_columns else (row["_table"], row["_change_type"], row["_commit_lsn"], row["_seq"]))
-            for row in rows
-            if row["_change_type"] != "snapshot"
+            for row in changes
         )
 
     # --- what the operator is told ------------------------------------------------------------------------------------
