@@ -160,7 +160,7 @@ class CatalogLake(Lake):
 
     def merged_batches(self, table: str) -> list[int]:
         kind, _ = self._KINDS[self._lake._kind.provider]
-        found = kind(self._spark, f"{self._namespace}.{table}", f"public.{table}", Mark(QUERY, 0)).commits(None)
+        found = kind(self._spark, f"{self._namespace}.{table}", f"public.{table}", Mark(QUERY, 0), None).commits(None)
         merges = ("MERGE", "overwrite")
         return [commit.said["batch"] for commit in found if commit.operation in merges]
 

@@ -54,8 +54,12 @@ class LakeTable(Protocol[S_contra]):
     """A table in one of the lake's formats, for one batch."""
 
     @property
+    def exists(self) -> bool:
+        """Whether the table is there."""
+
+    @property
     def version(self) -> int | None:
-        """The table's version, or the id of its snapshot; None while it has none."""
+        """The version, or the snapshot's id, of the mirror's last commit to the table; None where there is none."""
 
     def is_done(self) -> bool:
         """Whether the table has all of this batch, or of a later one."""
@@ -95,7 +99,7 @@ def bring(lake: LakeTable[S], work: Work[S], expected: int | None, *, again: boo
     lake.require_ours(expected, again=again)
     if work.layout is not None:
         lake.prepare(work.layout, work.fills, anew=work.comes_whole)
-    elif lake.version is None:
+    elif not lake.exists:
         return None
     steps: list[tuple[str, Callable[[Step], None]]] = []
     if work.files:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pyspark.sql import SparkSession
 
 from pg_cdc_source.mirrors.spark_table import ANEW_STEP, COLUMNS_STEP, Commit, SparkTable, read_said
 
+_LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
 
 
@@ -29,13 +31,21 @@ class DeltaTable(SparkTable):
         if session.conf.get(_STATE_TASKS, None) is None:
             session.conf.set(_STATE_TASKS, session.sparkContext.defaultParallelism)
 
+    def present(self, properties: Mapping[str, str]) -> int | None:
+        return self.commits(1)[0].version
+
     def commits(self, limit: int | None) -> list[Commit]:
         bound = "" if limit is None else f" LIMIT {limit}"
         rows = self._spark.sql(f"DESCRIBE HISTORY {self._name}{bound}").select("version", "operation", "userMetadata")
         return [Commit(row.version, row.operation, read_said(row.userMetadata)) for row in rows.collect()]
 
+    def committed(self) -> int | None:
+        found = self._spark.conf.get(_LAST_COMMIT, None)
+        return None if found is None else int(found)
+
     def sign(self, text: str, step: str) -> None:
         conf = self._spark.conf
+        conf.unset(_LAST_COMMIT)
         conf.set("spark.databricks.delta.commitInfo.userMetadata", text)
         # Of two drivers that do the same step at the same time, one does nothing.
         if step not in (COLUMNS_STEP, ANEW_STEP):

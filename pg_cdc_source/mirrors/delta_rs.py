@@ -27,6 +27,8 @@ from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_
 from pg_cdc_source.lake.tasks import Task
 
 ATTNUM, OF_TABLE = "pgcdc.attnum", "pgcdc.table"
+# Whoever wants more of a table's history asks for all of it.
+_RECENT = 20
 # What may be done to a mirrored table by others: its rows stay the same.
 _HOUSEKEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES")
 
@@ -63,8 +65,16 @@ class DeltaRsTable:
         return self._table
 
     @property
+    def exists(self) -> bool:
+        return self._table is not None
+
+    @property
     def version(self) -> int | None:
-        return None if self._table is None else self._table.version()
+        if self._table is None:
+            return None
+        # Not the present one: what somebody else has committed behind it is foreign to the next batch.
+        history = (commit for limit in (_RECENT, None) for commit in self._table.history(limit))
+        return next((commit["version"] for commit in history if commit.get("pgcdc_query") == self._mark.query), None)
 
     def is_done(self) -> bool:
         return self._is_at(self._mark.query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pyspark.sql import SparkSession
@@ -29,18 +30,22 @@ class IcebergTable(SparkTable):
         # A session's catalog would go on with a table as it was before another session's commit.
         session.conf.set(f"spark.sql.catalog.{template.split('.')[0].strip('`')}.cache-enabled", "false")
 
+    def present(self, properties: Mapping[str, str]) -> int | None:
+        found = properties.get("current-snapshot-id", "none")
+        return None if found == "none" else int(found)
+
     def commits(self, limit: int | None) -> list[Commit]:
-        bound = "" if limit is None else f" LIMIT {limit}"
         # A table that was turned back has newer snapshots than its present one.
+        at = self.present(self.read_properties() or {})
+        bound = "" if limit is None else f" LIMIT {limit}"
         rows = self._spark.sql(f"""
-            SELECT s.snapshot_id, s.parent_id, s.operation, s.summary[{_SAID!r}] AS said, r.snapshot_id AS present
-            FROM {self._name}.snapshots AS s CROSS JOIN {self._name}.refs AS r
-            WHERE r.name = 'main' AND r.type = 'BRANCH' ORDER BY s.committed_at DESC{bound}
+            SELECT snapshot_id, parent_id, operation, summary[{_SAID!r}] AS said
+            FROM {self._name}.snapshots ORDER BY committed_at DESC{bound}
         """).collect()
         by_id = {row.snapshot_id: row for row in rows}
-        found, at = [], rows[0].present if rows else None
         if at is not None and at not in by_id and limit is not None:
             return self.commits(None)
+        found = []
         while at in by_id:
             row = by_id[at]
             found.append(Commit(row.snapshot_id, row.operation, read_said(row.said)))

@@ -98,7 +98,7 @@ class SparkLake:
         session = self._session()
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                lake = self._kind(session, self._name(table), table, start.mark)
+                lake = self._kind(session, self._name(table), table, start.mark, expected)
                 outcome["version"] = bring(lake, work, expected, again=again)
                 break
             except (PgCdcError, ForeignWriterError, AnalysisException) as error:

@@ -55,19 +55,31 @@ class SparkTable(ABC):
     def configure(cls, session: SparkSession, template: str) -> None:
         """Set what a session needs that writes tables of ``template``."""
 
-    def __init__(self, spark: SparkSession, name: str, table: str, mark: Mark) -> None:
+    def __init__(self, spark: SparkSession, name: str, table: str, mark: Mark, expected: int | None) -> None:
+        """``expected`` is the version that the ledger knows."""
         self._spark = spark
         self._name = name
         self._table = table
         self._mark = mark
-        self._said = self._read_properties()
-        self._commits = [] if self._said is None else self.commits(RECENT)
+        self._said = self.read_properties()
+        # Where nobody has committed since the ledger's row, nothing of this batch is done, and nothing is foreign.
+        is_as_left = expected is not None and self._said is not None and self.present(self._said) == expected
+        self._found: list[Commit] | None = [] if is_as_left or self._said is None else None
+        self._version = expected if is_as_left else None
 
     # --- what a format has of its own ---------------------------------------------------------------------------------
 
     @abstractmethod
+    def present(self, properties: Mapping[str, str]) -> int | None:
+        """The table's present version, with as little work as there is."""
+
+    @abstractmethod
     def commits(self, limit: int | None) -> list[Commit]:
         """The table's commits, the present one first, at most ``limit`` of them."""
+
+    def committed(self) -> int | None:
+        """The version of the session's last commit, where the session knows it."""
+        return None
 
     @abstractmethod
     def sign(self, text: str, step: str) -> None:
@@ -76,8 +88,23 @@ class SparkTable(ABC):
     # --- what has been done -------------------------------------------------------------------------------------------
 
     @property
+    def exists(self) -> bool:
+        return self._said is not None
+
+    @property
     def version(self) -> int | None:
-        return self._commits[0].version if self._commits else None
+        if self._version is None:
+            # Not the present one: what somebody else has committed behind it is foreign to the next batch.
+            commits = (commit for limit in (RECENT, None) for commit in self._of_query(self.commits(limit)))
+            self._version = next((commit.version for commit in commits), None)
+        return self._version
+
+    @property
+    def _commits(self) -> list[Commit]:
+        """The recent commits when the batch began."""
+        if self._found is None:
+            self._found = self.commits(RECENT)
+        return self._found
 
     def is_done(self) -> bool:
         return any(
@@ -103,6 +130,8 @@ class SparkTable(ABC):
             return
         if not is_ours:
             raise ForeignWriterError(f"{self._name} is not a mirror of {self._table}")
+        if self._version is not None:
+            return
         # Where the recent commits do not lead there, all of them may.
         if not self._leads_to(self._commits, expected) and not self._leads_to(self.commits(None), expected):
             raise ForeignWriterError(f"{self._name} was restored, or written anew by somebody else")
@@ -124,10 +153,8 @@ class SparkTable(ABC):
         said = {"query": self._mark.query, "batch": self._mark.batch, "step": step, "last": is_last}
         self.sign(json.dumps(said, separators=(",", ":")), step)
 
-    def _look(self) -> None:
-        self._commits = self.commits(RECENT)
-
-    def _read_properties(self) -> Mapping[str, str] | None:
+    def read_properties(self) -> Mapping[str, str] | None:
+        """The table's properties; None where there is no table."""
         try:
             return {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect()}
         except AnalysisException as error:
@@ -167,7 +194,7 @@ class SparkTable(ABC):
             self._fill(layout, filled)
         self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({_literal(COLUMNS)} = {_literal(wanted.text)})")
         self._said = {**self._said, COLUMNS: wanted.text}
-        self._look()
+        self._version = self.committed()
 
     def _create(self, columns: Columns) -> None:
         """Create the table, or write it anew without rows, in one commit."""
@@ -181,7 +208,7 @@ class SparkTable(ABC):
         else:
             writer.createOrReplace()
         self._said = given
-        self._look()
+        self._version = self.committed()
 
     def _fill(self, layout: MirroredLayout, filled: Mapping[str, str]) -> None:
         values = {column.name: column for column in layout.columns}
@@ -231,7 +258,7 @@ class SparkTable(ABC):
         self._staged(segment).createOrReplaceTempView(_VIEW)
         self._signed(step.name, is_last=step.is_last)
         self._spark.sql(self._merge(segment)).collect()
-        self._look()
+        self._version = self.committed()
 
     def _staged(self, segment: StagedSegment) -> DataFrame:
         return self._spark.read.parquet(segment.path)
@@ -242,7 +269,7 @@ class SparkTable(ABC):
         self._signed(step.name, is_last=step.is_last)
         how = "OVERWRITE" if anew else "INTO"
         self._spark.sql(f"INSERT {how} {self._name} ({names}) SELECT {names} FROM {_VIEW}").collect()
-        self._look()
+        self._version = self.committed()
 
     def _names(self) -> list[str]:
         assert self._said is not None
