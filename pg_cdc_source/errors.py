@@ -14,6 +14,7 @@
         ├── SchemaChangedError      a relation has changed since it was planned
         ├── QueryError              PostgreSQL refused the user's own SQL (``query``, ``where``)
         ├── UnrepresentableError    a value does not fit its Spark type
+        ├── ForeignWriterError      somebody else has changed a table of a mirror
         └── WireError               bytes do not follow PostgreSQL's formats
 
 ``what`` says what happened and where, ``remedy`` says what to do, and ``code`` names the class; the meaning of a code
@@ -121,6 +122,12 @@ class UnrepresentableError(DefiniteError):
     code = "UNREPRESENTABLE"
 
 
+class ForeignWriterError(DefiniteError):
+    """Somebody else has changed a table of a mirror."""
+
+    code = "FOREIGN_WRITER"
+
+
 class WireError(DefiniteError):
     """Bytes do not follow PostgreSQL's documented formats."""
 
@@ -131,7 +138,7 @@ _BY_CODE: dict[str, type[PgCdcError]] = {
     error.code: error
     for error in (
         *(TransientError, DefiniteError, OptionError, ConnectError, AccessError, ServerSetupError, SnapshotLostError),
-        *(SlotLostError, SchemaChangedError, QueryError, UnrepresentableError, WireError),
+        *(SlotLostError, SchemaChangedError, QueryError, UnrepresentableError, ForeignWriterError, WireError),
     )
 }
 

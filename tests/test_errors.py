@@ -27,6 +27,7 @@ CODES = {
     "QueryError": "QUERY",
     "UnrepresentableError": "UNREPRESENTABLE",
     "WireError": "WIRE",
+    "ForeignWriterError": "FOREIGN_WRITER",
 }
 
 

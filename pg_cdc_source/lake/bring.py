@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from pg_cdc_source.errors import ForeignWriterError
 from pg_cdc_source.lake.columns import MirroredLayout
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
 
 
-class ForeignWriterError(Exception):
-    """Somebody else has changed a table of the mirror."""
+def foreign(what: str) -> ForeignWriterError:
+    """Return the error for a table that somebody else has changed."""
+    return ForeignWriterError(what, remedy="see who writes it; then have its rows come again: pg-cdc resnapshot")
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,12 +66,12 @@ class Sink:
     def _row(self, start: LedgerRow, batch_id: int, outcomes: list[Mapping[str, Any]]) -> LedgerRow:
         versions, set_aside = dict(start.tables), dict(start.set_aside)
         new = {o["table"]: o["error"] for o in outcomes if o["error"] is not None and o["table"] not in set_aside}
-        # What a table itself is the reason of has a code.
-        strange = {table: error for table, error in new.items() if not error.startswith("[")}
-        if len(strange) > 1 and len(strange) == sum(o["table"] is not None for o in outcomes):
+        # What a table itself is the reason of is definite.
+        strange = {table: error for table, error in new.items() if error.startswith(("[TRANSIENT]", "Spark: "))}
+        if strange and len(strange) == sum(o["table"] not in (None, *set_aside) for o in outcomes):
             table, error = min(strange.items())
             raise DefiniteError(
-                f"none of {len(strange)} tables could be written; {table}: {error}",
+                f"no table of batch {batch_id} could be written; {table}: {error}",
                 remedy="start the query again once that is mended: it goes on with this batch",
             )
         for outcome in outcomes:

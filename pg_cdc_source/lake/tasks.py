@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, Segment, TableBatch
-from pg_cdc_source.lake.bring import ForeignWriterError, Mark, Work
+from pg_cdc_source.lake.bring import Mark, Work
 from pg_cdc_source.lake.targets import Targets
 
 OUTCOME_SCHEMA = pa.schema(
@@ -71,7 +71,7 @@ class Task(ABC):
             work = self._work(table, TableBatch.of(table, rows))
             if work is not None:
                 outcome |= self._do(table, work)
-        except (PgCdcError, ForeignWriterError) as error:
+        except PgCdcError as error:
             outcome["error"] = str(error)
         return outcome
 

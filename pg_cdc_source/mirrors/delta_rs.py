@@ -17,16 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 from deltalake import Schema as DeltaSchema
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import ForeignWriterError, Mark, Step, Work, bring
+from pg_cdc_source.lake.bring import Mark, Step, Work, bring, foreign
 from pg_cdc_source.lake.columns import MirroredLayout
 from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of
 from pg_cdc_source.lake.tasks import Task
+from pg_cdc_source.postgres.backoff import Backoff
 
 ATTNUM, OF_TABLE = "pgcdc.attnum", "pgcdc.table"
+_BACKOFF = Backoff(0.2, attempts=4)
 # Whoever wants more of a table's history asks for all of it.
 _RECENT = 20
 # What may be done to a mirrored table by others: its rows stay the same.
@@ -39,9 +42,20 @@ class DeltaRsTask(Task):
     __slots__ = ()
 
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
-        lake = DeltaRsTable(self.targets[table], table, self.start.mark)
-        again = table in self.start.set_aside
-        return {"version": bring(lake, work, self.start.versions.get(table), again=again)}
+        return {"version": _BACKOFF.retrying(lambda: self._bring(table, work))}
+
+    def _bring(self, table: str, work: Work[Segment]) -> int | None:
+        start = self.start
+        try:
+            lake = DeltaRsTable(self.targets[table], table, start.mark)
+            return bring(lake, work, start.versions.get(table), again=table in start.set_aside)
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            # Whoever rewrites files at the same time makes a commit fail; object stores have bad moments. What is done
+            # already is found by the next attempt.
+            raise TransientError(
+                f"{table} could not be written: {type(error).__name__}: {error}",
+                remedy="see to the storage; then have its rows come again: pg-cdc resnapshot",
+            ) from error
 
 
 def commit_of(mark: Mark, *transactions: Transaction) -> CommitProperties:
@@ -98,20 +112,20 @@ class DeltaRsTable:
     def require_ours(self, expected: int | None, *, again: bool) -> None:
         if self._table is None:
             if expected is not None and not again:
-                raise ForeignWriterError(f"{self.path} is gone")
+                raise foreign(f"{self.path} is gone")
             return
         if again and self._table.metadata().configuration.get(OF_TABLE) == self._name:
             return
         present = self._table.version()
         if expected is not None and present < expected:
-            raise ForeignWriterError(f"{self.path} is at version {present}, and was at {expected}")
+            raise foreign(f"{self.path} is at version {present}, and was at {expected}")
         of_table = self._table.metadata().configuration.get(OF_TABLE)
         if of_table != self._name:
-            raise ForeignWriterError(f"{self.path} is not a mirror of {self._name}")
+            raise foreign(f"{self.path} is not a mirror of {self._name}")
         behind = present - (-1 if expected is None else expected)
         for commit in self._table.history(behind) if behind else ():
             if commit.get("pgcdc_query") != self._mark.query and commit["operation"] not in _HOUSEKEEPING:
-                raise ForeignWriterError(
+                raise foreign(
                     f"{self.path} was changed by somebody else: version {commit.get('version')}, {commit['operation']}"
                 )
 

@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pg_cdc_source.errors import PgCdcError
-from pg_cdc_source.lake.bring import ForeignWriterError, bring
+from pg_cdc_source.lake.bring import bring
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
@@ -101,8 +101,11 @@ class SparkLake:
                 lake = self._kind(session, self._name(table), table, start.mark, expected)
                 outcome["version"] = bring(lake, work, expected, again=again)
                 break
-            except (PgCdcError, ForeignWriterError, AnalysisException) as error:
+            except PgCdcError as error:
                 outcome["error"] = str(error)
+                break
+            except AnalysisException as error:
+                outcome["error"] = f"Spark: {error}"
                 break
             except PySparkException as error:
                 # Somebody who rewrites files at the same time makes a commit fail. What is done already is found.

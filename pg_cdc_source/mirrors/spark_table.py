@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.lake.bring import ForeignWriterError, Mark, Step
+from pg_cdc_source.lake.bring import Mark, Step, foreign
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.states import IS_DELETE, kept_name
 from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
@@ -123,18 +123,18 @@ class SparkTable(ABC):
     def require_ours(self, expected: int | None, *, again: bool) -> None:
         if self._said is None:
             if expected is not None and not again:
-                raise ForeignWriterError(f"{self._name} is gone")
+                raise foreign(f"{self._name} is gone")
             return
         is_ours = self._said.get(OF_TABLE) == self._table
         if again and is_ours:
             return
         if not is_ours:
-            raise ForeignWriterError(f"{self._name} is not a mirror of {self._table}")
+            raise foreign(f"{self._name} is not a mirror of {self._table}")
         if self._version is not None:
             return
         # Where the recent commits do not lead there, all of them may.
         if not self._leads_to(self._commits, expected) and not self._leads_to(self.commits(None), expected):
-            raise ForeignWriterError(f"{self._name} was restored, or written anew by somebody else")
+            raise foreign(f"{self._name} was restored, or written anew by somebody else")
 
     def _leads_to(self, commits: Sequence[Commit], expected: int | None) -> bool:
         for commit in commits:
@@ -144,7 +144,7 @@ class SparkTable(ABC):
                 if commit.said["step"] == ANEW_STEP:
                     return True
             elif commit.operation not in self.housekeeping:
-                raise ForeignWriterError(
+                raise foreign(
                     f"{self._name} was changed by somebody else: version {commit.version}, {commit.operation}"
                 )
         return expected is None
