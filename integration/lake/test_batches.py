@@ -271,6 +271,33 @@ def test_a_table_that_somebody_else_changed_is_set_aside_and_taken_up_again(pg: 
     assert last.set_aside == {}
 
 
+@pytest.mark.corner
+def test_what_somebody_else_commits_right_behind_the_mirror_is_noticed(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin(*T)
+    apply = lake.kind.apply
+
+    def raced(self: Any, *args: Any) -> None:
+        apply(self, *args)
+        lake.write_as_somebody_else("t")
+
+    before = lake.ledger.last()
+    assert before is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(lake.kind, "apply", raced)
+        run(pg, "INSERT INTO t VALUES (3, 'c')")
+        wait_until(lambda: (row := lake.step()) is not None and row.tables != before.tables)
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+
+    def is_said() -> bool:
+        lake.step()
+        last = lake.ledger.last()
+        return last is not None and "changed by somebody else: version" in last.set_aside.get("public.t", "")
+
+    wait_until(is_said)
+
+
 def test_a_table_whose_first_rows_the_lake_cannot_have_does_not_stop_the_others(pg: Session, begin: Begin) -> None:
     lake = begin(*T)
     run(pg, "CREATE TABLE d (id int PRIMARY KEY, day date)", "INSERT INTO d VALUES (1, 'infinity')",
