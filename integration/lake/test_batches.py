@@ -278,8 +278,8 @@ def test_what_somebody_else_commits_right_behind_the_mirror_is_noticed(
     lake = begin(*T)
     apply = lake.kind.apply
 
-    def raced(self: Any, *args: Any) -> None:
-        apply(self, *args)
+    def raced(self: Any, *args: Any, **named: Any) -> None:
+        apply(self, *args, **named)
         lake.write_as_somebody_else("t")
 
     before = lake.ledger.last()
