@@ -85,7 +85,7 @@ class SparkLake:
         if work is None or work.layout is None or work.files or not (work.segments and work.segments[0].needs):
             return False
         session, table = self._session(), outcome["table"]
-        lake = self._kind(session, self._name(table), table, start.mark)
+        lake = self._kind(session, self._name(table), table, start.mark, start.versions.get(table))
         is_there = lake.write_rows(work.layout, work.segments[0].key, work.segments[0].path, to)
         self._sessions.put(session)
         return is_there
