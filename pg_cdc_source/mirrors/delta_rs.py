@@ -86,7 +86,9 @@ class DeltaRsTable:
     def version(self) -> int | None:
         if self._table is None:
             return None
-        # Not the present one: what somebody else has committed behind it is foreign to the next batch.
+        # Not the present one: what somebody else has committed behind it is foreign to the next batch. delta-rs counts
+        # the versions of a history down from the one that it has loaded.
+        self._table.update_incremental()
         history = (commit for limit in (_RECENT, None) for commit in self._table.history(limit))
         return next((commit["version"] for commit in history if commit.get("pgcdc_query") == self._mark.query), None)
 
