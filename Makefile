@@ -46,8 +46,12 @@ sanitized: $(VENV)/.dev
 integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa $(VENV)/lake-jars
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder integration -m '$(MARKS)'
 
-# Once in a virtual environment; where a JVM cannot make it, tests run without it, and take longer.
-$(VENV)/spark-classes.jsa: | java $(VENV)/.dev
+# Both once in a virtual environment. Where a JVM cannot make the archive, tests run without it, and take longer.
+$(VENV)/.pyspark-compiled: | $(VENV)/.dev
+	$(BIN)/python integration/helpers/compile_pyspark.py
+	@touch $@
+
+$(VENV)/spark-classes.jsa: | java $(VENV)/.dev $(VENV)/.pyspark-compiled
 	-$(BIN)/python integration/helpers/archive_classes.py
 
 # Delta's and Iceberg's, from Maven Central; where they cannot be fetched, or are not made for the Spark, tests say so.
