@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 from driving import Driver, Row
 from psycopg2 import sql
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.ledger import Ledger, LedgerRow
+from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
@@ -32,6 +34,7 @@ from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 
 QUERY = "q"
 Rows = Counter[tuple[str | None, ...]]
+Begin = Callable[..., "Lake"]  # the fixture ``begin``
 
 
 class Lake(ABC):
@@ -39,8 +42,9 @@ class Lake(ABC):
 
     kind: type[Any]  # of a table
 
-    def __init__(self, driver: Driver, targets: Targets, ledger: Ledger) -> None:
+    def __init__(self, driver: Driver, targets: Targets, ledger: Ledger, shapes: Shapes) -> None:
         self.driver = driver
+        self.shapes = shapes
         self.targets = targets
         self.ledger = ledger
         self._sink = Sink(targets, ledger)
@@ -63,18 +67,26 @@ class Lake(ABC):
         """Forget what the process knows, as one that was killed."""
         self._sink = Sink(self.targets, self.ledger)
 
+    def begin_as(self, shapes: Shapes) -> None:
+        """Start again, with tables of other shapes."""
+        self.shapes = shapes
+        self.restart()
+
     @abstractmethod
     def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
         """Apply a batch."""
 
     def found(self, table: str) -> list[dict[str, Any]]:
         """The rows of a table, with their values."""
-        rows: list[dict[str, Any]] = self._read(table, None).to_pylist()
+        found = self._read(table, None)
+        # Iceberg has its own column _deleted.
+        names = [{"_is_deleted": "_deleted"}.get(name, name) for name in found.column_names]
+        rows: list[dict[str, Any]] = found.rename_columns(names).to_pylist()
         return rows
 
     def rows(self, table: str, version: int | None = None) -> Rows:
-        """The rows of a table, every value as text; columns in the order of their names."""
-        return rows_of_arrow(self._read(table, version))
+        """PostgreSQL's present rows of a table, every value as text; columns in the order of their names."""
+        return rows_of_arrow(present_rows(self._read(table, version), self.shapes[f"public.{table}"]))
 
     @abstractmethod
     def _read(self, table: str, version: int | None) -> pa.Table:
@@ -98,14 +110,16 @@ class DeltaRsLake(Lake):
 
     kind = DeltaRsTable
 
-    def __init__(self, driver: Driver, directory: Path) -> None:
+    def __init__(self, driver: Driver, directory: Path, shapes: Shapes) -> None:
         targets = Targets.of(f"{directory}/{{table}}", None)
-        super().__init__(driver, targets, DeltaRsLedger(targets.ledger))
+        super().__init__(driver, targets, DeltaRsLedger(targets.ledger), shapes)
 
     def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
         batches = iter(rows.to_batches())
-        written = [row for out in FileWriter(self.targets.__getitem__).take(batches) for row in out.to_pylist()]
-        return DeltaRsTask(self.targets, start).outcomes(written)
+        written = [
+            row for out in FileWriter(self.targets.__getitem__, self.shapes).take(batches) for row in out.to_pylist()
+        ]
+        return DeltaRsTask(self.targets, start, self.shapes).outcomes(written)
 
     def _read(self, table: str, version: int | None) -> pa.Table:
         return DeltaTable(self.targets[f"public.{table}"], version=version).to_pyarrow_table()
@@ -132,13 +146,17 @@ class CatalogLake(Lake):
         "iceberg": (iceberg.IcebergTable, "lake"),
     }
 
-    def __init__(self, driver: Driver, spark: SparkSession, format: str, directory: Path) -> None:
+    def __init__(self, driver: Driver, spark: SparkSession, format: str, directory: Path, shapes: Shapes) -> None:
         kind, catalog = self._KINDS[format]
         self._spark = spark
         self._namespace = f"{catalog}.n{secrets.token_hex(4)}"
         targets = Targets.of(f"{self._namespace}.{{table}}", None)
-        self._lake = SparkLake(spark, targets, kind, f"{directory}/staging")
-        super().__init__(driver, targets, self._lake.ledger)
+        self._lake = SparkLake(spark, targets, kind, f"{directory}/staging", shapes)
+        super().__init__(driver, targets, self._lake.ledger, shapes)
+
+    def begin_as(self, shapes: Shapes) -> None:
+        self._lake = SparkLake(self._spark, self.targets, self._lake._kind, self._lake._staging, shapes)
+        super().begin_as(shapes)
 
     def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
         return self._lake.run(self._spark.createDataFrame(rows), start)
@@ -163,6 +181,13 @@ class CatalogLake(Lake):
         found = kind(self._spark, f"{self._namespace}.{table}", f"public.{table}", Mark(QUERY, 0), None).commits(None)
         merges = ("MERGE", "overwrite")
         return [commit.said["batch"] for commit in found if commit.operation in merges]
+
+
+def present_rows(found: pa.Table, shape: Shape) -> pa.Table:
+    """PostgreSQL's present rows, by what a table of this shape keeps."""
+    if shape.is_soft:
+        found = found.filter(pc.invert(found[shape.deleted]))
+    return found.drop_columns(list(shape.columns))
 
 
 def rows_of_arrow(found: pa.Table) -> Rows:

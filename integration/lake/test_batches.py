@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import lake_jars
 import pytest
-from driving import Driver, driving, run
-from lake import CatalogLake, DeltaRsLake, Lake, is_same, rows_of
+from driving import run
+from lake import Begin, is_same, rows_of
 from psycopg2.extensions import connection as Session
-from sessions import SparkSessions
 from watch import wait_until
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
-Begin = Callable[..., Lake]
-
-
-@pytest.fixture(scope="module", params=["deltalake", *(
-    pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=why or ""))
-    for name in ("delta", "iceberg") for why in [lake_jars.lacking(name)]
-)])  # fmt: skip
-def format(request: pytest.FixtureRequest, spark_sessions: SparkSessions) -> str:
-    if request.param != "deltalake":
-        # A JVM has to be started with the jars.
-        spark_sessions.end_jvm()
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("warehouse")
-
-
-@pytest.fixture
-def lake_of(format: str, spark_sessions: SparkSessions, warehouse: Path, tmp_path: Path) -> Callable[[Driver], Lake]:
-    if format == "deltalake":
-        return lambda driver: DeltaRsLake(driver, tmp_path / "lake")
-    spark = spark_sessions.get(**lake_jars.conf(warehouse))
-    return lambda driver: CatalogLake(driver, spark, format, tmp_path)
-
-
-@pytest.fixture
-def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, lake_of: Callable[[Driver], Lake]) -> Iterator[Begin]:
-    with driving(pg, db, monkeypatch) as drive:
-
-        def begin(*statements: str, **options: str) -> Lake:
-            run(pg, *statements)
-            driver: Driver = drive(tables="public.*", envelope="arrow", onSchemaChange="emit", **options)
-            lake = lake_of(driver)
-            names = [s.split()[2] for s in statements if s.startswith("CREATE TABLE")]
-            wait_until(is_same(lake, pg, *names))
-            return lake
-
-        yield begin
 
 
 @pytest.mark.corner

@@ -42,6 +42,15 @@ def mirror(
     ledger: Annotated[
         str | None, typer.Option(help="Where the ledger is.", show_default="the target with _pgcdc for the table")
     ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TABLE=]MODE",
+            help="What the tables keep: merge. With a table's name, what that one keeps. May be repeated.",
+            show_default="merge",
+        ),
+    ] = None,
+    deletes: Annotated[str, typer.Option(help="What becomes of deleted rows with merge: hard or soft.")] = "hard",
     once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
     option: Annotated[
         list[str] | None,
@@ -72,6 +81,8 @@ def mirror(
             checkpoint=checkpoint,
             ledger=ledger,
             format=format,  # type: ignore[arg-type]
+            mode=_modes(mode or []),
+            deletes=deletes,  # type: ignore[arg-type]
             once=once,
             on_batch=batches.put,
             **given,
@@ -87,6 +98,18 @@ def mirror(
         spark.stop()
     if is_stopped:
         typer.echo("stopped; the same command goes on from here", err=True)
+
+
+def _modes(texts: Sequence[str]) -> dict[str, str]:
+    """Modes by table, ``*`` for all others; one that is given twice ends the command."""
+    modes: dict[str, str] = {}
+    for text in texts:
+        table, equals, mode = text.rpartition("=")
+        if (table or "*") in modes:
+            what = f"the mode of {table}" if equals else "the mode of all tables"
+            raise typer.BadParameter(f"{what} is given twice", param_hint="--mode")
+        modes[table or "*"] = mode
+    return modes
 
 
 def _session() -> SparkSession:

@@ -1,7 +1,7 @@
 """One table's part of a batch: runs in the layouts of their time become rows in the last one.
 
-- What came before the table's rows came anew, or before its last TRUNCATE, is void and left out. It may be of another
-  table, which was dropped and had the same name.
+- What came before the table's rows came anew, or before its last TRUNCATE, is void and left out, unless the lake keeps
+  what PostgreSQL gives up. It may be of another table, which was dropped and had the same name.
 - Columns are told apart by their numbers. A row from before a column was added has in it what PostgreSQL says that old
   rows got (``fill``); a row from before a column was renamed has the new name.
 - What cannot be told raises SchemaChangedError, and never makes a wrong row.
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredColumn, MirroredLayout, read_layout
+from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.protocol.layout import UNCHANGED_TYPE
 from pg_cdc_source.protocol.packed import CHANGES, read_run
 from pg_cdc_source.values.arrow import from_numpy, from_texts, to_numpy
@@ -39,8 +40,10 @@ _CHANGE_FIELDS = [
     pa.field(UNCHANGED, UNCHANGED_TYPE),
 ]
 _RESNAPSHOT = "have its rows come again: pg-cdc resnapshot"
-_Place = tuple[int, int]
-_BEGINNING: _Place = (-1, 0)
+# Of a row in the stream: its ``_commit_lsn`` and ``_seq``.
+Place = tuple[int, int]
+BEGINNING: Place = (-1, 0)
+END: Place = (2**63 - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,21 @@ class Segment:
     rows: pa.Table
     is_emptied: bool = False
 
+    def between(self, begin: Place, end: Place = END) -> Segment:
+        """Return it with the rows behind one position and before another."""
+        lsn, seq = _numbers(self.rows[LSN]), _numbers(self.rows[SEQ])
+        wanted = (lsn > begin[0]) | ((lsn == begin[0]) & (seq > begin[1]))
+        wanted &= (lsn < end[0]) | ((lsn == end[0]) & (seq < end[1]))
+        rows = self.rows if wanted.all() else self.rows.filter(from_numpy(wanted))
+        return Segment(self.key, rows, self.is_emptied)
+
 
 @dataclass(slots=True)
 class TableBatch:
-    """What a batch has of one table. ``fills`` are what old rows have in columns that were added, by their numbers."""
+    """What a batch has of one table. ``fills`` are what old rows have in columns that were added, by their numbers.
+
+    ``truncates`` and ``files`` are rows of the batch; without those that are void.
+    """
 
     table: str
     layout: MirroredLayout | None
@@ -66,35 +80,45 @@ class TableBatch:
     fills: dict[int, str | None] = field(default_factory=dict)
     is_rewritten: bool = False  # what came before has other values now, and the batch does not have these
     is_emptied: bool = False  # before its files, or where it has no rows behind
+    truncates: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def comes_whole(self) -> bool:
         """Whether the batch has all rows of the table, so that nothing stays of what the lake has."""
-        is_emptied = self.is_emptied or any(segment.is_emptied for segment in self.segments)
-        return is_emptied and not self.is_rewritten
+        return bool(self.truncates) and not self.is_rewritten
 
     @classmethod
-    def of(cls, table: str, rows: Iterable[Mapping[str, Any]]) -> TableBatch:
+    def of(
+        cls, table: str, rows: Iterable[Mapping[str, Any]], shape: Shape = REPLACED, *, stands_still: bool = False
+    ) -> TableBatch:
         """Read rows of runs, and of files that were written of them. ``layout`` None: no row says one.
 
+        ``stands_still``: the lake's table has not what came before, so that this is void in every shape.
         Raises SchemaChangedError for what the lake cannot follow, and UnrepresentableError.
         """
-        ordered = sorted(rows, key=_place)
+        ordered = sorted(rows, key=place_of)
         layouts = [read_layout(row["layout"]) for row in ordered if row["layout"] is not None]
         # A table that is gone has nothing but its name.
         layout = next((found for found in reversed(layouts) if found.identity), None)
-        emptied = max((_place(row) for row in ordered if row["_change_type"] == "truncate"), default=_BEGINNING)
-        files = [row for row in ordered if row["_change_type"] == FILE and _place(row) > emptied]
-        begin = max([emptied, *map(_place, files)])
-        batch = cls(table, layout, [], files)
+        truncates = [row for row in ordered if row["_change_type"] == "truncate"]
+        files = [row for row in ordered if row["_change_type"] == FILE]
+        emptied = max(map(place_of, truncates), default=BEGINNING)
+        begin = max([emptied, *map(place_of, files)])
+        keeps = shape.keeps and not stands_still
+        if not keeps:
+            truncates, files = truncates[-1:], [row for row in files if place_of(row) > emptied]
+        batch = cls(table, layout, [], files, truncates=truncates)
         for row in ordered:
             if row["_change_type"] == "schema":
-                batch._note(json.loads(row["after"]), read_layout(row["layout"]).identity, is_void=_place(row) <= begin)
+                batch._note(
+                    json.loads(row["after"]), read_layout(row["layout"]).identity, is_void=place_of(row) <= begin
+                )
         if layout is not None:
-            batch._require_names(layout)
+            batch._require_names(layout, shape)
             batch._require_fitting_files(layout)
-            batch._read(layout, (row for row in ordered if row["_change_type"] == CHANGES), begin)
-        if emptied > _BEGINNING:
+            runs = (row for row in ordered if row["_change_type"] == CHANGES)
+            batch._read(layout, runs, BEGINNING if keeps else begin)
+        if truncates and not shape.keeps:
             batch._empty()
         return batch
 
@@ -127,7 +151,13 @@ class TableBatch:
 
     # --- what the lake cannot follow ----------------------------------------------------------------------------------
 
-    def _require_names(self, layout: MirroredLayout) -> None:
+    def _require_names(self, layout: MirroredLayout, shape: Shape) -> None:
+        for column in layout.columns:
+            if column.name.lower() in shape.columns:
+                raise SchemaChangedError(
+                    f"{self.table} has the column {column.name}, which the mirror itself adds ({shape.text})",
+                    remedy=f"rename it in PostgreSQL, and {_RESNAPSHOT}; or mirror the table in another mode",
+                )
         names: dict[str, str] = {}
         for column in layout.columns:
             if (other := names.setdefault(column.name.lower(), column.name)) != column.name:
@@ -155,11 +185,11 @@ class TableBatch:
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    def _read(self, last: MirroredLayout, runs: Iterable[Mapping[str, Any]], begin: _Place) -> None:
+    def _read(self, last: MirroredLayout, runs: Iterable[Mapping[str, Any]], begin: Place) -> None:
         """Read runs that follow each other: none has rows between those of another."""
         groups: list[tuple[tuple[str, ...], list[pa.Table]]] = []
         for row in runs:
-            if _place(row) <= begin:
+            if place_of(row) <= begin:
                 continue
             layout = read_layout(row["layout"])
             if layout.oid != last.oid:
@@ -168,9 +198,10 @@ class TableBatch:
             part = self._in_last_layout(last, layout, read_run(row["data"]))
             if not groups or groups[-1][0] != key:
                 groups.append((key, []))
-            groups[-1][1].append(_behind(part, begin))
+            groups[-1][1].append(part)
         for key, tables in groups:
-            self.segments.append(Segment(key, pa.concat_tables(tables)))
+            segment = Segment(key, pa.concat_tables(tables))
+            self.segments.append(segment if begin == BEGINNING else segment.between(begin))
 
     def _key(self, last: MirroredLayout, layout: MirroredLayout) -> tuple[str, ...]:
         """What the columns by which rows of ``layout`` are told apart are called in the end."""
@@ -215,7 +246,8 @@ class TableBatch:
         return pa.Table.from_arrays([*arrays, *changes], schema=pa.schema([*last.arrow_schema(), *_CHANGE_FIELDS]))
 
 
-def _place(row: Mapping[str, Any]) -> _Place:
+def place_of(row: Mapping[str, Any]) -> Place:
+    """Return where a row stands in the stream."""
     return row["_commit_lsn"], row["_seq"]
 
 
@@ -225,13 +257,6 @@ def _renamed(lists: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
         return lists
     places = pc.index_in(lists.values, from_texts(list(names)))
     return pa.ListArray.from_arrays(lists.offsets, from_texts(list(names.values())).take(places), type=UNCHANGED_TYPE)
-
-
-def _behind(rows: pa.Table, begin: _Place) -> pa.Table:
-    """Return the rows behind a position."""
-    lsn, seq = _numbers(rows[LSN]), _numbers(rows[SEQ])
-    behind = (lsn > begin[0]) | ((lsn == begin[0]) & (seq > begin[1]))
-    return rows if behind.all() else rows.filter(from_numpy(behind))
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pg_cdc_source.errors import ForeignWriterError
 from pg_cdc_source.lake.columns import MirroredLayout
+from pg_cdc_source.lake.parts import Emptied, Files
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -39,17 +39,14 @@ class Step:
 class Work(Generic[S]):
     """What a batch has to do with one table.
 
-    ``fills`` are what old rows have in columns that were added, by their numbers. ``files`` are those of a snapshot's
-    rows; they come before ``segments``, of which each has changes under one key. ``comes_whole``: nothing stays of the
-    rows that the lake has; ``is_emptied``: they go before the files come, or where there is nothing else to do.
+    ``fills`` are what old rows have in columns that were added, by their numbers. ``is_replaced``: nothing stays of the
+    rows that the lake has. A segment among the ``parts`` has changes under one key.
     """
 
     layout: MirroredLayout | None
     fills: Mapping[int, str | None]
-    files: Sequence[Mapping[str, Any]]
-    segments: Sequence[S]
-    is_emptied: bool
-    comes_whole: bool
+    parts: Sequence[Files | Emptied | S]
+    is_replaced: bool
 
 
 class LakeTable(Protocol[S_contra]):
@@ -81,11 +78,11 @@ class LakeTable(Protocol[S_contra]):
         Raises SchemaChangedError where the rows that it has cannot stay.
         """
 
-    def add_files(self, step: Step, files: Sequence[Mapping[str, Any]], *, anew: bool) -> None:
-        """Take over files of rows; with ``anew``, in the place of all that is there."""
+    def add_files(self, step: Step, part: Files) -> None:
+        """Take over files of rows."""
 
-    def empty(self, step: Step) -> None:
-        """Remove all rows."""
+    def empty(self, step: Step, part: Emptied) -> None:
+        """Do what the table does with rows that are gone, to all of them."""
 
     def apply(self, step: Step, segment: S_contra) -> None:
         """Apply changes under one key."""
@@ -100,18 +97,17 @@ def bring(lake: LakeTable[S], work: Work[S], expected: int | None, *, again: boo
         return lake.version
     lake.require_ours(expected, again=again)
     if work.layout is not None:
-        lake.prepare(work.layout, work.fills, anew=work.comes_whole)
+        lake.prepare(work.layout, work.fills, anew=work.is_replaced)
     elif not lake.exists:
         return None
-    steps: list[tuple[str, Callable[[Step], None]]] = []
-    if work.files:
-        steps.append(("files", partial(lake.add_files, files=work.files, anew=work.is_emptied)))
-    elif work.is_emptied:
-        steps.append(("empty", lake.empty))
-    for i, segment in enumerate(work.segments):
-        steps.append((f"segment {i}", partial(lake.apply, segment=segment)))
-    for i, (name, run) in enumerate(steps):
-        step = Step(name, is_last=i == len(steps) - 1)
-        if not lake.has(step):
-            run(step)
+    for i, part in enumerate(work.parts):
+        step = Step(f"part {i}", is_last=i == len(work.parts) - 1)
+        if lake.has(step):
+            continue
+        if isinstance(part, Files):
+            lake.add_files(step, part)
+        elif isinstance(part, Emptied):
+            lake.empty(step, part)
+        else:
+            lake.apply(step, part)
     return lake.version

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, typed_columns
-from pg_cdc_source.lake.columns import MirroredLayout, read_layout
+from pg_cdc_source.lake.columns import read_layout
+from pg_cdc_source.lake.shape import DELETED_LSN, Shape, Shapes
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import SNAPSHOT, read_run
 
@@ -28,14 +29,16 @@ FILE_BYTES = 128 << 20
 class FileWriter:
     """Writes the runs of one partition's snapshot, which are of one table, into files."""
 
-    def __init__(self, directory_of: Callable[[str], str], compression: str = "zstd") -> None:
+    def __init__(
+        self, directory_of: Callable[[str], str], shapes: Shapes | None = None, compression: str = "zstd"
+    ) -> None:
         """``directory_of`` says in which directory the files of a table go."""
         self._directory_of = directory_of
+        self._shapes = shapes or Shapes()
         self._compression = compression
         self._writer: pq.ParquetWriter | None = None
         self._last: dict[str, Any] = {}
         self._file: dict[str, Any] = {}
-        self._schema: pa.Schema | None = None
 
     def take(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return rows of ``RUNS_SCHEMA`` with a row ``file`` instead of runs of a snapshot, or a row ``refused``."""
@@ -65,25 +68,25 @@ class FileWriter:
 
     def _write(self, row: Mapping[str, Any]) -> None:
         layout = read_layout(row["layout"])
-        rows = typed_columns(row["_table"], layout, read_run(row["data"]))
+        run = read_run(row["data"])
+        rows = typed_columns(row["_table"], layout, run)
+        for name, values in own_columns(self._shapes[row["_table"]], run).items():
+            rows = rows.append_column(name, values)
         if self._writer is None:
-            self._open(row["_table"], layout)
+            self._open(row["_table"], rows.schema)
         assert self._writer is not None
         self._writer.write_batch(rows)
         self._last = dict(row)
         self._file["rows"] += rows.num_rows
         self._file["raw_bytes"] += rows.nbytes
 
-    def _open(self, table: str, layout: MirroredLayout) -> None:
+    def _open(self, table: str, schema: pa.Schema) -> None:
         directory = self._directory_of(table)
         filesystem, root = open_directory(directory)
         name = f"part-{uuid.uuid4()}.parquet"
         self._file = {"directory": directory, "name": name, "rows": 0, "raw_bytes": 0, "filesystem": filesystem}
         self._file["path"] = f"{root}/{name}"
-        self._schema = layout.arrow_schema()
-        self._writer = pq.ParquetWriter(
-            f"{root}/{name}", self._schema, filesystem=filesystem, compression=self._compression
-        )
+        self._writer = pq.ParquetWriter(f"{root}/{name}", schema, filesystem=filesystem, compression=self._compression)
 
     def _close(self) -> Iterator[pa.RecordBatch]:
         if self._writer is None:
@@ -103,6 +106,12 @@ class FileWriter:
         }
         row = {**self._last, "_change_type": FILE, "rows": file["rows"], "data": None, "after": json.dumps(action)}
         yield _batch([row])
+
+
+def own_columns(shape: Shape, run: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Return what rows of a snapshot have in the columns that a table has beside PostgreSQL's."""
+    n = run.num_rows
+    return {shape.deleted: pa.repeat(False, n), DELETED_LSN: pa.nulls(n, pa.int64())} if shape.is_soft else {}
 
 
 def open_directory(directory: str) -> tuple[pafs.FileSystem, str]:

@@ -4,6 +4,7 @@
 - A value that did not travel (``UNCHANGED``) is that of the row before with the same key, back to where its life began.
   Behind a change of the key, that is the row of the old key, whose delete stands right before the insert. Where the
   batch has no such row, the lake's table has it: under the same key the value stays, under another it is fetched.
+- With soft deletes, a deleted row stays with the values that it had last: of a delete, none but the key travels.
 - Keys are the same where the lake's merge says so: floats as in PostgreSQL (-0.0 is 0.0, NaN is itself), texts where
   all characters are. PostgreSQL sends the key that a row has, so 'a' never stands for 'A', nor 1.0 for 1.00.
 """
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, KIND, LSN, SEQ, UNCHANGED, Segment
+from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, Shape
 from pg_cdc_source.values.arrow import from_numpy, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints
 
@@ -41,7 +43,8 @@ def kept_name(column: int) -> str:
 class States:
     """Final rows by key. ``emptied``: the table is emptied first.
 
-    ``rows`` has the table's columns, ``IS_DELETE``, and of each column in ``kept`` the flag :func:`kept_name`.
+    ``rows`` has the table's columns, ``IS_DELETE``, and of each column in ``kept`` the flag :func:`kept_name`. Where
+    deleted rows stay, ``IS_DELETE`` says of which nothing but the key is known.
     """
 
     key: tuple[str, ...]
@@ -56,7 +59,7 @@ class States:
         return self.rows.filter(pc.invert(self.rows[IS_DELETE])).select(names)
 
 
-def states_of(segment: Segment, fetch: Fetch) -> States:
+def states_of(segment: Segment, fetch: Fetch, shape: Shape = REPLACED) -> States:
     """Find the final rows of a segment.
 
     Raises SchemaChangedError where a value that did not travel is nowhere, or a key is NULL.
@@ -64,8 +67,14 @@ def states_of(segment: Segment, fetch: Fetch) -> States:
     changes = _Changes.of(segment)
     values = segment.rows.select([name for name in segment.rows.column_names if name not in CHANGE_NAMES])
     unchanged = _unchanged(segment.rows[UNCHANGED])
+    # The rows whose values are wanted though they did not travel.
+    wanted = {name: flags & ~changes.is_delete for name, flags in unchanged.items()}
+    if shape.is_soft and changes.is_delete.any():
+        for name in values.column_names:
+            if name not in segment.key:
+                unchanged[name] = wanted[name] = unchanged.get(name, False) | changes.is_delete
     sources = {
-        i: _Sources.of(changes, name, unchanged[name])
+        i: _Sources.of(changes, name, unchanged[name], wanted[name])
         for i, name in enumerate(values.column_names)
         if name in unchanged
     }
@@ -80,7 +89,12 @@ def states_of(segment: Segment, fetch: Fetch) -> States:
             column = pa.chunked_array([*column.chunks, *fetched.column(i).chunks], column.type)
         columns.append(column.take(from_numpy(sources[i].rows if i in sources else changes.last)))
     final = pa.Table.from_arrays(columns, schema=values.schema)
-    final = final.append_column(IS_DELETE, from_numpy(changes.is_delete[changes.last]))
+    is_delete = changes.is_delete[changes.last]
+    if shape.is_soft:
+        lsn = pc.if_else(from_numpy(is_delete), segment.rows[LSN].take(from_numpy(changes.last)), None)
+        final = final.append_column(shape.deleted, from_numpy(is_delete)).append_column(DELETED_LSN, lsn)
+        is_delete = is_delete & (changes.before[changes.last] == changes.last)
+    final = final.append_column(IS_DELETE, from_numpy(is_delete))
     kept = tuple(i for i, found in sources.items() if found.is_kept.any())
     for i in kept:
         final = final.append_column(kept_name(i), from_numpy(sources[i].is_kept))
@@ -139,7 +153,7 @@ class _Sources:
     is_kept: Flags
 
     @classmethod
-    def of(cls, changes: _Changes, name: str, unchanged: Flags) -> _Sources:
+    def of(cls, changes: _Changes, name: str, unchanged: Flags, wanted: Flags) -> _Sources:
         lacks = unchanged | changes.is_delete
         is_pair = changes.is_pair()
         numbers = np.arange(len(lacks))
@@ -149,7 +163,7 @@ class _Sources:
         former[inserts] = np.where(is_pair[inserts], inserts - 1, inserts)
         while not np.array_equal(further := former[former], former):
             former = further
-        wanted = (unchanged & ~changes.is_delete)[changes.last]
+        wanted = wanted[changes.last]
         rows = np.where(wanted, former[changes.last], changes.last)
         is_in_lake = wanted & lacks[rows]
         if (is_in_lake & changes.is_insert[rows]).any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import pyarrow as pa
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, Segment, TableBatch
 from pg_cdc_source.lake.bring import Mark, Work
+from pg_cdc_source.lake.parts import parts_of
+from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.targets import Targets
 
 OUTCOME_SCHEMA = pa.schema(
@@ -44,6 +46,7 @@ class Task(ABC):
 
     targets: Targets
     start: Start
+    shapes: Shapes
 
     def outcomes(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return what became of each table, in rows of ``OUTCOME_SCHEMA``."""
@@ -68,24 +71,26 @@ class Task(ABC):
         if refused:
             return outcome | {"error": refused[0]}
         try:
-            work = self._work(table, TableBatch.of(table, rows))
+            work = self._work(table, rows)
             if work is not None:
                 outcome |= self._do(table, work)
         except PgCdcError as error:
             outcome["error"] = str(error)
         return outcome
 
-    def _work(self, table: str, batch: TableBatch) -> Work[Segment] | None:
+    def _work(self, table: str, rows: Sequence[Mapping[str, Any]]) -> Work[Segment] | None:
         """What is to be done; None where the table stays set aside."""
-        if table in self.start.set_aside and not batch.comes_whole:
+        shape, stands_still = self.shapes[table], table in self.start.set_aside
+        batch = TableBatch.of(table, rows, shape, stands_still=stands_still)
+        if stands_still and not batch.comes_whole:
             return None
         if batch.is_rewritten and not batch.comes_whole:
             raise SchemaChangedError(
                 f"{table} was rewritten, and the rows that the lake has are not those of PostgreSQL any more",
                 remedy="wait: the stream reads its rows again",
             )
-        files = [json.loads(row["after"]) for row in batch.files]
-        return Work(batch.layout, batch.fills, files, batch.segments, batch.is_emptied, batch.comes_whole)
+        is_replaced = batch.comes_whole and not shape.keeps
+        return Work(batch.layout, batch.fills, parts_of(batch, shape), is_replaced)
 
     @abstractmethod
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StructType
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredLayout
+from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.spark.edge import spark_schema
 
@@ -27,10 +29,11 @@ class Columns:
     numbers: tuple[int, ...]
 
     @classmethod
-    def of(cls, layout: MirroredLayout) -> Columns:
+    def of(cls, layout: MirroredLayout, shape: Shape = REPLACED) -> Columns:
         """Return the columns that a layout has in the lake."""
-        schema = spark_schema(layout.arrow_schema())
-        return cls(schema, tuple(column.attnum or 0 for column in layout.columns))
+        own = dict(shape.fields())
+        schema = spark_schema(pa.schema([*layout.arrow_schema(), *own.values()]))
+        return cls(schema, (*(column.attnum or 0 for column in layout.columns), *own))
 
     @classmethod
     def read(cls, text: str) -> Columns:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError
@@ -23,7 +24,11 @@ from deltalake.transaction import AddAction, RemoveAction
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Mark, Step, Work, bring, foreign
-from pg_cdc_source.lake.columns import MirroredLayout
+from pg_cdc_source.lake.columns import MirroredLayout, read_layout
+from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.parts import Emptied, Files
+from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, Shape
+from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
 from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of
 from pg_cdc_source.lake.tasks import Task
 from pg_cdc_source.postgres.backoff import Backoff
@@ -47,7 +52,7 @@ class DeltaRsTask(Task):
     def _bring(self, table: str, work: Work[Segment]) -> int | None:
         start = self.start
         try:
-            lake = DeltaRsTable(self.targets[table], table, start.mark)
+            lake = DeltaRsTable(self.targets[table], table, start.mark, self.shapes[table])
             return bring(lake, work, start.versions.get(table), again=table in start.set_aside)
         except (DeltaError, OSError, pa.ArrowException) as error:
             # Whoever rewrites files at the same time makes a commit fail; object stores have bad moments. What is done
@@ -67,10 +72,11 @@ def commit_of(mark: Mark, *transactions: Transaction) -> CommitProperties:
 class DeltaRsTable:
     """One table, at ``path``, for one batch. It may be created by :meth:`prepare`."""
 
-    def __init__(self, path: str, table: str, mark: Mark) -> None:
+    def __init__(self, path: str, table: str, mark: Mark, shape: Shape = REPLACED) -> None:
         self.path = path
         self._name = table
         self._mark = mark
+        self._shape = shape
         self._table = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
 
     @property
@@ -116,13 +122,15 @@ class DeltaRsTable:
             if expected is not None and not again:
                 raise foreign(f"{self.path} is gone")
             return
-        if again and self._table.metadata().configuration.get(OF_TABLE) == self._name:
-            return
+        properties = self._table.metadata().configuration
+        if properties.get(OF_TABLE) == self._name:
+            require_shape(self.path, properties, self._shape)
+            if again:
+                return
         present = self._table.version()
         if expected is not None and present < expected:
             raise foreign(f"{self.path} is at version {present}, and was at {expected}")
-        of_table = self._table.metadata().configuration.get(OF_TABLE)
-        if of_table != self._name:
+        if properties.get(OF_TABLE) != self._name:
             raise foreign(f"{self.path} is not a mirror of {self._name}")
         behind = present - (-1 if expected is None else expected)
         for commit in self._table.history(behind) if behind else ():
@@ -134,23 +142,26 @@ class DeltaRsTable:
     # --- columns ------------------------------------------------------------------------------------------------------
 
     def prepare(self, layout: MirroredLayout, fills: Mapping[int, str | None], *, anew: bool) -> None:
-        wanted = _schema(layout)
+        wanted = _schema(layout, self._shape)
         if self._table is None:
             self._table = DeltaTable.create(
                 self.path,
                 wanted,
-                configuration={OF_TABLE: self._name},
+                configuration={OF_TABLE: self._name, **properties_of(self._shape, layout)},
                 commit_properties=self._commit(),
                 raise_if_key_not_exists=False,
             )
             return
         present = pa.schema(self.table.schema().to_arrow())
+        require_table(self._name, self.table.metadata().configuration, layout)
         if _told(present) == _told(wanted):
             return
         if anew:
             self._overwrite(wanted.empty_table(), self._commit())
             return
         places = {_number(field): i for i, field in enumerate(present)}
+        # Columns are added behind those that are there, the table's own ones included.
+        wanted = pa.schema(sorted(wanted, key=lambda field: places.get(_number(field), len(present))))
         for field in wanted:
             place = places.get(_number(field))
             if place is not None and present.field(place).type != field.type:
@@ -210,21 +221,37 @@ class DeltaRsTable:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def add_files(self, step: Step, files: Sequence[Mapping[str, Any]], *, anew: bool) -> None:
+    def add_files(self, step: Step, part: Files) -> None:
+        if part.again and self._shape.is_soft:
+            self._remove_rows_of(part)
         actions: list[AddAction | RemoveAction] = [
             AddAction(file["name"], file["size"], {}, file["modified_ms"], True, json.dumps(file["stats"]))
-            for file in files
+            for file in part.files
         ]
-        self.table.create_write_transaction(
-            actions, "overwrite" if anew else "append", self.table.schema(), commit_properties=self._commit(step)
-        )
+        mode: Literal["overwrite", "append"] = "append" if self._shape.keeps or not part.again else "overwrite"
+        self.table.create_write_transaction(actions, mode, self.table.schema(), commit_properties=self._commit(step))
         self.table.update_incremental()
 
-    def empty(self, step: Step) -> None:
-        self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), self._commit(step))
+    def _remove_rows_of(self, part: Files) -> None:
+        """Remove rows that have the keys of files."""
+        key = read_layout(part.files[0]["layout"]).key
+        filesystem, root = open_directory(self.path)
+        paths = [f"{root}/{file['name']}" for file in part.files]
+        keys = ds.dataset(paths, filesystem=filesystem, format="parquet").scanner(list(key)).to_reader()
+        on = " AND ".join(f"t.{_sql(name)} = s.{_sql(name)}" for name in key)
+        merge = self.table.merge(keys, on, source_alias="s", target_alias="t", commit_properties=self._commit())
+        merge.when_matched_delete().execute()
+
+    def empty(self, step: Step, part: Emptied) -> None:
+        commit = self._commit(step)
+        if self._shape.is_soft:
+            gone = {self._shape.deleted: "true", DELETED_LSN: str(part.lsn)}
+            self.table.update(gone, predicate=f"NOT {_sql(self._shape.deleted)}", commit_properties=commit)
+        else:
+            self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), commit)
 
     def apply(self, step: Step, segment: Segment) -> None:
-        states = states_of(segment, partial(self._fetch, segment.key))
+        states = states_of(segment, partial(self._fetch, segment.key), self._shape)
         commit = self._commit(step)
         schema = pa.schema(self.table.schema().to_arrow())
         if states.emptied:
@@ -241,13 +268,14 @@ class DeltaRsTable:
             return f"s.{_sql(name)}"
 
         is_delete = f"s.{_sql(IS_DELETE)}"
-        (
-            self.table.merge(states.rows, on, source_alias="s", target_alias="t", commit_properties=commit)
-            .when_matched_delete(is_delete)
-            .when_matched_update({_sql(name): value(name) for name in names}, f"NOT {is_delete}")
-            .when_not_matched_insert({_sql(name): f"s.{_sql(name)}" for name in names}, f"NOT {is_delete}")
-            .execute()
-        )
+        merge = self.table.merge(states.rows, on, source_alias="s", target_alias="t", commit_properties=commit)
+        updates = {_sql(name): value(name) for name in names}
+        if self._shape.is_soft:
+            merge = merge.when_matched_update(updates)
+        else:
+            merge = merge.when_matched_delete(is_delete).when_matched_update(updates, f"NOT {is_delete}")
+        inserts = {_sql(name): f"s.{_sql(name)}" for name in names}
+        merge.when_not_matched_insert(inserts, f"NOT {is_delete}").execute()
 
     def _fetch(self, key: Sequence[str], keys: Sequence[Key]) -> pa.Table:
         """The rows that have these keys."""
@@ -266,10 +294,9 @@ class DeltaRsTable:
         return dataset.to_table(filter=wanted)
 
 
-def _schema(layout: MirroredLayout) -> pa.Schema:
-    return pa.schema(
-        [pa.field(column.name, column.type, metadata={ATTNUM: str(column.attnum or 0)}) for column in layout.columns]
-    )
+def _schema(layout: MirroredLayout, shape: Shape) -> pa.Schema:
+    fields = [(column.attnum or 0, pa.field(column.name, column.type)) for column in layout.columns]
+    return pa.schema([field.with_metadata({ATTNUM: str(number)}) for number, field in [*fields, *shape.fields()]])
 
 
 def _number(field: pa.Field) -> int:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from pg_cdc_source.lake.shape import Shapes
+from pg_cdc_source.lake.shape_of_table import require_shape
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors.delta_rs import DeltaRsTask, read_at
@@ -15,13 +20,21 @@ from pg_cdc_source.spark.edge import spark_schema
 class DeltaRsLake:
     """A table's changes of a batch are merged by one task."""
 
-    def __init__(self, spark: SparkSession, targets: Targets) -> None:
+    def __init__(self, spark: SparkSession, targets: Targets, shapes: Shapes) -> None:
         self._spark = spark
         self._targets = targets
+        self._shapes = shapes
         self.ledger = DeltaRsLedger(targets.ledger)
 
     def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
-        return run_task(batch, DeltaRsTask(self._targets, start), self._targets.__getitem__)
+        return run_task(batch, DeltaRsTask(self._targets, start, self._shapes), self._targets.__getitem__)
+
+    def require_shapes(self, tables: Iterable[str]) -> None:
+        for table in tables:
+            path = self._targets[table]
+            if DeltaTable.is_deltatable(path):
+                properties = DeltaTable(path, without_files=True).metadata().configuration
+                require_shape(path, properties, self._shapes[table])
 
     def read(self, table: str, version: int) -> DataFrame:
         files, schema = read_at(self._targets[table], version)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pyspark.sql import SparkSession
 
-from pg_cdc_source.mirrors.spark_table import Commit, SparkTable, read_said
+from pg_cdc_source.mirrors.spark_table import Commit, SparkTable, read_properties, read_said
 
 _SAID = "pgcdc"
 
@@ -36,7 +36,7 @@ class IcebergTable(SparkTable):
 
     def commits(self, limit: int | None) -> list[Commit]:
         # A table that was turned back has newer snapshots than its present one.
-        at = self.present(self.read_properties() or {})
+        at = self.present(read_properties(self._spark, self._name) or {})
         bound = "" if limit is None else f" LIMIT {limit}"
         rows = self._spark.sql(f"""
             SELECT snapshot_id, parent_id, operation, summary[{_SAID!r}] AS said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -27,6 +27,9 @@ class Lake(Protocol):
     def run(self, batch: DataFrame, start: Start) -> Sequence[Outcome]:
         """Apply a batch; what became of each table, in rows of ``OUTCOME_SCHEMA``."""
 
+    def require_shapes(self, tables: Iterable[str]) -> None:
+        """Raise OptionError where a table that is there keeps something else than it is to keep."""
+
     def read(self, table: str, version: int) -> DataFrame:
         """The table as it was at a version."""
 
@@ -40,7 +43,7 @@ def run_task(batch: DataFrame, task: Task, directory_of: Callable[[str], str]) -
 
     def write_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with short_errors():
-            yield from FileWriter(directory_of).take(batches)
+            yield from FileWriter(directory_of, task.shapes).take(batches)
 
     def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with short_errors():

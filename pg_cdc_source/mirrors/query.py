@@ -14,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.errors import DefiniteError, OptionError
 from pg_cdc_source.lake.ledger import Ledger
+from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.sink import Applied, Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.mirrors.catalog_names import is_path
@@ -35,6 +36,8 @@ def mirror(
     checkpoint: str,
     ledger: str | None = None,
     format: Format = "deltalake",
+    mode: str | Mapping[str, str] = "merge",
+    deletes: Literal["hard", "soft"] = "hard",
     once: bool = False,
     on_batch: Callable[[Applied], None] | None = None,
     **options: str | int | bool,
@@ -43,7 +46,8 @@ def mirror(
 
     ``target`` is a template with ``{table}`` and ``{schema}``: of a table's name in a catalog, or of a path. ``ledger``
     is the ledger's name or path, by default the template with ``_pgcdc`` for the table. ``format``: ``delta`` and
-    ``iceberg`` are written by Spark's SQL, ``deltalake`` by delta-rs in Spark's tasks. With ``once``, what is there is
+    ``iceberg`` are written by Spark's SQL, ``deltalake`` by delta-rs in Spark's tasks. ``mode`` is for all
+    tables, or by their names and with ``*`` for all others. With ``once``, what is there is
     taken, and the query ends. ``on_batch`` is called after each batch, with its row of the ledger and how many rows it
     had of each table. Other options are those of ``pgcdc``.
 
@@ -53,7 +57,10 @@ def mirror(
         if name.lower() in _OWN_OPTIONS:
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
     targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger))
-    lake = _lake(spark, format, targets, f"{_absolute(spark, checkpoint)}/pgcdc-staging")
+    shapes = Shapes.of(mode, deletes, format)
+    lake = _lake(spark, format, targets, f"{_absolute(spark, checkpoint)}/pgcdc-staging", shapes)
+    last = lake.ledger.last()
+    lake.require_shapes(() if last is None else last.tables)
     register(spark)
     reader = spark.readStream.format("pgcdc").options(url=url, tables=tables, slot=slot, **_texts(options))
     rows = reader.options(envelope="arrow", onSchemaChange="emit").load()
@@ -95,7 +102,8 @@ def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
-def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "") -> Lake:
+def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "", shapes: Shapes | None = None) -> Lake:
+    shapes = shapes or Shapes()
     # What one format needs is not there where another is used.
     if format == "deltalake":
         try:
@@ -111,7 +119,7 @@ def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "")
                     f"{name} {place!r} is not a path",
                     remedy="write a path, as in './lake/{table}', or use the format delta or iceberg",
                 )
-        return DeltaRsLake(spark, targets)
+        return DeltaRsLake(spark, targets, shapes)
     from pg_cdc_source.mirrors.delta import DeltaTable
     from pg_cdc_source.mirrors.iceberg import IcebergTable
     from pg_cdc_source.mirrors.spark_lake import SparkLake
@@ -124,7 +132,7 @@ def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "")
             f"target {targets.template!r} is a path, and Iceberg's tables are in catalogs",
             remedy="write names, as in 'lake.shop.{table}'",
         )
-    return SparkLake(spark, targets, kinds[format], staging)
+    return SparkLake(spark, targets, kinds[format], staging, shapes)
 
 
 def ledger_at(spark: SparkSession, ledger: str, format: str) -> Ledger:

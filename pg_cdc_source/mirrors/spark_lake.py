@@ -6,6 +6,7 @@ Each table is written in a session of its own, because what commits say of their
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
@@ -16,12 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.lake.bring import bring
 from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.shape import Shapes
+from pg_cdc_source.lake.shape_of_table import require_shape
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors.catalog_names import ledger_in_sql, table_in_sql
 from pg_cdc_source.mirrors.lakes import Outcome, run_task
 from pg_cdc_source.mirrors.spark_ledger import SparkLedger, refresh
-from pg_cdc_source.mirrors.spark_table import SparkTable
+from pg_cdc_source.mirrors.spark_table import SparkTable, read_properties
 from pg_cdc_source.mirrors.staging import StagingTask, read_work
 
 log = logging.getLogger(__name__)
@@ -32,9 +35,12 @@ _ATTEMPTS = 3
 class SparkLake:
     """Tables in Spark's catalogs. A batch is staged below ``staging``, a directory that executors reach."""
 
-    def __init__(self, spark: SparkSession, targets: Targets, kind: type[SparkTable], staging: str) -> None:
+    def __init__(
+        self, spark: SparkSession, targets: Targets, kind: type[SparkTable], staging: str, shapes: Shapes
+    ) -> None:
         self._spark = spark
         self._targets = targets
+        self._shapes = shapes
         self._kind = kind
         self._staging = staging
         self.ledger = SparkLedger(spark, ledger_in_sql(targets, kind.provider), kind.provider)
@@ -48,47 +54,23 @@ class SparkLake:
     def _name(self, table: str) -> str:
         return table_in_sql(self._targets, table, self._kind.provider)
 
+    def require_shapes(self, tables: Iterable[str]) -> None:
+        for table in tables:
+            properties = read_properties(self._spark, self._name(table))
+            if properties is not None:
+                require_shape(self._name(table), properties, self._shapes[table])
+
     def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
         # What a batch that a crash has ended has left goes first.
         _remove(self._staging)
-        task = StagingTask(self._targets, start, self._staging)
+        task = StagingTask(self._targets, start, self._shapes, self._staging)
         outcomes = run_task(batch, task, task.directory_of)
         count = min(len(outcomes), self._spark.sparkContext.defaultParallelism) or 1
         with ThreadPoolExecutor(count, thread_name_prefix="pgcdc-mirror") as pool:
-            outcomes = self._with_fetched(batch, task, outcomes)
             one = inheritable_thread_target(self._spark)(lambda outcome: self._apply(outcome, start))
             list(pool.map(one, outcomes))
         _remove(self._staging)
         return outcomes
-
-    def _with_fetched(self, batch: DataFrame, task: StagingTask, outcomes: list[Outcome]) -> list[Outcome]:
-        """Stage those tables again whose final rows need values of the lake's table: a changed key takes them along."""
-        fetched = {
-            outcome["table"]: to
-            for i, outcome in enumerate(outcomes)
-            if self._fetch(outcome, task.start, to := f"{self._staging}/fetched-{i}")
-        }
-        if not fetched:
-            return outcomes
-        again = StagingTask(task.targets, task.start, self._staging, fetched)
-        changes = batch.where(batch["_table"].isin(list(fetched)) & (batch["_change_type"] != "snapshot"))
-        staged = {outcome["table"]: outcome for outcome in run_task(changes, again, again.directory_of)}
-        for outcome in outcomes:
-            if outcome["table"] in staged:
-                outcome |= {name: staged[outcome["table"]][name] for name in ("staged", "error")}
-        return outcomes
-
-    def _fetch(self, outcome: Outcome, start: Start, to: str) -> bool:
-        """Write the rows of the lake's table that a staged table needs; whether it needs any, and they are there."""
-        work = read_work(outcome["staged"]) if outcome["staged"] else None
-        # Behind rows that come anew, the lake's table does not have the values yet.
-        if work is None or work.layout is None or work.files or not (work.segments and work.segments[0].needs):
-            return False
-        session, table = self._session(), outcome["table"]
-        lake = self._kind(session, self._name(table), table, start.mark, start.versions.get(table))
-        is_there = lake.write_rows(work.layout, work.segments[0].key, work.segments[0].path, to)
-        self._sessions.put(session)
-        return is_there
 
     def _apply(self, outcome: Outcome, start: Start) -> None:
         if outcome["staged"] is None:
@@ -98,7 +80,8 @@ class SparkLake:
         session = self._session()
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                lake = self._kind(session, self._name(table), table, start.mark, expected)
+                shape = self._shapes[table]
+                lake = self._kind(session, self._name(table), table, start.mark, expected, shape)
                 outcome["version"] = bring(lake, work, expected, again=again)
                 break
             except PgCdcError as error:

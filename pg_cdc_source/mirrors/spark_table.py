@@ -16,12 +16,15 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.bring import Mark, Step, foreign
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
+from pg_cdc_source.lake.parts import Emptied, Files
+from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, Shape
+from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
 from pg_cdc_source.lake.states import IS_DELETE, kept_name
 from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
 from pg_cdc_source.mirrors.column_changes import Columns
+from pg_cdc_source.mirrors.fetching import in_a_task
 from pg_cdc_source.mirrors.spark_ledger import is_missing
 from pg_cdc_source.mirrors.staging import StagedSegment
 from pg_cdc_source.spark.edge import spark_schema
@@ -55,13 +58,22 @@ class SparkTable(ABC):
     def configure(cls, session: SparkSession, template: str) -> None:
         """Set what a session needs that writes tables of ``template``."""
 
-    def __init__(self, spark: SparkSession, name: str, table: str, mark: Mark, expected: int | None) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        table: str,
+        mark: Mark,
+        expected: int | None,
+        shape: Shape = REPLACED,
+    ) -> None:
         """``expected`` is the version that the ledger knows."""
         self._spark = spark
         self._name = name
         self._table = table
         self._mark = mark
-        self._said = self.read_properties()
+        self._shape = shape
+        self._said = read_properties(spark, name)
         # Where nobody has committed since the ledger's row, nothing of this batch is done, and nothing is foreign.
         is_as_left = expected is not None and self._said is not None and self.present(self._said) == expected
         self._found: list[Commit] | None = [] if is_as_left or self._said is None else None
@@ -125,11 +137,11 @@ class SparkTable(ABC):
             if expected is not None and not again:
                 raise foreign(f"{self._name} is gone")
             return
-        is_ours = self._said.get(OF_TABLE) == self._table
-        if again and is_ours:
-            return
-        if not is_ours:
+        if self._said.get(OF_TABLE) != self._table:
             raise foreign(f"{self._name} is not a mirror of {self._table}")
+        require_shape(self._name, self._said, self._shape)
+        if again:
+            return
         if self._version is not None:
             return
         # Where the recent commits do not lead there, all of them may.
@@ -153,30 +165,22 @@ class SparkTable(ABC):
         said = {"query": self._mark.query, "batch": self._mark.batch, "step": step, "last": is_last}
         self.sign(json.dumps(said, separators=(",", ":")), step)
 
-    def read_properties(self) -> Mapping[str, str] | None:
-        """The table's properties; None where there is no table."""
-        try:
-            return {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect()}
-        except AnalysisException as error:
-            if not is_missing(error):
-                raise
-            return None
-
     # --- columns ------------------------------------------------------------------------------------------------------
 
     def prepare(self, layout: MirroredLayout, fills: Mapping[int, str | None], *, anew: bool) -> None:
-        wanted = Columns.of(layout)
+        wanted = Columns.of(layout, self._shape)
         if self._said is None:
             namespace = namespace_of(self._name)
             if namespace is not None and namespace != self.provider:
                 self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
-            self._create(wanted)
+            self._create(wanted, layout)
             return
+        require_table(self._table, self._said, layout)
         present = Columns.read(self._said[COLUMNS])
         if present == wanted:
             return
         if anew:
-            self._create(wanted)
+            self._create(wanted, layout)
             return
         self._signed(COLUMNS_STEP)
         names = self._spark.table(self._name).columns
@@ -196,11 +200,12 @@ class SparkTable(ABC):
         self._said = {**self._said, COLUMNS: wanted.text}
         self._version = self.committed()
 
-    def _create(self, columns: Columns) -> None:
+    def _create(self, columns: Columns, layout: MirroredLayout) -> None:
         """Create the table, or write it anew without rows, in one commit."""
         self._signed(ANEW_STEP)
         writer = self._spark.createDataFrame([], columns.schema).writeTo(self._name).using(self.provider)
         given = {**self.properties, OF_TABLE: self._table, COLUMNS: columns.text}
+        given |= properties_of(self._shape, layout)
         for key, value in given.items():
             writer = writer.tableProperty(key, value)
         if self._said is None:
@@ -219,49 +224,57 @@ class SparkTable(ABC):
         settings = ", ".join(f"{quoted(name)} = (SELECT {quoted(name)} FROM {_VIEW})" for name in row)
         self._spark.sql(f"UPDATE {self._name} SET {settings}").collect()
 
-    def write_rows(self, layout: MirroredLayout, key: Sequence[str], keys: str, to: str) -> bool:
-        """Write the rows whose keys a file has into a directory; False where the table has not these columns."""
-        if self._said is None or self._said.get(COLUMNS) != Columns.of(layout).text:
-            return False
-        found = self._spark.table(self._name).join(self._spark.read.parquet(keys), list(key), "left_semi")
-        found.write.parquet(to)
-        return True
-
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def add_files(self, step: Step, files: Sequence[Mapping[str, Any]], *, anew: bool) -> None:
+    def add_files(self, step: Step, part: Files) -> None:
         assert self._said is not None
         columns = Columns.read(self._said[COLUMNS])
         found: DataFrame | None = None
-        for layout in dict.fromkeys(file["layout"] for file in files):
-            written = read_layout(layout)
-            schema = spark_schema(written.arrow_schema())
-            paths = [file["place"] for file in files if file["layout"] == layout]
-            rows = columns.projected(self._spark.read.schema(schema).parquet(*paths), Columns.of(written))
+        for layout in dict.fromkeys(file["layout"] for file in part.files):
+            written = Columns.of(read_layout(layout), self._shape)
+            paths = [file["place"] for file in part.files if file["layout"] == layout]
+            rows = columns.projected(self._spark.read.schema(written.schema).parquet(*paths), written)
             found = rows if found is None else found.unionByName(rows)
         assert found is not None
-        self._insert(found, step, anew=anew)
+        if part.again and self._shape.is_soft:
+            # Rows that have these keys go first, also those that somebody else has made of them.
+            on = " AND ".join(map(_same, read_layout(part.files[0]["layout"]).key))
+            self._run(Step(f"{step.name}, keys", is_last=False), found, f"ON {on} WHEN MATCHED THEN DELETE")
+        self._insert(found, step, anew=part.again and not self._shape.keeps)
 
-    def empty(self, step: Step) -> None:
-        self._insert(self._spark.table(self._name).limit(0), step, anew=True)
-
-    def apply(self, step: Step, segment: StagedSegment) -> None:
-        if segment.needs:
-            raise SchemaChangedError(
-                f"{self._table}: rows changed their keys while the table or its key changed, within one batch",
-                remedy="have its rows come again: pg-cdc resnapshot",
-            )
-        if segment.emptied:
-            rows = self._staged(segment).where(f"NOT {quoted(IS_DELETE)}")
-            self._insert(rows, step, anew=True)
+    def empty(self, step: Step, part: Emptied) -> None:
+        if not self._shape.keeps:
+            self._insert(self._spark.table(self._name).limit(0), step, anew=True)
             return
-        self._staged(segment).createOrReplaceTempView(_VIEW)
         self._signed(step.name, is_last=step.is_last)
-        self._spark.sql(self._merge(segment)).collect()
+        gone = f"{quoted(self._shape.deleted)} = true, {quoted(DELETED_LSN)} = {part.lsn}"
+        self._spark.sql(f"UPDATE {self._name} SET {gone} WHERE NOT {quoted(self._shape.deleted)}").collect()
         self._version = self.committed()
 
-    def _staged(self, segment: StagedSegment) -> DataFrame:
-        return self._spark.read.parquet(segment.path)
+    def apply(self, step: Step, segment: StagedSegment) -> None:
+        if segment.asks is not None:
+            segment = self._with_fetched(segment, segment.asks)
+        rows = self._spark.read.parquet(segment.path)
+        if segment.emptied:
+            self._insert(rows.where(f"NOT {quoted(IS_DELETE)}"), step, anew=True)
+        else:
+            self._run(step, rows, self._merge(segment, rows.columns))
+
+    def _with_fetched(self, segment: StagedSegment, keys: str) -> StagedSegment:
+        """Have final rows staged with the values that the lake's table has."""
+        to = f"{segment.path}-fetched"
+        found = self._spark.table(self._name).join(self._spark.read.parquet(keys), list(segment.key), "left_semi")
+        # The default has nanoseconds, which not all times fit.
+        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        found.write.parquet(to)
+        return in_a_task(self._spark, segment, to, self._shape)
+
+    def _run(self, step: Step, rows: DataFrame, how: str) -> None:
+        """Merge rows, which are called ``s``, into the table, which is ``t``."""
+        rows.createOrReplaceTempView(_VIEW)
+        self._signed(step.name, is_last=step.is_last)
+        self._spark.sql(f"MERGE INTO {self._name} AS t USING {_VIEW} AS s {how}").collect()
+        self._version = self.committed()
 
     def _insert(self, rows: DataFrame, step: Step, *, anew: bool) -> None:
         names = ", ".join(map(quoted, self._names()))
@@ -275,9 +288,8 @@ class SparkTable(ABC):
         assert self._said is not None
         return list(Columns.read(self._said[COLUMNS]).schema.names)
 
-    def _merge(self, segment: StagedSegment) -> str:
+    def _merge(self, segment: StagedSegment, in_file: Sequence[str]) -> str:
         names = self._names()
-        in_file = self._staged(segment).columns
         is_delete = f"s.{quoted(IS_DELETE)}"
 
         def value(name: str) -> str:
@@ -287,12 +299,12 @@ class SparkTable(ABC):
                 return f"CASE WHEN s.{quoted(kept_name(place))} THEN {ours} ELSE {theirs} END"
             return theirs
 
-        on = [f"t.{quoted(name)} = s.{quoted(name)}" for name in segment.key]
+        on = [_same(name) for name in segment.key]
         for name, least, greatest in segment.bounds:
             on.append(f"t.{quoted(name)} BETWEEN {_literal(least)} AND {_literal(greatest)}")
         return f"""
-            MERGE INTO {self._name} AS t USING {_VIEW} AS s ON {" AND ".join(on)}
-            WHEN MATCHED AND {is_delete} THEN DELETE
+            ON {" AND ".join(on)}
+            {"" if self._shape.is_soft else f"WHEN MATCHED AND {is_delete} THEN DELETE"}
             WHEN MATCHED THEN UPDATE SET {", ".join(f"t.{quoted(name)} = {value(name)}" for name in names)}
             WHEN NOT MATCHED AND NOT {is_delete} THEN INSERT ({", ".join(map(quoted, names))})
                 VALUES ({", ".join(f"s.{quoted(name)}" for name in names)})
@@ -300,6 +312,10 @@ class SparkTable(ABC):
 
 
 _VIEW = "pgcdc_rows"
+
+
+def _same(name: str) -> str:
+    return f"t.{quoted(name)} = s.{quoted(name)}"
 
 
 def _literal(value: str | int) -> str:
@@ -315,3 +331,13 @@ def read_said(text: str | None) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) and found.keys() >= {"query", "batch", "step", "last"} else {}
+
+
+def read_properties(spark: SparkSession, name: str) -> Mapping[str, str] | None:
+    """The properties of a table; None where there is no table."""
+    try:
+        return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+    except AnalysisException as error:
+        if not is_missing(error):
+            raise
+        return None

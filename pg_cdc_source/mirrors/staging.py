@@ -1,6 +1,7 @@
 """What tasks prepare for Spark's own merges: a batch's final rows as Parquet files, one for each table and key.
 
-They lie beside the checkpoint until the batch is done. Nothing of them passes through the driver.
+They lie beside the checkpoint until the batch is done. Nothing of them passes through the driver. Where final rows need
+values of the lake's table, a segment's changes are staged as they are, until all that stands before them is done.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -17,10 +18,13 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Work
 from pg_cdc_source.lake.columns import read_layout
 from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.parts import Emptied, Files
+from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import Key, States, states_of
 from pg_cdc_source.lake.tasks import Task
 
@@ -32,8 +36,8 @@ _RANGED = (pa.types.is_integer, pa.types.is_string)
 class StagedSegment:
     """Final rows by key in a Parquet file at ``path``; see :class:`States`.
 
-    ``bounds`` are the key's columns with their least and greatest values. ``needs``: the file has only the keys whose
-    rows are needed of the lake's table.
+    ``bounds`` are the key's columns with their least and greatest values. ``asks``: where the keys are whose rows of
+    the lake's table are needed; the file has the segment's changes then.
     """
 
     path: str
@@ -42,59 +46,94 @@ class StagedSegment:
     emptied: bool
     kept: tuple[int, ...] = ()
     bounds: tuple[tuple[str, Any, Any], ...] = ()
-    needs: bool = False
+    asks: str | None = None
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> StagedSegment:
+        """Read what ``asdict`` and JSON have made of one."""
+        return cls(
+            said["path"],
+            said["rows"],
+            tuple(said["key"]),
+            said["emptied"],
+            tuple(said["kept"]),
+            tuple(map(tuple, said["bounds"])),
+            said["asks"],
+        )
+
+
+class _Asked(Exception):  # noqa: N818 - ends a search, and is no error
+    def __init__(self, keys: Sequence[Key]) -> None:
+        super().__init__()
+        self.keys = keys
 
 
 @dataclass(frozen=True, slots=True)
 class StagingTask(Task):
-    """Stages the batch below ``directory``. ``fetched`` says where rows are that other segments have asked for."""
+    """Stages the batch below ``directory``."""
 
     directory: str
-    fetched: Mapping[str, str] = field(default_factory=dict)
 
     def directory_of(self, table: str) -> str:
         """Where files of a table's rows go."""
         return self.directory
 
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
-        segments = []
-        for number, segment in enumerate(work.segments):
-            asked: list[Sequence[Key]] = []
-            states = states_of(segment, partial(self._fetch, table if not number else None, segment, asked))
-            segments.append(self._needed(segment, asked[0]) if asked else self._staged(states))
-        return {"staged": write_work(work, segments)}
+        shape = self.shapes[table]
+        parts = [self._staged(part, shape) if isinstance(part, Segment) else part for part in work.parts]
+        return {"staged": write_work(Work(work.layout, work.fills, parts, work.is_replaced))}
 
-    def _fetch(self, table: str | None, segment: Segment, asked: list[Sequence[Key]], keys: Sequence[Key]) -> pa.Table:
-        if table is not None and table in self.fetched:
-            filesystem, root = open_directory(self.fetched[table])
-            return ds.dataset(root, filesystem=filesystem).to_table()
-        asked.append(keys)
-        # Any rows will do, because none of this is used.
-        names = [field.name for field in segment.rows.schema]
-        columns = {name: pa.nulls(len(keys), segment.rows[name].type) for name in names}
-        for name, values in zip(segment.key, zip(*keys, strict=True), strict=True):
-            columns[name] = pa.array(values, segment.rows[name].type)
-        return pa.table(columns)
+    def _staged(self, segment: Segment, shape: Shape) -> StagedSegment:
+        def ask(keys: Sequence[Key]) -> pa.Table:
+            raise _Asked(keys)
 
-    def _needed(self, segment: Segment, keys: Sequence[Key]) -> StagedSegment:
-        columns = [
-            pa.array(values, segment.rows[name].type)
-            for name, values in zip(segment.key, zip(*keys, strict=True), strict=True)
-        ]
-        path = self._write(pa.table(columns, names=list(segment.key)))
-        return StagedSegment(path, len(keys), segment.key, False, needs=True)
+        try:
+            return _final(segment, states_of(segment, ask, shape), self.directory)
+        except _Asked as asked:
+            columns = [
+                pa.array(values, segment.rows[name].type)
+                for name, values in zip(segment.key, zip(*asked.keys, strict=True), strict=True)
+            ]
+            keys = _write(pa.table(columns, names=list(segment.key)), self.directory)
+            path = _write(segment.rows, self.directory)
+            return StagedSegment(path, segment.rows.num_rows, segment.key, segment.is_emptied, asks=keys)
 
-    def _staged(self, states: States) -> StagedSegment:
-        path = self._write(states.rows)
-        return StagedSegment(
-            path, states.rows.num_rows, states.key, states.emptied, states.kept, tuple(_bounds(states))
-        )
 
-    def _write(self, rows: pa.Table) -> str:
-        filesystem, root = open_directory(self.directory)
-        name = f"rows-{uuid.uuid4()}.parquet"
-        pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, compression="zstd")
-        return f"{self.directory}/{name}"
+def final_rows(text: str) -> str:
+    """Stage the final rows of a segment that asks for rows of the lake's table, in a task.
+
+    ``text`` is what :func:`ask_for_rows` returned. Returns the staged segment as JSON, or what the error says.
+    """
+    said = json.loads(text)
+    staged, shape = StagedSegment.read(said["segment"]), Shape(**said["shape"])
+    filesystem, path = open_directory(said["directory"])
+    rows = pq.read_table(f"{path}/{staged.path.rpartition('/')[2]}", filesystem=filesystem)
+    _, fetched = open_directory(said["fetched"])
+    found = ds.dataset(fetched, filesystem=filesystem, format="parquet")
+    segment = Segment(staged.key, rows, staged.emptied)
+    try:
+        states = states_of(segment, lambda _: found.to_table(), shape)
+        return json.dumps({"segment": asdict(_final(segment, states, said["directory"]))})
+    except PgCdcError as error:
+        return json.dumps({"error": [error.code, error.what, error.remedy]})
+
+
+def ask_for_rows(segment: StagedSegment, fetched: str, shape: Shape) -> str:
+    """Return what :func:`final_rows` reads; ``fetched`` is where the rows of the lake's table are."""
+    directory = segment.path.rpartition("/")[0]
+    return json.dumps({"segment": asdict(segment), "directory": directory, "fetched": fetched, "shape": asdict(shape)})
+
+
+def _final(segment: Segment, states: States, directory: str) -> StagedSegment:
+    path = _write(states.rows, directory)
+    return StagedSegment(path, states.rows.num_rows, states.key, states.emptied, states.kept, tuple(_bounds(states)))
+
+
+def _write(rows: pa.Table, directory: str) -> str:
+    filesystem, root = open_directory(directory)
+    name = f"rows-{uuid.uuid4()}.parquet"
+    pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, compression="zstd")
+    return f"{directory}/{name}"
 
 
 def _bounds(states: States) -> Iterator[tuple[str, Any, Any]]:
@@ -105,16 +144,22 @@ def _bounds(states: States) -> Iterator[tuple[str, Any, Any]]:
             yield name, found["min"], found["max"]
 
 
-def write_work(work: Work[Segment], segments: Sequence[StagedSegment]) -> str:
+def write_work(work: Work[StagedSegment]) -> str:
     """Return staged work as JSON."""
+    parts: list[Mapping[str, Any]] = []
+    for part in work.parts:
+        if isinstance(part, Files):
+            parts.append({"files": part.files, "again": part.again})
+        elif isinstance(part, Emptied):
+            parts.append({"emptied": part.lsn, "at": None if part.at is None else part.at.isoformat()})
+        else:
+            parts.append({"segment": asdict(part)})
     return json.dumps(
         {
             "layout": None if work.layout is None else work.layout.text,
             "fills": list(work.fills.items()),
-            "files": work.files,
-            "segments": [asdict(segment) for segment in segments],
-            "is_emptied": work.is_emptied,
-            "comes_whole": work.comes_whole,
+            "parts": parts,
+            "is_replaced": work.is_replaced,
         }
     )
 
@@ -122,22 +167,13 @@ def write_work(work: Work[Segment], segments: Sequence[StagedSegment]) -> str:
 def read_work(text: str) -> Work[StagedSegment]:
     """Read what :func:`write_work` wrote."""
     said = json.loads(text)
-    segments = [
-        StagedSegment(
-            **{
-                **segment,
-                "key": tuple(segment["key"]),
-                "kept": tuple(segment["kept"]),
-                "bounds": tuple(map(tuple, segment["bounds"])),
-            }
-        )
-        for segment in said["segments"]
-    ]
-    return Work(
-        None if said["layout"] is None else read_layout(said["layout"]),
-        dict(said["fills"]),
-        said["files"],
-        segments,
-        said["is_emptied"],
-        said["comes_whole"],
-    )
+    parts: list[Files | Emptied | StagedSegment] = []
+    for part in said["parts"]:
+        if "files" in part:
+            parts.append(Files(part["files"], part["again"]))
+        elif "emptied" in part:
+            parts.append(Emptied(part["emptied"], None if part["at"] is None else datetime.fromisoformat(part["at"])))
+        else:
+            parts.append(StagedSegment.read(part["segment"]))
+    layout = None if said["layout"] is None else read_layout(said["layout"])
+    return Work(layout, dict(said["fills"]), parts, said["is_replaced"])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import KIND, LSN, SEQ, UNCHANGED, Segment
+from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of
 from pg_cdc_source.protocol.layout import UNCHANGED_TYPE
 
@@ -44,6 +45,7 @@ class Table:
     types: dict[str, pa.DataType]
     present: dict[Key, Row]
     changes: list[Row] = field(default_factory=list)
+    gone: dict[Key, tuple[Row, int]] = field(default_factory=dict)  # what deleted rows had last, and their commits
     lsn: int = 1
     seq: int = 0
 
@@ -60,11 +62,20 @@ class Table:
 
     def insert(self, row: Row) -> None:
         if self.identity(row) not in self.present:
-            self.present[self.identity(row)] = row
+            self._put(row)
             self.send("insert", row)
 
     def delete(self, key: Key) -> None:
-        self.send_delete(self.present.pop(key))
+        self.send_delete(self._remove(key))
+
+    def _put(self, row: Row) -> None:
+        self.present[self.identity(row)] = row
+        self.gone.pop(self.identity(row), None)
+
+    def _remove(self, key: Key) -> Row:
+        row = self.present.pop(key)
+        self.gone[key] = (row, self.lsn)
+        return row
 
     def update(self, key: Key, new: Row, unchanged: Sequence[str]) -> None:
         old = self.present[key]
@@ -74,8 +85,8 @@ class Table:
             self.send("update", row, unchanged, numbers=2)
         elif self.identity(row) == key or self.identity(row) not in self.present:
             # A key that is equal, and has other bits, is another one to PostgreSQL's WAL.
-            del self.present[key]
-            self.present[self.identity(row)] = row
+            self._remove(key)
+            self._put(row)
             self.send_delete(old)
             self.send("insert", row, unchanged)
 
@@ -94,15 +105,18 @@ def nothing_fetched(keys: Sequence[Key]) -> pa.Table:
     pytest.fail(f"rows were fetched: {keys}")
 
 
-def merged(table: Table, lake: dict[Key, Row], states: States) -> dict[Key, Row]:
-    """What a lake's table has after a merge of final rows."""
+def merged(
+    table: Table, lake: dict[Key, Row], states: States, types: Mapping[str, pa.DataType] | None = None
+) -> dict[Key, Row]:
+    """What a lake's table has after a merge of final rows. With ``types``, its columns, it keeps deleted rows."""
     found = {} if states.emptied else dict(lake)
+    names = list(types or table.types)
     for row in states.rows.to_pylist():
         key = table.identity(row)
-        if row[IS_DELETE]:
+        if row[IS_DELETE] and (types is None or key not in found):
             found.pop(key, None)
             continue
-        new = {name: row[name] for name in table.types}
+        new = {name: row[name] for name in names}
         for i in states.kept:
             if row[kept_name(i)]:
                 name = list(table.types)[i]
@@ -179,6 +193,25 @@ def test_a_lake_has_what_postgresql_has(history: tuple[Table, dict[Key, Row], Se
     if segment.is_emptied:
         upserted = {table.identity(row): row for row in states.upserted.to_pylist()}
         assert shown(table, upserted) == shown(table, found)
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_deleted_rows_stay_with_what_they_had_last(history: tuple[Table, dict[Key, Row], Segment]) -> None:
+    table, present, segment = history
+    if segment.is_emptied:
+        return
+    soft = Shape(is_soft=True)
+    lake = {key: {**row, "_deleted": False, "_deleted_lsn": None} for key, row in present.items()}
+    states = states_of(segment, fetching(table, lake), soft)
+    states.rows.validate(full=True)
+    names = [*table.types, *soft.columns]
+    found = merged(table, lake, states, dict.fromkeys(names))
+    wanted = {key: {**row, "_deleted": False, "_deleted_lsn": None} for key, row in table.present.items()}
+    wanted |= {key: {**row, "_deleted": True, "_deleted_lsn": lsn} for key, (row, lsn) in table.gone.items()}
+    assert {key: repr([row[name] for name in names]) for key, row in found.items()} == {
+        key: repr([row[name] for name in names]) for key, row in wanted.items()
+    }
 
 
 def shown(table: Table, rows: Mapping[Key, Row]) -> dict[Key, str]:

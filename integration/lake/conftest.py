@@ -1,0 +1,59 @@
+"""Lakes of every format whose batches a test runs one after another, without a query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import lake_jars
+import pytest
+from driving import Driver, driving, run
+from lake import Begin, CatalogLake, DeltaRsLake, Lake, is_same
+from psycopg2.extensions import connection as Session
+from sessions import SparkSessions
+from watch import wait_until
+
+from pg_cdc_source.lake.shape import Shapes
+
+LakeOf = Callable[[Driver, Shapes], Lake]
+
+
+@pytest.fixture(scope="module", params=["deltalake", *(
+    pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=why or ""))
+    for name in ("delta", "iceberg") for why in [lake_jars.lacking(name)]
+)])  # fmt: skip
+def format(request: pytest.FixtureRequest, spark_sessions: SparkSessions) -> str:
+    if request.param != "deltalake":
+        # A JVM has to be started with the jars.
+        spark_sessions.end_jvm()
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("warehouse")
+
+
+@pytest.fixture
+def lake_of(format: str, spark_sessions: SparkSessions, warehouse: Path, tmp_path: Path) -> LakeOf:
+    if format == "deltalake":
+        return lambda driver, shapes: DeltaRsLake(driver, tmp_path / "lake", shapes)
+    spark = spark_sessions.get(**lake_jars.conf(warehouse))
+    return lambda driver, shapes: CatalogLake(driver, spark, format, tmp_path, shapes)
+
+
+@pytest.fixture
+def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, lake_of: LakeOf, format: str) -> Iterator[Begin]:
+    with driving(pg, db, monkeypatch) as drive:
+
+        def begin(
+            *statements: str, mode: str | Mapping[str, str] = "merge", deletes: str = "hard", **options: str
+        ) -> Lake:
+            run(pg, *statements)
+            driver: Driver = drive(tables="public.*", envelope="arrow", onSchemaChange="emit", **options)
+            lake = lake_of(driver, Shapes.of(mode, deletes, format))
+            names = [s.split()[2] for s in statements if s.startswith("CREATE TABLE")]
+            wait_until(is_same(lake, pg, *names))
+            return lake
+
+        yield begin

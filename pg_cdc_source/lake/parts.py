@@ -1,0 +1,73 @@
+"""What a batch does with one table, part by part; each part becomes one commit of the lake's table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from pg_cdc_source.lake.batch_of_table import BEGINNING, END, Place, Segment, TableBatch, place_of
+from pg_cdc_source.lake.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files of a snapshot's rows. ``again``: the table may have rows, in whose place they come."""
+
+    files: Sequence[Mapping[str, Any]]
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """All rows are gone, by the commit at ``lsn``."""
+
+    lsn: int
+    at: datetime | None = None
+
+
+Part = Files | Emptied | Segment
+
+
+def parts_of(batch: TableBatch, shape: Shape) -> list[Part]:
+    """Return the parts of a batch in their order."""
+    return list(_kept(batch) if shape.keeps else _replaced(batch))
+
+
+def _replaced(batch: TableBatch) -> Iterator[Part]:
+    """Nothing stays that PostgreSQL gives up: what comes behind takes its place in the same commit."""
+    if batch.files:
+        yield Files(_read(batch.files), again=batch.is_emptied)
+    elif batch.is_emptied:
+        yield Emptied(place_of(batch.truncates[-1])[0])
+    yield from batch.segments
+
+
+def _kept(batch: TableBatch) -> Iterator[Part]:
+    """Rows that are gone stay in some way, so that what stands before a TRUNCATE is done as well."""
+    files = {place: _read(list(rows)) for place, rows in groupby(batch.files, place_of)}
+    events: dict[Place, Emptied | Files | None] = {place: Files(found, again=False) for place, found in files.items()}
+    for row in batch.truncates:
+        place = place_of(row)
+        behind = min((other for other in files if other > place), default=END)
+        if row["_xid"] is None and behind != END:
+            # Rows that come anew are there as soon as those of before are gone.
+            events[place] = Emptied(behind[0])
+            events[behind] = Files(files[behind], again=True)
+        else:
+            events[place] = Emptied(place[0], row["_commit_ts"])
+    begin = BEGINNING
+    for place, part in sorted({**events, END: None}.items(), key=itemgetter(0)):
+        found = (segment.between(begin, place) for segment in batch.segments)
+        yield from (segment for segment in found if segment.rows.num_rows)
+        if part is not None:
+            yield part
+        begin = place
+
+
+def _read(files: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [json.loads(row["after"]) for row in files]
