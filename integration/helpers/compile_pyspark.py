@@ -13,7 +13,7 @@ import py_compile
 import shutil
 import tempfile
 from pathlib import Path
-from zipfile import ZIP_DEFLATED, ZipFile
+from zipfile import ZipFile
 
 import pyspark
 
@@ -22,7 +22,7 @@ def add_compiled(archive: Path, scratch: Path) -> None:
     """Add to the archive what each of its modules compiles to, PySpark's own tests left out."""
     code, copy = scratch / "code", scratch / "copy"
     shutil.copy(archive, copy)
-    with ZipFile(copy, "a", ZIP_DEFLATED) as modules:
+    with ZipFile(copy, "a") as modules:
         names = set(modules.namelist())
         for name in sorted(names):
             if name.endswith(".py") and f"{name}c" not in names and "tests" not in name.split("/"):
