@@ -44,7 +44,8 @@ class Lsn(int):
 class Position(NamedTuple):
     """How far a stream has read: all commits before ``lsn``, and the changes up to ``seq`` of the commit at ``lsn``.
 
-    ``seq`` is ``ALL`` when the whole commit has been read, or when there is no commit at ``lsn``.
+    ``seq`` is the ``_seq`` of the last of them, and ``ALL`` when the whole commit has been read, or when there is no
+    commit at ``lsn``.
     """
 
     lsn: Lsn
@@ -66,7 +67,7 @@ class Position(NamedTuple):
         return Lsn(self.lsn + 1) if self.seq == ALL else self.lsn
 
     def __str__(self) -> str:
-        return str(self.lsn) if self.seq == ALL else f"{self.lsn}, change {self.seq}"
+        return str(self.lsn) if self.seq == ALL else f"{self.lsn}, change at {Lsn(self.seq)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class StreamOffset:
             offset["due"] = ",".join(self.due)
         offset["lsn"] = str(self.position.lsn)
         if self.position.seq != ALL:
-            offset["seq"] = self.position.seq
+            offset["change"] = str(Lsn(self.position.seq))
         if self.layouts:
             offset["layouts"] = self.layouts
         return offset
@@ -189,6 +190,14 @@ class StreamOffset:
             )
         if offset == INITIAL:
             return None
+        if "seq" in offset:
+            # Of release 0.1.0, which counted the changes of a commit that a batch could not hold.
+            raise DefiniteError(
+                f"the checkpoint's last batch ended within the commit at {offset.get('lsn')}, by a number of changes "
+                "that this release cannot find again",
+                remedy="run the release that wrote the checkpoint until a batch ends with its commit; or start with a "
+                "new checkpoint and slot",
+            )
         try:
             snapshot = offset.get("snapshot") or {"tables": "", "done": 0}
             found = cls(
@@ -198,7 +207,7 @@ class StreamOffset:
                 Lsn.parse(offset["origin"]),
                 tuple(split_names(snapshot["tables"])),
                 int(snapshot["done"]),
-                Position(Lsn.parse(offset["lsn"]), int(offset.get("seq", ALL))),
+                Position(Lsn.parse(offset["lsn"]), Lsn.parse(offset["change"]) if "change" in offset else ALL),
                 str(offset.get("publication", "")),
                 tuple(map(Member.from_json, offset["tables"])) if "tables" in offset else None,
                 None if snapshot.get("at") is None else Lsn.parse(snapshot["at"]),

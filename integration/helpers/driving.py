@@ -6,7 +6,7 @@ import contextlib
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,12 @@ def driving(pg: Session, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def values(rows: Iterable[Row], *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in rows]
+
+
+def is_one_commit(rows: Sequence[Row]) -> bool:
+    """Whether the rows are of one commit, in their order."""
+    numbers = values(rows, "_seq")
+    return len({row["_commit_lsn"] for row in rows}) == 1 and numbers == sorted(set(numbers))
 
 
 def kinds(rows: Iterable[Row]) -> list[str]:

@@ -45,9 +45,6 @@ class Obedient:
         self._unheeded = ""  # what was refused since the last batch
         self._borrows = False  # whether the query has options of a remedy
         self._leaving: set[str] = set()  # the tables that it goes on without, as told
-        # Whether a transaction is open while the publication changes: PostgreSQL may send its changes of a table that
-        # is not the stream's, and leave them out when the transaction comes again. They count in ``_seq``.
-        self.counts_others = False
 
     # --- the query ----------------------------------------------------------------------------------------------------
 
@@ -118,11 +115,6 @@ class Obedient:
         have other columns.
         """
         changes = [row for row in rows if row["_change_type"] != "snapshot"]
-        if self.counts_others:
-            place = Counter[int]()
-            for i, row in enumerate(changes):
-                place[row["_commit_lsn"]] += 1
-                changes[i] = {**row, "_seq": place[row["_commit_lsn"]]}
         return Counter(
             repr(row if self._says_columns else (row["_table"], row["_change_type"], row["_commit_lsn"], row["_seq"]))
             for row in changes

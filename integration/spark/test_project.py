@@ -147,7 +147,8 @@ def test_a_value_without_a_place_in_its_type_is_an_error_or_null(db: str, table:
     df = envelope(spark, [{"_change_type": "insert", "after": '{"id":1,"d":"infinity"}', "_commit_lsn": 2**33}])
     refusal(
         project(df, table, url=db).collect,
-        'public."T able", column d (date), change 0 of the commit at 2/0 (_commit_lsn 8589934592, _seq 0): infinity',
+        'public."T able", column d (date), the change at 0/0 in the commit at 2/0 '
+        "(_commit_lsn 8589934592, _seq 0): infinity",
         "asString=d",
     )
     assert project(df, table, url=db, unrepresentable="null").collect()[0]["d"] is None

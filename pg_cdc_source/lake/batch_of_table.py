@@ -272,6 +272,6 @@ def typed_columns(table: str, layout: MirroredLayout, run: pa.RecordBatch) -> pa
 def _typed(table: str, column: MirroredColumn, texts: pa.Array, run: pa.RecordBatch) -> pa.Array:
     def place(row: int) -> str:
         lsn, seq = (run.column(name)[row].as_py() for name in ("_commit_lsn", "_seq"))
-        return f"change {seq} of the commit with _commit_lsn {lsn}"
+        return f"the change with _commit_lsn {lsn}, _seq {seq}"
 
     return column.values_of(table, texts, place)

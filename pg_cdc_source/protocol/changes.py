@@ -5,9 +5,9 @@ A chunk of messages, a few thousand, is joined into one buffer. Messages of the 
 array. Rows of several relations are put into the stream's order again afterwards.
 
 - Columns are found by name in the relation as the stream last described it, never by position in today's table.
-- ``_seq`` counts within a commit over all messages of rows, also those of tables that are not read: so it is the same
-  in every replay. An update takes two numbers, because it may become a delete and an insert. Logical decoding messages
-  count for themselves (:mod:`~pg_cdc_source.protocol.decoding_messages`).
+- ``_seq`` is the LSN of the change's WAL record. To count a commit's changes would not give the same numbers in every
+  replay: the server leaves out tables that have left the publication since. Rows of one record count on from its LSN
+  (:func:`_last_numbers`). An update takes two numbers, because it may become a delete and an insert.
 - A value that did not travel is NULL and listed in ``_unchanged``, unless an old image of the row has it.
 """
 
@@ -42,6 +42,7 @@ from pg_cdc_source.protocol.stream_rows import (
     truncate_rows,
 )
 from pg_cdc_source.protocol.tuples import tags_and_oids, walk
+from pg_cdc_source.protocol.walsender import HEADER_BYTES, read_starts
 from pg_cdc_source.values.arrow import from_numpy, null, to_numpy
 from pg_cdc_source.values.decoder import Field, refuse_other_bytes
 from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
@@ -72,12 +73,15 @@ Describe = Callable[[int, Position], Described | None]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Messages of one commit that follow each other: how many they are, and the number of the first one."""
+    """Messages of one commit that follow each other, how many they are, and the number before the first one.
+
+    ``after_seq`` is 0 where nothing of the commit came before them. Only the first run of a chunk can go on with one.
+    """
 
     commit_lsn: Lsn
     commit_ts: int  # microseconds since 1970
     xid: int
-    first_seq: int
+    after_seq: int
     messages: int
 
 
@@ -97,19 +101,18 @@ class _Chunk:
     xid: Ints
 
     @classmethod
-    def of(cls, messages: Messages, runs: Sequence[Run], header_bytes: int) -> _Chunk:
-        starts, tags, oids = tags_and_oids(messages, header_bytes)
+    def of(cls, messages: Messages, runs: Sequence[Run]) -> _Chunk:
+        starts, tags, oids = tags_and_oids(messages, HEADER_BYTES)
         truncates = {
-            i: pgoutput.read(messages.octets(i), header_bytes)
+            i: pgoutput.read(messages.octets(i), HEADER_BYTES)
             for i in np.flatnonzero(tags == pgoutput.TRUNCATE).tolist()
         }
         numbers = np.where(tags == pgoutput.UPDATE, 2, 1)
         for i, message in truncates.items():
             numbers[i] = len(message.oids)
         run_of = np.repeat(np.arange(len(runs)), [run.messages for run in runs])
-        total = np.cumsum(numbers)
-        first_of_run = np.cumsum([0, *(run.messages for run in runs[:-1])])
-        base = np.array([run.first_seq - 1 for run in runs]) - (total[first_of_run] - numbers[first_of_run])
+        # A logical decoding message says where its record ends, and the next one may begin.
+        records = read_starts(messages) - (tags == pgoutput.MESSAGE)
         return cls(
             buffer=messages.buffer,
             starts=starts,
@@ -117,7 +120,7 @@ class _Chunk:
             tags=tags,
             oids=oids,
             truncates=truncates,
-            seq=total + base[run_of],
+            seq=_last_numbers(records, numbers, run_of, runs[0].after_seq),
             lsn=np.array([run.commit_lsn for run in runs], np.int64)[run_of],
             ts=np.array([run.commit_ts for run in runs], np.int64)[run_of],
             xid=np.array([run.xid for run in runs], np.int64)[run_of],
@@ -154,6 +157,23 @@ class _Chunk:
         return change_columns(kind, self.lsn[message], seq, self.ts[message], self.xid[message], unchanged)
 
 
+def _last_numbers(records: Ints, numbers: Ints, run_of: Ints, after_seq: int) -> Ints:
+    """Return the last number of each message; ``records`` are LSNs, and ``numbers`` say how many each message takes.
+
+    No record has less bytes than it takes numbers, so the next one's are greater: a record of several rows (COPY) has
+    seven bytes and more for each, a TRUNCATE four for each relation, and what precedes them is as long as two rows.
+    """
+    total = np.cumsum(numbers)
+    begins = np.ones(len(records), np.bool_)
+    begins[1:] = (records[1:] != records[:-1]) | (run_of[1:] != run_of[:-1])
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(records)), 0))
+    last: Ints = records + total - (total - numbers)[first] - 1
+    if after_seq >= records[0]:
+        # The record's first rows were in the chunk before.
+        last[first == 0] += after_seq + 1 - records[0]
+    return last
+
+
 # The envelope has every value as PostgreSQL prints it.
 _TEXT = Text()
 
@@ -164,13 +184,12 @@ _Part = tuple[pa.RecordBatch, Ints]
 class ChangeDecoder:
     """Decodes chunks of a stream's messages into batches of its schema.
 
-    Every message has ``header_bytes`` bytes in front of its tag. Nothing is kept from one chunk to the next.
+    Every message is a whole XLogData. Nothing is kept from one chunk to the next.
     """
 
-    def __init__(self, layout: Layout, schema: pa.Schema, header_bytes: int) -> None:
+    def __init__(self, layout: Layout, schema: pa.Schema) -> None:
         self._layout = layout
         self._schema = schema
-        self._header_bytes = header_bytes
 
     def decode(
         self, messages: Messages, runs: Sequence[Run], describe: Describe, skip: Position
@@ -178,10 +197,10 @@ class ChangeDecoder:
         """Decode a chunk of at least one message; return its rows after ``skip``, in order, and its last number.
 
         ``runs`` say which commits the messages are of. ``describe`` is called once for each relation that has rows
-        after ``skip``; where it returns None, messages count but give no rows. Raises WireError, SchemaChangedError for
+        after ``skip``; where it returns None, messages give no rows. Raises WireError, SchemaChangedError for
         a TRUNCATE if ``on_truncate`` is ``fail``, and UnrepresentableError unless such values become NULL.
         """
-        chunk = _Chunk.of(messages, runs, self._header_bytes)
+        chunk = _Chunk.of(messages, runs)
         wanted = chunk.after(skip)
         first = chunk.first_changes(wanted, with_truncates=self._layout.on_truncate != "ignore")
         found = {oid: describe(oid, Position(Lsn(chunk.lsn[i]), number)) for oid, (i, number) in first.items()}
@@ -252,7 +271,7 @@ class ChangeDecoder:
         try:
             return self._typed(described, changed, images, changes), message
         except RefusedValueError as refused:
-            place = f"change {int(seq[refused.row])} of the commit at {Lsn(chunk.lsn[message[refused.row]])}"
+            place = f"the change at {Lsn(seq[refused.row])} in the commit at {Lsn(chunk.lsn[message[refused.row]])}"
             raise refused.at(described.table.name, place) from None
 
     def _typed(
@@ -314,7 +333,7 @@ class ChangeDecoder:
         return envelope_rows(table, changes, texts, absent, deleted=changed.is_delete, before=before)
 
     def _messages(self, messages: Messages, chunk: _Chunk, which: Ints) -> _Part:
-        found = [pgoutput.read(messages.octets(i), self._header_bytes) for i in which.tolist()]
+        found = [pgoutput.read(messages.octets(i), HEADER_BYTES) for i in which.tolist()]
         lsn, seq, ts, xid = (column[which] for column in (chunk.lsn, chunk.seq, chunk.ts, chunk.xid))
         return message_rows(found, lsn, seq, ts, xid, self._schema), which
 

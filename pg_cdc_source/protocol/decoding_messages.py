@@ -1,15 +1,9 @@
 """Logical decoding messages: what ``pg_logical_emit_message()`` wrote, and where in the stream it stands.
 
-A message has no place among the rows of its commit: their numbers are what checkpoints hold, and must be the same
-whether messages are asked for or not. So a commit's messages come behind all its rows, in their own order::
-
-    commit at 16/B374D848     insert  update  insert  message  message
-    _seq                      1       3       4       10^15+1  10^15+2
-
-- No commit has 10^15 rows: their WAL would be some 60 petabytes. The numbers are exact in a DOUBLE, too.
-- A message that is not transactional is a commit of its own, which has nothing else. PostgreSQL gives the end of its
-  WAL record, where a commit's record may begin. One byte before lies no other record's beginning, since those are
-  aligned to 8 bytes, and a server that is asked for what comes behind that byte does not send the message again.
+- A message stands between the rows of its commit, where it was written. PostgreSQL gives the end of its WAL record,
+  where the next one may begin. One byte before lies no other record's beginning, since those are aligned to 8 bytes.
+- A message that is not transactional is a commit of its own at that byte. A server that is asked for what comes behind
+  it does not send the message again.
 - ``pgcdc`` is this package's own prefix: a request to the stream, never a row.
 """
 
@@ -24,9 +18,6 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.value_parsers import OWN_PREFIX
 from pg_cdc_source.protocol.pgoutput import Message
-
-# The number of a commit's first message.
-FIRST_MESSAGE_SEQ = 10**15 + 1
 
 # The xid of a message that is not transactional (transam.h: InvalidTransactionId).
 NO_XID = 0
@@ -95,7 +86,6 @@ def _table(text: str) -> str:
 
 __all__ = [
     "EVERY_TABLE",
-    "FIRST_MESSAGE_SEQ",
     "NO_XID",
     "OWN_PREFIX",
     "Asked",

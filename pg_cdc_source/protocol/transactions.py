@@ -1,7 +1,7 @@
 """Assemble transactions from a replication stream: messages in, changes and positions out.
 
 A walsender sends one message after another: Begin, Relation, Insert, Commit, keepalives, and blocks of transactions
-that have not committed yet. The decoder needs rows by the thousand, each with its commit and its number in it. To hand
+that have not committed yet. The decoder needs rows by the thousand, each with its commit. To hand
 out every commit by itself would cost a hundred NumPy calls for each (80 times as slow). So rows of many commits are
 collected, and handed out when there are enough of them or somebody asks.
 
@@ -20,7 +20,7 @@ This is a state machine: no socket, no thread, no clock, no log. Whoever drives 
   first rows of one that was cut by position (``Changes.after``).
 - A transaction that is streamed (protocol 2) waits by itself, and is replayed when its commit comes: at the place, and
   with the numbers, that it would have had otherwise.
-- Logical decoding messages that somebody wants wait until their commit has come, and follow its rows.
+- Logical decoding messages that somebody wants stand between the rows of their commit, where they were written.
 - Messages of rows need not pass through Python one by one: ``rows`` says where they may go without being looked at.
 """
 
@@ -33,7 +33,7 @@ from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.protocol.changes import Run
-from pg_cdc_source.protocol.decoding_messages import FIRST_MESSAGE_SEQ, NO_XID, OWN_PREFIX, lsn_of_its_own
+from pg_cdc_source.protocol.decoding_messages import NO_XID, OWN_PREFIX, lsn_of_its_own
 from pg_cdc_source.protocol.pgoutput import (
     Begin,
     Commit,
@@ -103,14 +103,13 @@ class TransactionAssembler:
         self.complete = start
         self.requests: list[tuple[Position, bytes]] = []
         self._prefixes = frozenset((*prefixes, OWN_PREFIX))
-        self._messages: StreamedTransaction | None = None  # of the transaction, to follow its rows
         self._asked: list[bytes] = []  # requests of the transaction
         self._new_streamed = streamed
         self._every_relation = every_relation
         self._relations: dict[int, SentRelation] = {}
         self._transaction: Begin | None = None
         self._leave_out = False  # the transaction was kept in an earlier session
-        self._next_seq = 1
+        self._last_seq = 0  # of what was kept of the transaction
         self._streamed: dict[int, StreamedTransaction] = {}
         self._in_stream: StreamedTransaction | None = None
         self._replay: Iterator[Changes] | None = None
@@ -176,7 +175,7 @@ class TransactionAssembler:
         for streamed in self._streamed.values():
             streamed.close()
         self._streamed.clear()
-        self._forget_messages()
+        self._asked = []
 
     def receive(self, data: bytes) -> Changes | Keepalive | None:
         """Take one message, and give what it makes due. Raises WireError for one that cannot come here."""
@@ -221,7 +220,7 @@ class TransactionAssembler:
         if isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Commit):
-            return self._finish(message.commit_lsn)
+            self._finish(message.commit_lsn)
         elif isinstance(message, Message):
             return self._receive_emitted(message, data)
         elif isinstance(message, StreamStart):
@@ -254,30 +253,23 @@ class TransactionAssembler:
     def _receive_emitted(self, message: Message, data: bytes) -> Changes | None:
         if message.transactional:
             self._require_transaction(pgoutput.MESSAGE)
-            self._keep_emitted(message, data)
-            return None
+            return self._keep_emitted(message, data)
         if not 0 < message.lsn < 1 << 63:
             raise WireError(f"pgoutput: Message: expected the LSN of its end, got {message.lsn}")
         lsn = lsn_of_its_own(message)
         self._begin(Begin(lsn, 0, NO_XID))
-        self._keep_emitted(message, data)
-        return self._finish(lsn)
+        changes = self._keep_emitted(message, data)
+        self._finish(lsn)
+        return changes
 
-    def _keep_emitted(self, message: Message, data: bytes) -> None:
+    def _keep_emitted(self, message: Message, data: bytes) -> Changes | None:
         if self._leave_out or message.prefix not in self._prefixes:
-            return
+            return None
         if message.prefix == OWN_PREFIX:
             self._asked.append(message.content)
-            return
-        if self._messages is None:
-            self._messages = self._new_streamed()
-        self._messages.append(data)
-
-    def _forget_messages(self) -> None:
-        self._asked = []
-        if self._messages is not None:
-            self._messages.close()
-            self._messages = None
+            return None
+        self._collected.append(data)
+        return self._take_if_full()
 
     def _require_transaction(self, tag: int) -> Begin:
         if self._transaction is None:
@@ -302,39 +294,17 @@ class TransactionAssembler:
             raise WireError("pgoutput: expected Commit before the next Begin")
         self._transaction = begin
         self._leave_out = Position(begin.final_lsn) <= self.received
-        self._next_seq = 1
+        self._last_seq = 0
         self._run_start = len(self._collected)
 
-    def _finish(self, commit_lsn: Lsn) -> Changes | None:
-        """Take the messages of a transaction that has committed, up to where a chunk is full, and end it."""
+    def _finish(self, commit_lsn: Lsn) -> None:
+        """End a transaction that has committed."""
         if self._transaction is None or commit_lsn != self._transaction.final_lsn:
             raise WireError("pgoutput: expected the Commit of the transaction that began, got another")
-        if self._messages is None:
-            self._commit(commit_lsn)
-            return None
-        rest = self._committed(commit_lsn)
-        changes = next(rest, None)
-        # Mostly they are few, and all is done.
-        self._replay = None if changes is None else rest
-        return changes
-
-    def _committed(self, commit_lsn: Lsn) -> Iterator[Changes]:
-        """End the transaction behind its messages, if it has any; give what gets full on the way."""
-        self._end_run()
-        if self._messages is not None:
-            self._next_seq = FIRST_MESSAGE_SEQ
-            for block in self._messages.blocks():
-                while len(block):
-                    block = block[self._collected.extend(block, HEADER_BYTES, 0) :]
-                    if changes := self._take_if_full():
-                        yield changes
-        self._commit(commit_lsn)
-
-    def _commit(self, commit_lsn: Lsn) -> None:
         self._end_run()
         self._transaction = None
         self.requests += ((Position(commit_lsn), content) for content in self._asked)
-        self._forget_messages()
+        self._asked = []
         self._advance(Position(commit_lsn))
 
     def _abort(self, abort: StreamAbort) -> None:
@@ -362,7 +332,7 @@ class TransactionAssembler:
                 part = part[self._collected.extend(part, XID_AT, XID_BYTES) :]
                 if changes := self._take_if_full():
                     yield changes
-        yield from self._committed(commit.commit_lsn)
+        self._finish(commit.commit_lsn)
         self._streamed.pop(commit.xid).close()
 
     def _advance(self, position: Position) -> None:
@@ -385,7 +355,7 @@ class TransactionAssembler:
         """Note that changes were decoded and are safe here; ``last_seq`` is the number of their last one."""
         commit_lsn = changes.runs[-1].commit_lsn
         if self._transaction is not None and commit_lsn == self._transaction.final_lsn:
-            self._next_seq = last_seq + 1
+            self._last_seq = last_seq
             self.received = max(self.received, Position(commit_lsn, last_seq))
         else:
             self.received = max(self.received, self.complete)
@@ -402,10 +372,10 @@ class TransactionAssembler:
         count = len(self._collected) - self._run_start
         if self._transaction is not None and count:
             transaction = self._transaction
-            self._runs.append(Run(transaction.final_lsn, transaction.commit_ts, transaction.xid, self._next_seq, count))
+            self._runs.append(Run(transaction.final_lsn, transaction.commit_ts, transaction.xid, self._last_seq, count))
             self._run_start = len(self._collected)
             # Known after decoding; only a transaction that is cut by a chunk's end needs it.
-            self._next_seq = 0
+            self._last_seq = 0
 
 
 def _without_xid(data: bytes) -> bytes:

@@ -8,12 +8,17 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.values.ndarrays import Ints
+from pg_cdc_source.values.wire import Messages
 
 # XLogData is its tag, three numbers of 8 bytes, and the plugin's message.
 XLOG_DATA, KEEPALIVE = b"wk"
 HEADER_BYTES = 25
+_START_AT = 1
 _KEEPALIVE = struct.Struct(">cQQ?")
 
 
@@ -31,3 +36,9 @@ def read_keepalive(data: bytes) -> Keepalive:
         raise WireError(f"replication: keepalive: expected {_KEEPALIVE.size} bytes, got {len(data)}")
     _, end, _, wants_answer = _KEEPALIVE.unpack(data)
     return Keepalive(Lsn(end), wants_answer)
+
+
+def read_starts(messages: Messages) -> Ints:
+    """Return where each XLogData begins: a change's WAL record (walsender.c: WalSndPrepareWrite)."""
+    starts: Ints = messages.buffer.at_any_byte(">u8")[messages.starts + _START_AT].astype(np.int64)
+    return starts

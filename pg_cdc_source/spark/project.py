@@ -143,5 +143,5 @@ class _Projection(Sealed):
             return accept(before_column, self.unrepresentable, codec.column, codec.decode_text, field_of(texts))
         except RefusedValueError as refused:
             lsn, seq = (batch.column(name)[refused.row].as_py() for name in ("_commit_lsn", "_seq"))
-            place = f"change {seq} of the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq})"
+            place = f"the change at {Lsn(seq)} in the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq})"
             raise refused.at(self.table, place) from None

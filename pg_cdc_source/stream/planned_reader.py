@@ -12,7 +12,6 @@ from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.protocol.changes import ChangeDecoder
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import TransactionAssembler
-from pg_cdc_source.protocol.walsender import HEADER_BYTES
 from pg_cdc_source.stream.batches import Limits
 from pg_cdc_source.stream.buffer import ChangeBuffer
 from pg_cdc_source.stream.chunks import ChunkStore
@@ -49,7 +48,7 @@ class PlannedReader:
                     prefixes=self._options.message_prefixes,
                     every_relation=self._layouts.are_emitted,
                 ),
-                ChangeDecoder(planned.layout, planned.schema, HEADER_BYTES),
+                ChangeDecoder(planned.layout, planned.schema),
                 self._layouts.match(planned),
                 ChunkStore(position),
                 self._limits,

@@ -33,7 +33,7 @@ from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.layout import Layout, StreamedTable
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import Changes, TransactionAssembler
-from pg_cdc_source.protocol.walsender import HEADER_BYTES, Keepalive
+from pg_cdc_source.protocol.walsender import Keepalive
 from pg_cdc_source.stream.buffer import Match, Matched
 from pg_cdc_source.stream.rewound import Images, Rewound, turn_back
 from pg_cdc_source.stream.spill import Spill
@@ -91,7 +91,7 @@ def _read(
 ) -> dict[int, Images]:
     """The changes of ``tables`` from ``origin`` up to and including ``snapshot_lsn``."""
     with_images = Layout(envelope=False, before_image=True, unrepresentable=layout.unrepresentable, on_truncate="emit")
-    decoders = {t.oid: ChangeDecoder(with_images, with_images.schema([t]), HEADER_BYTES) for t in tables}
+    decoders = {t.oid: ChangeDecoder(with_images, with_images.schema([t])) for t in tables}
     images = {table.oid: Images([]) for table in tables}
     matched = Matched(match)
     assembler = TransactionAssembler(Position.before(origin), lambda: StreamedTransaction(Spill))

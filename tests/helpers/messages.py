@@ -15,7 +15,8 @@ from pg_cdc_source.protocol.layout import Layout, StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.values.registry import CatalogType, Column, plan
 
-HEADER = b"w" + bytes(24)
+# All in one record at 1: so the numbers of a commit count from there.
+HEADER = struct.pack(">cQQQ", b"w", 1, 0, 0)
 NOTHING = Position(Lsn(0))
 TS = 1_706_933_106_789_000
 MOMENT = dt.datetime(2024, 2, 3, 4, 5, 6, 789000, tzinfo=dt.timezone.utc)
@@ -53,6 +54,11 @@ def delete(oid: int, tag: str, old: Image) -> bytes:
 
 def truncate(*oids: int) -> bytes:
     return HEADER + b"T" + struct.pack(f">IB{len(oids)}I", len(oids), 0, *oids)
+
+
+def recorded(lsn: int, message: bytes) -> bytes:
+    """The message of a change whose WAL record is at ``lsn``."""
+    return message[:1] + struct.pack(">Q", lsn) + message[9:]
 
 
 # --- what is streamed -----------------------------------------------------------------------------------------------
@@ -94,5 +100,5 @@ KEYLESS = streamed(3, "public.keyless", COLUMNS, (), "f")
 OTHER = 9
 
 
-def run(messages: int, lsn: int = 100, first_seq: int = 1) -> Run:
-    return Run(Lsn(lsn), TS, 4_294_967_295, first_seq, messages)
+def run(messages: int, lsn: int = 100, after_seq: int = 0) -> Run:
+    return Run(Lsn(lsn), TS, 4_294_967_295, after_seq, messages)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from messages import BY_KEY, HEADER, described, insert, update
+from messages import BY_KEY, HEADER, described, insert, recorded, update
 
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Position
@@ -47,7 +47,7 @@ def commit(lsn: int) -> bytes:
 def message(lsn: int, prefix: str = "outbox", content: bytes = b"{}", *, transactional: bool = True) -> bytes:
     """A logical decoding message whose WAL record ends at ``lsn``."""
     head = struct.pack(">BQ", transactional, lsn) + prefix.encode() + b"\0"
-    return HEADER + b"M" + head + struct.pack(">I", len(content)) + content
+    return recorded(lsn, HEADER + b"M" + head + struct.pack(">I", len(content)) + content)
 
 
 def keepalive(end: int, *, wants_answer: bool = False) -> bytes:
@@ -80,6 +80,7 @@ class Transaction:
 
     Among the rows stand ``emitted`` logical decoding messages of the prefix ``outbox``, and others that nobody wants.
     ``alone``: a message that is not transactional comes first, and its record ends where the commit's begins.
+    Each third row is an update; of the two before it the second is of the first one's record, if it follows it.
     """
 
     lsn: int
@@ -94,10 +95,7 @@ class Transaction:
         return found + (self.messages() if self.lsn >= received.next_lsn else [])
 
     def messages(self) -> list[bytes]:
-        changes = [self._change(i) for i in range(self.rows)]
-        for i in range(self.emitted):
-            pair = (message(self.lsn - 50, "other"), message(self.lsn - 50))
-            changes[3 * i : 3 * i] = pair if i % 2 else reversed(pair)
+        changes = [self._change(at, i) for at, i in self._changes()]
         if not self.streamed:
             return [begin(self.lsn), RELATION, *changes, commit(self.lsn)]
         xid, rolled_back = self.lsn, self.lsn + 1
@@ -117,18 +115,34 @@ class Transaction:
             stream_commit(xid, self.lsn),
         ]
 
-    def _change(self, i: int) -> bytes:
-        values = (str(i), f"row {self.lsn}", "0.50")
-        return update(BY_KEY.oid, values) if i % 3 == 2 else insert(BY_KEY.oid, values)
+    def _changes(self) -> list[tuple[int, int | str]]:
+        """Where the record of each change is, and the row's number or the message's prefix."""
+        found: list[int | str] = list(range(self.rows))
+        for i in range(self.emitted):
+            found[3 * i : 3 * i] = ("other", "outbox") if i % 2 else ("outbox", "other")
+        placed: list[tuple[int, int | str]] = []
+        for k, one in enumerate(found):
+            of_before = isinstance(one, int) and one % 3 == 1 and found[k - 1] == one - 1
+            placed.append((self.lsn * 1000 + 16 * (k - of_before), one))
+        return placed
+
+    def _change(self, at: int, what: int | str) -> bytes:
+        if isinstance(what, str):
+            return message(at, what)
+        values = (str(what), f"row {self.lsn}", "0.50")
+        return recorded(at, update(BY_KEY.oid, values) if what % 3 == 2 else insert(BY_KEY.oid, values))
 
     def expected(self) -> list[tuple[int, int, int | None]]:
-        """(LSN, number, id) of each row: an update takes two numbers. Messages have no id, and follow the rows."""
-        found: list[tuple[int, int, int | None]] = [(self.lsn - 1, 10**15 + 1, None)] if self.alone else []
-        seq = 0
-        for i in range(self.rows):
-            seq += 2 if i % 3 == 2 else 1
-            found.append((self.lsn, seq, i))
-        return found + [(self.lsn, 10**15 + 1 + i, None) for i in range(self.emitted)]
+        """(LSN, number, id) of each row: an update takes two numbers. Messages have no id."""
+        found: list[tuple[int, int, int | None]] = [(self.lsn - 1, self.lsn - 1, None)] if self.alone else []
+        before = 0
+        for at, what in self._changes():
+            if isinstance(what, int):
+                found.append((self.lsn, at + (at == before or what % 3 == 2), what))
+            elif what == "outbox":
+                found.append((self.lsn, at - 1, None))
+            before = at
+        return found
 
 
 @dataclass

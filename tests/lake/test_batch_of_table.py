@@ -243,6 +243,6 @@ def test_a_value_that_its_type_cannot_hold_is_refused_with_its_place() -> None:
     with pytest.raises(UnrepresentableError) as caught:
         of(rows)
     text = str(caught.value)
-    assert "public.t, column d (date), change 2 of the commit with _commit_lsn 10: " in text
+    assert "public.t, column d (date), the change with _commit_lsn 10, _seq 2: " in text
     assert "pg-cdc resnapshot" in text
     assert "asString" not in text

@@ -13,7 +13,6 @@ import pytest
 from messages import (
     BY_KEY,
     FULL,
-    HEADER,
     MOMENT,
     NOTHING,
     TYPED,
@@ -45,7 +44,7 @@ def changelog(
 ) -> pa.RecordBatch:
     schema = CHANGELOG.schema([table])
     found = as_sent or described(table)
-    decoder = ChangeDecoder(CHANGELOG, schema, len(HEADER))
+    decoder = ChangeDecoder(CHANGELOG, schema)
     batch, _ = decoder.decode(
         Messages.joined(messages), [run(len(messages))], lambda oid, _: {table.oid: found}.get(oid), NOTHING
     )

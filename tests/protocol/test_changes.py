@@ -60,7 +60,7 @@ def decoded(
 ) -> tuple[pa.RecordBatch, int]:
     found = [described(table) if isinstance(table, StreamedTable) else table for table in tables]
     schema = layout.schema([one.table for one in found])
-    decoder = ChangeDecoder(layout, schema, len(HEADER))
+    decoder = ChangeDecoder(layout, schema)
     by_oid = {one.table.oid: one for one in found}
     batch, last = decoder.decode(
         Messages.joined(messages), runs or [run(len(messages))], lambda oid, _: by_oid.get(oid), skip
@@ -276,7 +276,7 @@ def test_rows_of_several_tables_stay_in_order_and_others_only_count() -> None:
 
 def test_numbers_begin_anew_with_each_commit_and_go_on_within_one() -> None:
     messages = [insert(1, [str(i), None, None]) for i in range(5)]
-    batch, last = decoded(messages, BY_KEY, runs=[run(2, 100, first_seq=41), run(1, 200), run(2, 300)])
+    batch, last = decoded(messages, BY_KEY, runs=[run(2, 100, after_seq=40), run(1, 200), run(2, 300)])
     assert [(row["_commit_lsn"], row["_seq"]) for row in batch.to_pylist()] == [
         *((100, 41), (100, 42), (200, 1), (300, 1), (300, 2)),
     ]
@@ -296,7 +296,7 @@ def test_relations_without_rows_behind_the_skip_are_not_asked_for() -> None:
         assert (oid, position) == (2, (100, 3))
         return described(FULL)
 
-    decoder = ChangeDecoder(TYPED, TYPED.schema([FULL]), len(HEADER))
+    decoder = ChangeDecoder(TYPED, TYPED.schema([FULL]))
     messages = [insert(1, ["1", None, None]), truncate(1), insert(2, ["2", None, None])]
     batch, _ = decoder.decode(Messages.joined(messages), [run(3)], describe, Position(Lsn(100), 2))
     assert batch.column("id").to_pylist() == [2]
@@ -474,7 +474,7 @@ def test_a_refused_value_names_its_place() -> None:
     with pytest.raises(UnrepresentableError) as caught:
         decoded(messages, WITH_DATE)
     text = str(caught.value)
-    assert 'public.t, column "A day" (date), change 3 of the commit at 0/64: infinity' in text
+    assert 'public.t, column "A day" (date), the change at 0/3 in the commit at 0/64: infinity' in text
     assert 'asString="A day"' in text
 
 
@@ -678,13 +678,13 @@ def chunks(
     """Decode a workload in chunks that end where ``cuts`` say, as the reader of a slot does."""
     flat = [(c, m.octets()) for c, commit in enumerate(commits) for m in commit]
     bounds = sorted({0, len(flat), *(cut % (len(flat) + 1) for cut in cuts)})
-    previous, next_seq = -1, 1
+    previous, last = -1, 0
     for start, end in pairwise(bounds):
         part = flat[start:end]
         numbers = [c for c, _ in part]
-        runs = [run(numbers.count(c), 100 * (c + 1), next_seq if c == previous else 1) for c in dict.fromkeys(numbers)]
+        runs = [run(numbers.count(c), 100 * (c + 1), last if c == previous else 0) for c in dict.fromkeys(numbers)]
         batch, last = decoded([m for _, m in part], *table, layout=layout, runs=runs, skip=skip)
-        previous, next_seq = numbers[-1], last + 1
+        previous = numbers[-1]
         yield batch
 
 

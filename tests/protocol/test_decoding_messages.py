@@ -8,7 +8,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import BY_KEY, ENVELOPE, HEADER, NOTHING, described, insert, run
+from messages import BY_KEY, ENVELOPE, HEADER, NOTHING, described, insert, recorded, run
 from mutated import mutated
 from transactions import (
     RELATION,
@@ -48,11 +48,11 @@ def fed(*messages: bytes, what: TransactionAssembler | None = None) -> Transacti
     return what
 
 
-def taken(what: TransactionAssembler) -> list[tuple[int, int, int]]:
-    """(LSN, first number, messages) of what was collected."""
+def taken(what: TransactionAssembler) -> list[tuple[int, int]]:
+    """(LSN, messages) of what was collected."""
     changes = what.take()
     assert isinstance(changes, Changes)
-    return [(int(one.commit_lsn), one.first_seq, one.messages) for one in changes.runs]
+    return [(int(one.commit_lsn), one.messages) for one in changes.runs]
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -74,41 +74,54 @@ def test_a_content_is_a_json_string(content: bytes, text: str) -> None:
 
 
 def test_a_message_is_a_row_of_the_envelope() -> None:
-    decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]), len(HEADER))
+    decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]))
     alone = message(300, "audit", b"\xff", transactional=False)
     sent = [ROW, message(150, "outbox", b'{"id": 1}'), message(160, "outbox", b""), alone]
-    runs = [run(1, 200), run(2, 200, 10**15 + 1), Run(Lsn(299), 0, 0, 10**15 + 1, 1)]
+    runs = [run(3, 200), Run(Lsn(299), 0, 0, 0, 1)]
     batch, last = decoder.decode(Messages.joined(sent), runs, lambda _oid, _position: described(BY_KEY), NOTHING)
     batch.validate(full=True)
     of_row, *rows = batch.to_pylist()
     assert of_row["_table"] == BY_KEY.name
     found = [(r["_change_type"], r["_commit_lsn"], r["_seq"], r["_xid"], r["key"], r["after"]) for r in rows]
     assert found == [
-        ("message", 200, 10**15 + 1, of_row["_xid"], "outbox", '"{\\"id\\": 1}"'),
-        ("message", 200, 10**15 + 2, of_row["_xid"], "outbox", '""'),
-        ("message", 299, 10**15 + 1, None, "audit", '"\\\\xff"'),
+        ("message", 200, 149, of_row["_xid"], "outbox", '"{\\"id\\": 1}"'),
+        ("message", 200, 159, of_row["_xid"], "outbox", '""'),
+        ("message", 299, 299, None, "audit", '"\\\\xff"'),
     ]
-    assert last == 10**15 + 1
+    assert last == 299
     assert [r["_commit_ts"] for r in rows] == [of_row["_commit_ts"], of_row["_commit_ts"], None]
     assert {(r["_table"], tuple(r["_unchanged"]), r["before"]) for r in rows} == {(None, (), None)}
-    after_first, _ = decoder.decode(
-        Messages.joined(sent), runs, lambda _oid, _position: None, Position(Lsn(200), 10**15 + 1)
-    )
-    assert after_first.column("_seq").to_pylist() == [10**15 + 2, 10**15 + 1]
+    after_first, _ = decoder.decode(Messages.joined(sent), runs, lambda _oid, _position: None, Position(Lsn(200), 149))
+    assert after_first.column("_seq").to_pylist() == [159, 299]
 
 
 # --- their place --------------------------------------------------------------------------------------------------
 
 
-def test_messages_follow_the_rows_of_their_commit_and_take_no_numbers_from_them() -> None:
-    what = fed(begin(200), message(110), RELATION, ROW, message(120), message(130, "other"), ROW, commit(200))
-    assert taken(what) == [(200, 1, 2), (200, 10**15 + 1, 2)]
+def test_messages_stand_between_the_rows_of_their_commit_and_change_no_numbers() -> None:
+    rows = [
+        recorded(100, ROW),
+        message(110),
+        recorded(110, ROW),
+        recorded(110, ROW),
+        message(140),
+        message(150, "other"),
+    ]
+    what = fed(begin(200), RELATION, *rows, recorded(150, ROW), commit(200))
+    changes = what.take()
+    assert changes is not None
+    decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]))
+    batch, last = decoder.decode(changes.messages, changes.runs, lambda _oid, _position: described(BY_KEY), NOTHING)
+    kinds = ["insert", "message", "insert", "insert", "message", "insert"]
+    assert batch.column("_change_type").to_pylist() == kinds
+    assert batch.column("_seq").to_pylist() == [100, 109, 110, 111, 139, 150]
+    assert last == 150
 
 
 def test_a_message_that_is_not_transactional_stands_right_before_where_its_record_ends() -> None:
     what = fed(message(200, transactional=False), begin(200), RELATION, ROW, commit(200))
     assert what.complete == Position(Lsn(200))
-    assert taken(what) == [(199, 10**15 + 1, 1), (200, 1, 1)]
+    assert taken(what) == [(199, 1), (200, 1)]
 
 
 def test_a_message_that_nobody_wants_moves_the_stream_on() -> None:
@@ -132,13 +145,13 @@ def test_a_part_that_was_rolled_back_beside_a_message_has_the_transaction_sent_a
         what.receive(stream_commit(9, 400))
     what.begin_session()
     fed(begin(400), message(110), commit(400), what=what)
-    assert taken(what) == [(400, 10**15 + 1, 1)]
+    assert taken(what) == [(400, 1)]
 
 
 def test_a_part_that_was_rolled_back_before_any_message_does_no_harm() -> None:
     block = (stream_start(9), in_stream(RELATION, 9), in_stream(ROW, 10), STREAM_STOP, stream_abort(9, 10))
     what = fed(*block, stream_start(9), in_stream(message(110), 9), STREAM_STOP, stream_commit(9, 400))
-    assert taken(what) == [(400, 10**15 + 1, 1)]
+    assert taken(what) == [(400, 1)]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,7 @@ def test_other_bytes_are_a_wire_error_and_nothing_else(data: bytes, streamed: bo
     with contextlib.suppress(WireError):
         changes = fed(*messages).take()
         if changes is not None:
-            decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]), len(HEADER))
+            decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]))
             batch, _ = decoder.decode(changes.messages, changes.runs, lambda _oid, _position: None, changes.after)
             batch.validate(full=True)
             assert batch.column("_change_type").to_pylist() == ["message"]

@@ -29,7 +29,7 @@ from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import Changes, TransactionAssembler
 from pg_cdc_source.protocol.tuples import tags_and_oids
-from pg_cdc_source.protocol.walsender import Keepalive
+from pg_cdc_source.protocol.walsender import Keepalive, read_starts
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 
@@ -69,16 +69,18 @@ Row = tuple[int, int, int | None]
 def rows_of(changes: Changes) -> tuple[list[Row], int]:
     """(LSN, number, id) of the rows that were not handed out before, and the last number; messages have no id."""
     _, tags, _ = tags_and_oids(changes.messages, len(HEADER))
+    records = read_starts(changes.messages)
     rows: list[Row] = []
     at = seq = 0
     for run in changes.runs:
-        seq = run.first_seq - 1
+        seq = run.after_seq
         for i in range(at, at + run.messages):
-            seq += 2 if tags[i] == pgoutput.UPDATE else 1
+            is_message = tags[i] == pgoutput.MESSAGE
+            # Those of one record count on from it.
+            seq = max(seq, int(records[i]) - is_message - 1) + (2 if tags[i] == pgoutput.UPDATE else 1)
             # Tag, oid, "N", number of columns, "t", length: the id is what comes behind.
             number = changes.messages.octets(i)[len(HEADER) + 13 :].split(b"t")[0]
             if Position(run.commit_lsn, seq) > changes.after:
-                is_message = tags[i] == pgoutput.MESSAGE
                 rows.append((int(run.commit_lsn), seq, None if is_message else int(number)))
         at += run.messages
     assert at == len(changes.messages)
@@ -192,7 +194,7 @@ def test_a_relation_that_changes_ends_what_was_collected_and_leaves_its_rows_the
     assert later is not None
     assert [c.relation(BY_KEY.oid).relation.columns[2].name for c in (changes, later)] == ["b", "c"]
     assert later.after == Position(Lsn(200), 1)
-    assert later.runs[0].first_seq == 2
+    assert later.runs[0].after_seq == 1
 
 
 def test_rows_of_a_relation_that_was_not_described_are_refused() -> None:
@@ -232,7 +234,7 @@ def test_a_commit_that_was_kept_in_part_comes_whole_and_only_its_rest_is_new() -
     what = assembler(chunk=2)
     messages = Transaction(200, 4).messages()
     (changes,) = given_by(what, iter(messages[:4]), unseen=False)
-    what.kept(changes, 2)
+    what.kept(changes, rows_of(changes)[1])
     what.begin_session()
     found = []
     for changes in given_by(what, iter(messages), unseen=True):

@@ -32,8 +32,9 @@ class Inserts(Transaction):
     def messages(self) -> list[bytes]:
         return [m.replace(RELATION, FULL_RELATION) for m in super().messages()]
 
-    def _change(self, i: int) -> bytes:
-        return Transaction._change(Transaction(self.lsn, 1), 0).replace(b"t\0\0\0\x010", b"t\0\0\0\x03%d" % self._id(i))
+    def _change(self, at: int, what: int | str) -> bytes:
+        assert isinstance(what, int)
+        return super()._change(at, 0).replace(b"t\0\0\0\x010", b"t\0\0\0\x03%d" % self._id(what))
 
     def _id(self, i: int) -> int:
         return 100 + (self.lsn // 100) * 20 + i
