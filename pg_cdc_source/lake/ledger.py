@@ -20,13 +20,17 @@ LEDGER_SCHEMA = pa.schema(
         pa.field("applied_at", pa.timestamp("us", tz="UTC")),
         pa.field("tables", pa.map_(pa.string(), pa.int64())),
         pa.field("set_aside", pa.map_(pa.string(), pa.string())),
+        pa.field("is_whole", pa.bool_()),
     ]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One batch: ``lsn`` is the greatest commit position that the tables have."""
+    """One batch: ``lsn`` is the greatest commit position that the tables have.
+
+    Where it is not ``is_whole``, the batch ends within that commit, and the tables are as of no point.
+    """
 
     query: str
     batch_id: int
@@ -35,6 +39,7 @@ class LedgerRow:
     applied_at: datetime
     tables: Mapping[str, int] = field(default_factory=dict)
     set_aside: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = True
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> LedgerRow:
@@ -59,7 +64,10 @@ class Ledger(Protocol):
         """Create it, if it is not there. ``template`` says where its tables are."""
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
-        """The newest row, of those up to ``lsn`` or of ``query`` if these are given; None where there is none."""
+        """The newest row that is whole, up to ``lsn`` if it is given; or the newest of ``query``, whole or not.
+
+        None where there is none.
+        """
 
     def append(self, row: LedgerRow) -> None:
         """Add a batch's row."""

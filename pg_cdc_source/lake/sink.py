@@ -77,7 +77,8 @@ class Sink:
         for outcome in outcomes:
             table = outcome["table"]
             if outcome["error"] is not None:
-                log.error("%s is set aside: %s", table, outcome["error"])
+                if set_aside.get(table) != outcome["error"]:
+                    log.error("%s is set aside: %s", table, outcome["error"])
                 set_aside[table] = outcome["error"]
             elif outcome["version"] is not None:
                 versions[table] = outcome["version"]
@@ -100,6 +101,7 @@ class Sink:
             datetime.now(timezone.utc),
             versions,
             set_aside,
+            not any(o["is_within"] for o in outcomes),
         )
 
 

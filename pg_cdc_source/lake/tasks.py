@@ -16,6 +16,7 @@ from pg_cdc_source.lake.bring import Mark, Work
 from pg_cdc_source.lake.parts import parts_of
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.offsets import ALL
 
 OUTCOME_SCHEMA = pa.schema(
     [
@@ -27,6 +28,7 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field("commit_ts", pa.timestamp("us", tz="UTC")),
         pa.field("through", pa.int64()),
         pa.field("staged", pa.string()),
+        pa.field("is_within", pa.bool_()),
     ]
 )
 
@@ -64,6 +66,7 @@ class Task(ABC):
             "lsn": max(row["_commit_lsn"] for row in rows),
             "commit_ts": max(times, default=None),
             "through": max(map(_through, rows)),
+            "is_within": any(row["_change_type"] == "position" and row["_seq"] != ALL for row in rows),
         }
         if table is None:
             return outcome
@@ -87,7 +90,8 @@ class Task(ABC):
         if batch.is_rewritten and not batch.comes_whole:
             raise SchemaChangedError(
                 f"{table} was rewritten, and the rows that the lake has are not those of PostgreSQL any more",
-                remedy="wait: the stream reads its rows again",
+                remedy="wait: the stream reads its rows again. On Spark 4.0 and 4.1 it does not where the query has "
+                "ended meanwhile: then pg-cdc resnapshot",
             )
         is_replaced = batch.comes_whole and not shape.keeps
         return Work(batch.layout, batch.fills, parts_of(batch, shape), is_replaced)

@@ -32,8 +32,7 @@ class DeltaRsLedger:
         rows = DeltaTable(self.path).to_pyarrow_table()
         if lsn is not None:
             rows = rows.filter(pc.less_equal(rows["lsn"], lsn))
-        if query is not None:
-            rows = rows.filter(pc.equal(rows["query"], query))
+        rows = rows.filter(rows["is_whole"] if query is None else pc.equal(rows["query"], query))
         if not rows.num_rows:
             return None
         (row,) = rows.sort_by([("applied_at", "descending"), ("batch_id", "descending")]).slice(0, 1).to_pylist()

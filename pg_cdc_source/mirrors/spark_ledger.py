@@ -36,8 +36,7 @@ class SparkLedger:
         rows = self._spark.table(self._name)
         if lsn is not None:
             rows = rows.where(F.col("lsn") <= lsn)
-        if query is not None:
-            rows = rows.where(F.col("query") == query)
+        rows = rows.where("is_whole" if query is None else F.col("query") == query)
         # Not collect(), whose times have lost their zone.
         found = rows.orderBy(F.desc("applied_at"), F.desc("batch_id")).limit(1).toArrow().to_pylist()
         return LedgerRow.of(found[0]) if found else None
