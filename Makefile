@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(shell find pg_cdc_source pyspark_pgcdc pyspark_pgsnapshot -name '*.py' -o -name '*.c' -o -name '*.java' -o -name py.typed) pyproject.toml setup.py README.md LICENSE
 
 .DELETE_ON_ERROR:
-.PHONY: demo bench test unit sanitized integration matrix lint clean python java
+.PHONY: demo bench test unit sanitized integration shop matrix lint clean python java
 
 demo: java $(VENV)/.demo
 	@$(BIN)/pg-cdc demo
@@ -57,6 +57,11 @@ $(VENV)/spark-classes.jsa: | java $(VENV)/.dev $(VENV)/.pyspark-compiled
 # Delta's and Iceberg's, from Maven Central; where they cannot be fetched, or are not made for the Spark, tests say so.
 $(VENV)/lake-jars: | $(VENV)/.dev
 	-$(BIN)/python integration/helpers/lake_jars.py
+
+# A mirror of a whole shop, whose processes are killed, is PostgreSQL's at 100 points; half an hour for each of FORMAT='delta iceberg'.
+shop: java $(VENV)/.dev $(VENV)/lake-jars
+	SHOP_FORMAT='$(or $(FORMAT),deltalake)' SHOP_POINTS='$(or $(POINTS),100)' SHOP_SEED='$(or $(SEED),1)' \
+	  $(BIN)/pytest -p no:cacheprovider -s integration/lake/test_shop.py
 
 # Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and the tables of docs/versions.md.
 matrix: java

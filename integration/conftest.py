@@ -24,6 +24,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
 LONGEST_FIRST = (
     *(
         "test_batches.py",
+        "test_shop.py",
         "test_catalogs.py",
         "test_crashes.py",
         "test_sparks.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg2
 from databases import connect
 from watch import wait_until
@@ -70,6 +72,15 @@ class RestartableServer:
         self._run([str(pg_ctl), "-D", str(self.data), "-m", mode, "-t", "20", "stop"]).wait()
         if self._own is not None:
             self._own.wait(20)
+
+    def kill(self) -> None:
+        """Kill all of its processes at once; it was started by :meth:`start`."""
+        assert self._own is not None
+        main = psutil.Process(self._own.pid)
+        for process in (main, *main.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._own.wait(20)
 
     def start(self) -> None:
         self._own = self._run(self.command)

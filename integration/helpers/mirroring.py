@@ -1,7 +1,11 @@
-"""A Spark driver that mirrors tables until it is killed: python mirroring.py DIRECTORY URL [FORMAT]."""
+"""A Spark driver that mirrors tables until it is killed: python mirroring.py DIRECTORY URL [FORMAT [MASTER [ROWS]]].
+
+ROWS is the limit of a batch. The file ``batches`` in the directory gets a line of JSON for each batch.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import lake_jars
 
 from pg_cdc_source import mirror
 from pg_cdc_source.demo.local_spark import start_session
+from pg_cdc_source.lake.ledger import LedgerRow
 
 
 def arguments(directory: Path, url: str, format: str) -> dict[str, Any]:
@@ -26,8 +31,24 @@ def arguments(directory: Path, url: str, format: str) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    directory, url, format = Path(sys.argv[1]), sys.argv[2], (sys.argv[3:] or ["deltalake"])[0]
+def note(directory: Path, row: LedgerRow) -> None:
+    """Write a line for a batch."""
+    said = {
+        "batch": row.batch_id,
+        "lsn": row.lsn,
+        "tables": [*row.tables],
+        "set_aside": dict(row.set_aside),
+    }
+    with (directory / "batches").open("a") as file:
+        file.write(json.dumps(said) + "\n")
+
+
+def main(directory: Path, url: str, format: str = "deltalake", master: str = "local[2]", rows: str = "2000") -> None:
     conf = {} if format == "deltalake" else lake_jars.conf(directory / "warehouse")
-    spark = start_session("local[2]", conf, directory)
-    mirror(spark, **arguments(directory, url, format)).awaitTermination()
+    spark = start_session(master, conf, directory)
+    given = {**arguments(directory, url, format), "maxRowsPerBatch": int(rows)}
+    mirror(spark, **given, on_batch=lambda batch: note(directory, batch.row)).awaitTermination()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

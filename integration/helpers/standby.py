@@ -68,7 +68,7 @@ def standby_of(primary: str, settings: Mapping[str, str]) -> Iterator[Standby]:
     owner = server.data.stat()
     for path in (data, *data.rglob("*")):
         os.chown(path, owner.st_uid, owner.st_gid)
-    port = str(_free_port())
+    port = str(free_port())
     command = [*server.command, "-c", f"port={port}"]
     command[command.index("-D") + 1] = str(data)
     with contextlib.closing(Standby(make_dsn(**{**parse_dsn(primary), "port": port}), data, command)) as standby:
@@ -89,7 +89,8 @@ def _leave_out(directory: str, names: list[str]) -> list[str]:
     return [name for name in names if name.startswith(("postmaster.", "pg_internal.init", "pgsql_tmp"))]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

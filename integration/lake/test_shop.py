@@ -1,0 +1,218 @@
+"""A whole shop under load and DDL, while drivers, executors and the server are killed: every point is PostgreSQL's.
+
+At points of the ledger the lake has what a server has that replays the WAL up to that LSN. A small one runs with the
+other tests; ``make shop FORMAT=iceberg`` runs the whole: SHOP_FORMAT, SHOP_POINTS and SHOP_SEED say what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lake_jars
+import pyarrow as pa
+import pytest
+from databases import connect
+from deltalake import DeltaTable
+from driving import drop_slots, run
+from losses import RestartableServer
+from mirroring import arguments
+from past import past_of
+from pyspark.sql import DataFrame, SparkSession
+from servers import second_server
+from sessions import SparkSessions
+from shop_drivers import HOWS, Drivers
+from shop_judge import Judge
+from shop_load import Load
+from shop_tables import FEW, TABLES
+
+from pg_cdc_source import mirror_at
+from pg_cdc_source.lake.ledger import LedgerRow
+from pg_cdc_source.mirrors.query import Format, ledger_at
+
+FORMATS = os.environ.get("SHOP_FORMAT", "deltalake").split()
+POINTS = int(os.environ.get("SHOP_POINTS", "6"))
+SEED = int(os.environ.get("SHOP_SEED", "1"))
+IS_WHOLE = POINTS >= 50
+
+SERVER = {"wal_keep_size": "8GB", "checkpoint_timeout": "30s"}
+# Why a table may stand aside for a while; the operator has its rows come again where this does not come by itself.
+REASONS = (
+    "was rewritten, and",
+    "its first rows were read again after a crash",
+    "got another key under REPLICA IDENTITY FULL",
+    "was called",
+    "rows changed their keys while the table or its key changed",
+    "columns have changed their names among each other",
+    "the type of column",
+    "was changed right behind the rows that came anew",
+)
+KEYLESS = "public.log"
+
+
+@pytest.fixture
+def server() -> Iterator[RestartableServer]:
+    with second_server(SERVER) as url, contextlib.closing(RestartableServer(url)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_point_of_the_ledger_is_one_of_postgresql(
+    format: Format, server: RestartableServer, tmp_path: Path, spark_sessions: SparkSessions
+) -> None:
+    if format != "deltalake" and (why := lake_jars.lacking(format)):
+        pytest.skip(why)
+    with connect(server.url) as pg:
+        if pg.server_version < 140000:
+            pytest.skip("PostgreSQL 14 has messages, by which an operator asks for rows")
+    tables = TABLES if IS_WHOLE else FEW
+    drivers = Drivers(tmp_path, server, format, "local-cluster[2,1,1024]" if IS_WHOLE else "local[2]", SEED)
+    load = Load(server.url, SEED, tables, lambda: drivers.lsn)
+    load.create()
+    rng = random.Random(f"{SEED} how")
+    with past_of(server) as past, contextlib.closing(drivers):
+        with load.at_work() as failures:
+            drivers.live_and_die("driver")
+            # A table that is truncated or altered before it was read ends the query.
+            drivers.live_until(lambda: failures or len(drivers.tables) > len(tables), 900)
+            load.may_alter.set()
+            enough = len(drivers.batches) + POINTS
+            for how in _hows(rng):
+                if failures or len(drivers.batches) > enough:
+                    break
+                drivers.live_and_die(how)
+            drivers.live_until(lambda: failures or len(drivers.batches) > enough, 900)
+        print(f"load {load.done}")
+        load.end()
+        end = Operator(server.url, drivers).until_all_are_there()
+        drivers.close()
+        # So that the WAL has something behind the last point.
+        with connect(server.url) as pg:
+            run(pg, "SELECT pg_switch_wal()")
+            drop_slots(pg)
+        # Jars and a warehouse are of no use to other tests.
+        spark_sessions.end_jvm()
+        spark = spark_sessions.get(**({} if format == "deltalake" else lake_jars.conf(tmp_path / "warehouse")))
+        try:
+            ledger = arguments(tmp_path, server.url, format)["target"].format(table="_pgcdc")
+            shop = Shop(spark, format, ledger, load.alterations.gone)
+            shop.expect_ledger()
+            for row in shop.points(POINTS, end):
+                with past.at(row.lsn) as session:
+                    shop.compare(session, row)
+            shop.compare_last(server.url)
+
+        finally:
+            spark_sessions.end_jvm()
+    print(f"{format}: {len(shop.rows)} batches, killed {drivers.kills}, ended {len(drivers.ends)}")
+    print(f"{shop.judge.compared} tables with {shop.judge.rows} rows; passed over {shop.judge.passed_over}")
+    print("\n---\n".join(Counter(end[-700:] for end in drivers.ends)))
+    print("\n".join(shop.judge.differences[:20]))
+    assert not shop.judge.differences, "\n".join(shop.judge.differences[:20])
+
+
+def _hows(rng: random.Random) -> list[str]:
+    return [*HOWS, *(rng.choice(HOWS) for _ in range(POINTS))] if IS_WHOLE else ["worker", "server"]
+
+
+class Operator:
+    """Does what the ledger says of tables that are set aside."""
+
+    def __init__(self, url: str, drivers: Drivers) -> None:
+        self._url = url
+        self._drivers = drivers
+        self._asked: dict[str, str] = {}
+
+    def until_all_are_there(self) -> int:
+        """Wait until the lake has all that was committed; the LSN of that."""
+        with connect(self._url) as pg:
+            ((lsn,),) = run(pg, "SELECT pg_current_wal_insert_lsn() - '0/0'")
+            run(pg, "INSERT INTO marks VALUES (1)")
+
+            def are_there() -> bool:
+                said = self._drivers.batches[-1:]
+                if not said or said[0]["lsn"] < lsn:
+                    return False
+                self._ask(pg, said[0]["set_aside"])
+                guests = run(pg, "SELECT 'public.' || relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^guest'")
+                lacking = {name for (name,) in guests} - self._drivers.tables
+                return set(said[0]["set_aside"]) == {KEYLESS} and not lacking
+
+            self._drivers.live_until(are_there, 600)
+        return int(lsn)
+
+    def _ask(self, pg: Any, set_aside: dict[str, str]) -> None:
+        for table, why in set_aside.items():
+            if table != KEYLESS and "pg-cdc resnapshot" in why and self._asked.get(table) != why:
+                self._asked[table] = why
+                run(pg, f"""SELECT pg_logical_emit_message(true, 'pgcdc', '{json.dumps({"snapshot": [table]})}')""")
+
+
+class Shop:
+    """The shop in the lake."""
+
+    def __init__(self, spark: SparkSession, format: Format, ledger: str, gone: set[str]) -> None:
+        self.judge = Judge()
+        self._spark = spark
+        self._format = format
+        self._ledger = ledger
+        self._gone = gone
+        self._known: dict[tuple[str, int], pa.Table] = {}
+        if format == "deltalake":
+            found = DeltaTable(ledger).to_pyarrow_table()
+        else:
+            found = spark.table(f"delta.`{ledger}`" if format == "delta" else ledger).toArrow()
+        self.rows = [LedgerRow.of(row) for row in found.sort_by("batch_id").to_pylist()]
+
+    def expect_ledger(self) -> None:
+        """Each batch is there once, and tables stand aside only where they have to."""
+        assert len({row.query for row in self.rows}) == 1
+        assert [row.batch_id for row in self.rows] == list(range(len(self.rows)))
+        assert [row.lsn for row in self.rows] == sorted(row.lsn for row in self.rows)
+        reasons = {(table, why) for row in self.rows for table, why in row.set_aside.items()}
+        for table, why in sorted(reasons):
+            print(f"{table}: {why}")
+        strange = [one for one in reasons if one[0] != KEYLESS and not any(reason in one[1] for reason in REASONS)]
+        assert not strange, strange
+
+    def points(self, count: int, end: int) -> list[LedgerRow]:
+        """Rows of the ledger, in order: some, and the last one; the newest of each LSN, which mirror_at() knows."""
+        whole = [row for row in self.rows if row.is_whole]
+        newest = list({row.lsn: row for row in whole}.values())
+        assert newest[-1].lsn >= end
+        print(f"{len(whole)} rows are whole, of {len(newest)} LSNs")
+        step = max(1, len(newest) // count)
+        return [*newest[:-1][::step][: count - 1], newest[-1]]
+
+    def compare(self, session: Any, row: LedgerRow) -> None:
+        assert ledger_at(self._spark, self._ledger, self._format).last(row.lsn) == row
+        tables = mirror_at(self._spark, self._ledger, row.lsn, format=self._format)
+        # Those that stand aside are not in the lake; new ones may still be to come.
+        absent = set(row.set_aside) | {name for name in _names(session) if name not in row.tables}
+        reads = {name: self._reading(name, row.tables[name], found) for name, found in tables.items()}
+        self.judge.compare(session, f"batch {row.batch_id} at {row.lsn}", reads, self._gone, absent)
+
+    def compare_last(self, url: str) -> None:
+        """Where nothing was committed since: the server itself, and every table is there."""
+        tables = mirror_at(self._spark, self._ledger, format=self._format)
+        reads = {name: self._reading(name, self.rows[-1].tables[name], found) for name, found in tables.items()}
+        with connect(url) as session:
+            self.judge.compare(session, "at the end", reads, self._gone, {KEYLESS})
+
+    def _reading(self, name: str, version: int, found: DataFrame) -> Callable[[], pa.Table]:
+        def read() -> pa.Table:
+            if (name, version) not in self._known:
+                self._known[name, version] = found.toArrow()
+            return self._known[name, version]
+
+        return read
+
+
+def _names(session: Any) -> list[str]:
+    return [name for (name,) in run(session, "SELECT 'public.' || quote_ident(relname) FROM pg_class")]
