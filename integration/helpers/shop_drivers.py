@@ -72,7 +72,7 @@ class Drivers:
             if self._process is not None and self._process.poll() is not None:
                 anew += 1
                 self.ends.append((self._directory / "driver.log").read_text()[-3000:])
-                assert anew < 6, self.ends[-1]
+                assert anew < 10, self.ends[-1]
                 self._process = None
             if self._process is None:
                 self._start()

@@ -77,7 +77,7 @@ class Load:
 
     def at_work(self) -> AbstractContextManager[list[BaseException]]:
         """All sessions are at work, as ``threads.at_work`` has it."""
-        works = [(self._write, 1), (self._write, 1), (self._hold, 6), (self._alter, 10)]
+        works = [(self._write, 1), (self._write, 1), (self._hold, 6), (self._alter, 40)]
         return at_work(
             *(
                 partial(self._repeat, work, times * _PAUSE_SECONDS, random.Random(f"{self._seed} {i}"))
