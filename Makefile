@@ -12,8 +12,8 @@ MARKS ?= not debian
 PYSPARK ?=
 SPARKS ?= 4.0.4 4.1.4 4.2.1 4.3.0
 
-# Test files run in this many processes, each with a PostgreSQL and a Spark of its own; one after the other on a server
-# that runs already. One more than there are cores, because tests wait for servers, too.
+# Tests run in this many processes, each of integration's with a PostgreSQL and a Spark of its own; one after the other on
+# a server that runs already. One more than there are cores, because tests wait for servers, too.
 JOBS ?= $(if $(PG_CDC_TEST_URL),0,$(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)'))
 
 VENV := .venv$(if $(PYSPARK),-$(PYSPARK))
@@ -29,8 +29,9 @@ demo: java $(VENV)/.demo
 
 test: java unit integration
 
+# By tests, not by files: one file has half of the work.
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n $(JOBS) --dist loadfile tests
+	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
 
 # The accelerator's tests with the address and undefined-behaviour sanitizers: a byte read or written outside of a
 # buffer ends the run.

@@ -33,7 +33,8 @@ LONGEST_FIRST = (
         "test_oracle.py",
         "test_schema.py",
     ),
-    *("test_keeper.py", "test_consistency.py", "test_documents.py"),
+    *("test_consistency.py", "test_mirror.py", "test_stream_values.py", "test_pgbench.py", "test_seen.py"),
+    *("test_keeper.py", "test_memory.py", "test_documents.py"),
 )
 
 
