@@ -96,3 +96,16 @@ def last_of_each(changes: Iterable[Noted], first: Iterable[Values]) -> Iterator[
         if change.new is not None:
             last[change.new["id"]] = (change.new, None)
     yield from last.values()
+
+
+def log(changes: Iterable[Noted], names: Iterable[str]) -> Iterator[tuple[int, str, Values]]:
+    """The rows of a log: the commit, the kind and the values of each."""
+    nothing: Values = dict.fromkeys(names)
+    for change in changes:
+        old, new, kind = change.old, change.new, change.kind
+        if old is not None and (new is None or new["id"] != old["id"]):
+            # PostgreSQL sends another key as two changes.
+            kind = "insert"
+            yield change.lsn, "delete", {**nothing, "id": old["id"]}
+        if new is not None or change.kind == "truncate":
+            yield change.lsn, kind, new or nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,13 @@ class Lake(ABC):
         rows: list[dict[str, Any]] = found.rename_columns(names).to_pylist()
         return rows
 
-    def rows(self, table: str, version: int | None = None) -> Rows:
-        """PostgreSQL's present rows of a table, every value as text; columns in the order of their names."""
-        return rows_of_arrow(present_rows(self._read(table, version), self.shapes[f"public.{table}"]))
+    def rows(self, table: str, version: int | None = None, names: Sequence[str] | None = None) -> Rows:
+        """PostgreSQL's present rows of a table, every value as text; columns in the order of their names.
+
+        ``names`` are PostgreSQL's columns, where the lake has others as well.
+        """
+        found = present_rows(self._read(table, version), self.shapes[f"public.{table}"])
+        return rows_of_arrow(found if names is None or not {*names} <= {*found.column_names} else found.select(names))
 
     @abstractmethod
     def _read(self, table: str, version: int | None) -> pa.Table:
@@ -187,7 +191,33 @@ def present_rows(found: pa.Table, shape: Shape) -> pa.Table:
     """PostgreSQL's present rows, by what a table of this shape keeps."""
     if shape.is_soft:
         found = found.filter(pc.invert(found[shape.deleted]))
+    if shape.has_versions:
+        found = found.filter(pc.is_null(found["_valid_to"]))
+    if shape.is_log:
+        found = pa.Table.from_pylist(_replayed(found), found.schema)
     return found.drop_columns(list(shape.columns))
+
+
+_RENAMED = {"v": "w"}
+
+
+def _replayed(log: pa.Table) -> list[dict[str, Any]]:
+    """The rows that are there at the end of a log."""
+    rows: dict[Any, dict[str, Any]] = {}
+    before: dict[str, Any] = {}  # the row that the last change has removed
+    for row in log.sort_by([("_commit_lsn", "ascending"), ("_seq", "ascending")]).to_pylist():
+        kind = row["_change_type"]
+        if kind == "truncate":
+            rows.clear()
+        elif kind == "delete":
+            # Somebody else may have added a row of the log again.
+            before = rows.pop(row["id"], before)
+        else:
+            was = rows.get(row["id"], before)
+            # Names are those of their time.
+            names = [name if name in row else _RENAMED[name] for name in row["_unchanged"]]
+            rows[row["id"]] = row | {name: was[name] for name in names}
+    return list(rows.values())
 
 
 def rows_of_arrow(found: pa.Table) -> Rows:

@@ -47,11 +47,15 @@ def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, lake_of: LakeOf
     with driving(pg, db, monkeypatch) as drive:
 
         def begin(
-            *statements: str, mode: str | Mapping[str, str] = "merge", deletes: str = "hard", **options: str
+            *statements: str,
+            mode: str | Mapping[str, str] = "merge",
+            deletes: str = "hard",
+            changes: str = "evolve",
+            **options: str,
         ) -> Lake:
             run(pg, *statements)
             driver: Driver = drive(tables="public.*", envelope="arrow", onSchemaChange="emit", **options)
-            lake = lake_of(driver, Shapes.of(mode, deletes, format))
+            lake = lake_of(driver, Shapes.of(mode, deletes, format, changes))
             names = [s.split()[2] for s in statements if s.startswith("CREATE TABLE")]
             wait_until(is_same(lake, pg, *names))
             return lake

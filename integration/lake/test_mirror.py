@@ -27,6 +27,7 @@ from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source import mirror, mirror_at
+from pg_cdc_source.errors import OptionError
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 
 SHOP = (
@@ -143,13 +144,19 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(db: str, pg: Session, tmp_
     drop_slots(pg)
 
 
-def test_the_command_takes_what_is_there(db: str, pg: Session, tmp_path: Path) -> None:
+def test_the_command_takes_what_is_there(spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> None:
     run(pg, *SHOP)
     command = [COMMAND, "mirror", db, "--tables", "public.*", "--slot", "s", "--target", f"{tmp_path}/{{table}}"]
     command += ["--checkpoint", f"{tmp_path}/checkpoint", "--once"]
+    command += ["--mode", "append", "--mode", "public.items=history", "--on-schema-change", "additive"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert "public.items" in result.stdout
     for table in ("customers", "items"):
         assert sum(rows_of_lake(f"{tmp_path}/{table}").values()) == sum(rows_of(pg, table).values())
+    given: dict[str, Any] = {"url": db, "tables": "public.*", "slot": "s", "target": f"{tmp_path}/{{table}}"}
+    with pytest.raises(OptionError, match="items was written with the mode history, and cannot go on with append"):
+        mirror(spark, **given, checkpoint=f"{tmp_path}/checkpoint", mode="append")
+    with pytest.raises(OptionError, match="customers was written with the mode append, and cannot go on with merge"):
+        mirror(spark, **given, checkpoint=f"{tmp_path}/checkpoint", mode={"public.items": "history"})
     drop_slots(pg)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from audit import TRIGGERS, Noted, last_of_each, noted
+from audit import TRIGGERS, Noted, last_of_each, log, noted, versions
 from driving import run
 from lake import Begin, Lake, rows_of
 from psycopg2.extensions import connection as Session
@@ -73,7 +73,9 @@ def breaking(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object
 
 def wait_for(lake: Lake, pg: Session, step: Callable[[], object]) -> None:
     """Run batches until the table has PostgreSQL's rows."""
-    wait_until(lambda: [step(), lake.rows("t") == rows_of(pg, "t")][1])
+    of_table = "attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped"
+    ((names,),) = run(pg, f"SELECT array_agg(attname::text) FROM pg_attribute WHERE {of_table}")
+    wait_until(lambda: [step(), lake.rows("t", names=names) == rows_of(pg, "t")][1])
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
@@ -87,8 +89,27 @@ def deleted(changes: list[Noted], first: list[dict[str, Any]], lsn: int) -> Iter
         yield {**values, "_deleted": gone is not None, "_deleted_lsn": gone}
 
 
+def stated(changes: list[Noted], first: list[dict[str, Any]], lsn: int) -> Iterable[dict[str, Any]]:
+    for version in versions(changes, first, lsn):
+        yield {**version.values, "_valid_from": version.begin, "_valid_to": version.end}
+
+
+def logged(changes: list[Noted], first: list[dict[str, Any]], lsn: int) -> Iterable[dict[str, Any]]:
+    for values in first:
+        yield {**values, "_change_type": "snapshot", "_commit_lsn": lsn}
+    for commit, kind, new in log(changes, ("id", "n", "v")):
+        yield {**new, "_change_type": kind, "_commit_lsn": commit}
+
+
+MODES = {
+    "soft": ("merge", "soft", deleted),
+    "append": ("append", "hard", logged),
+    "history": ("history", "hard", stated),
+}
+
+
 @pytest.mark.corner
-@pytest.mark.parametrize(("mode", "deletes", "expected"), [("merge", "soft", deleted)], ids=["soft"])
+@pytest.mark.parametrize(("mode", "deletes", "expected"), MODES.values(), ids=MODES.keys())
 def test_tables_have_what_triggers_have_seen(
     mode: str, deletes: str, expected: Expected, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,26 +122,53 @@ def test_tables_have_what_triggers_have_seen(
     for scene in SCENES:
         run(pg, *scene)
         wait_for(lake, pg, step)
-    wanted = expected(noted(pg, lake.driver.rows), rows, first.lsn)
-    assert sorted(map(shown, lake.found("t"))) == sorted(map(shown, wanted))
+    wanted = list(expected(noted(pg, lake.driver.rows), rows, first.lsn))
+    found = lake.found("t")
+    if mode == "history":
+        assert all((row["_valid_to_ts"] is None) == (row["_valid_to"] is None) for row in found)
+    if mode == "append":
+        found.sort(key=lambda row: (row["_commit_lsn"], row["_seq"], row["id"] or 0))
+        _require_places(found)
+        for row, of_trigger in zip(found, wanted, strict=True):
+            for name in row["_unchanged"]:
+                assert row[name] is None
+                row[name] = of_trigger[name]
+        assert any(row["_unchanged"] for row in found)
+    assert sorted(shown(row, wanted[0]) for row in found) == sorted(shown(row, wanted[0]) for row in wanted)
 
 
-def shown(row: dict[str, Any]) -> str:
-    return json.dumps({name: row[name] for name in sorted(row)}, default=str)
+def _require_places(found: list[dict[str, Any]]) -> None:
+    """Each row of a log says of which change it is."""
+    changes = [row for row in found if row["_change_type"] != "snapshot"]
+    assert len({(row["_commit_lsn"], row["_seq"]) for row in changes}) == len(changes)
+    assert all(row["_xid"] and row["_commit_ts"] for row in changes)
+
+
+def shown(row: dict[str, Any], names: Iterable[str]) -> str:
+    return json.dumps({name: row[name] for name in sorted(names)}, default=str)
 
 
 @pytest.mark.corner
-@pytest.mark.parametrize(("mode", "deletes"), [("merge", "soft")], ids=["soft"])
-def test_rows_come_again_and_columns_change(mode: str, deletes: str, pg: Session, begin: Begin) -> None:
+@pytest.mark.parametrize(("mode", "deletes", "expected"), MODES.values(), ids=MODES.keys())
+def test_columns_change_and_rows_come_again(
+    mode: str, deletes: str, expected: Expected, pg: Session, begin: Begin
+) -> None:
     lake = begin(*FIRST, mode=mode, deletes=deletes)
+    # A log has no values that rows got without a change.
+    filled = "ADD f text NOT NULL DEFAULT 'f'" if mode != "append" else "ADD f text"
+    again = "n" if deletes == "soft" else "k"
     for scene in (
         ("ALTER TABLE t ADD m int", "UPDATE t SET m = 1 WHERE id = 1", "DELETE FROM t WHERE id = 2"),
-        ("ALTER TABLE t RENAME v TO w", "ALTER TABLE t ADD f text NOT NULL DEFAULT 'f'", "INSERT INTO t VALUES (9, 9)"),
-        ("ALTER TABLE t DROP n", "UPDATE t SET m = 2, id = 10 WHERE id = 1"),
-    ):
+        ("ALTER TABLE t RENAME v TO w", f"ALTER TABLE t {filled}", "INSERT INTO t VALUES (9, 9)"),
+        ("UPDATE t SET n = 6 WHERE id = 9", "ALTER TABLE t DROP n", "UPDATE t SET m = 2, id = 10 WHERE id = 1",
+         f"ALTER TABLE t ADD {again} int", f"UPDATE t SET {again} = 7 WHERE id = 9"),
+    ):  # fmt: skip
         run(pg, *scene)
         wait_for(lake, pg, lake.step)
-    before = {row["id"]: row for row in lake.found("t")}
+    before = lake.found("t")
+    if mode == "append":
+        rows = sorted((row["_commit_lsn"], row["n"], row["k"]) for row in before if row["id"] == 9)
+        assert [row[1:] for row in rows] == [(9, None), (6, None), (None, 7)]
     if pg.server_version < 140000:
         return
     lake.write_as_somebody_else("t")
@@ -128,11 +176,40 @@ def test_rows_come_again_and_columns_change(mode: str, deletes: str, pg: Session
     wait_until(lambda: lake.step() is not None and "changed by somebody else" in str(lake.ledger.last()))
     run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.t"]}')""")
     wait_for(lake, pg, lake.step)
-    after = {row["id"]: row for row in lake.found("t")}
+    after = lake.found("t")
     if deletes == "soft":
-        assert after[3] == before[3] | {"_deleted": True, "_deleted_lsn": after[3]["_deleted_lsn"]}
-        assert after[2] == before[2]
-        assert before[2]["_deleted_lsn"] < after[3]["_deleted_lsn"]
+        ((row, was), (gone, gone_before)) = ([of(rows, i) for rows in (after, before)] for i in (3, 2))
+        assert row == was | {"_deleted": True, "_deleted_lsn": row["_deleted_lsn"]}
+        assert gone == gone_before
+        assert gone["_deleted_lsn"] < row["_deleted_lsn"]
+    if mode == "history":
+        assert all((row["_valid_to_ts"] is None) == (row["_valid_to"] is None) for row in before)
+        # Somebody else has added one of the rows again.
+        states = {(row["_valid_from"], row["n"], row["k"]) for row in after if row["id"] == 9}
+        assert [state[1:] for state in sorted(states)] == [(9, None), (6, None), (None, 7), (None, 7)]
+        opened = {row["_valid_from"] for row in after if row["_valid_to"] is None}
+        assert len(opened) == 1
+        assert {row["_valid_to"] for row in after if row["id"] == 3} == {*opened}
+    if mode == "append":
+        done = max(row["_commit_lsn"] for row in before)
+        kinds = Counter(row["_change_type"] for row in after if row["_commit_lsn"] > done)
+        assert kinds == {"truncate": 1, "snapshot": 3}
+
+
+def of(rows: list[dict[str, Any]], key: int) -> dict[str, Any]:
+    (row,) = (row for row in rows if row["id"] == key)
+    return row
+
+
+def test_columns_are_added_and_nothing_else(pg: Session, begin: Begin) -> None:
+    lake = begin(*FIRST, changes="additive")
+    run(pg, "ALTER TABLE t ADD m int DEFAULT 5", "ALTER TABLE t DROP n", "UPDATE t SET v = 'x' WHERE id = 1",
+        "TRUNCATE t", "INSERT INTO t VALUES (7, 'seven', 7)", "INSERT INTO t VALUES (8, 'eight', 8)")  # fmt: skip
+    wait_for(lake, pg, lake.step)
+    assert {row["n"] for row in lake.found("t")} == {None}
+    run(pg, "ALTER TABLE t RENAME v TO w", "UPDATE t SET w = 'y' WHERE id = 7")
+    wait_until(lambda: lake.step() is not None and "v is called w" in str(lake.ledger.last()))
+    assert {"m", "n", "v"} <= lake.found("t")[0].keys()
 
 
 def test_a_table_does_not_become_one_of_another_mode(pg: Session, begin: Begin) -> None:
@@ -140,9 +217,3 @@ def test_a_table_does_not_become_one_of_another_mode(pg: Session, begin: Begin) 
     lake.begin_as(Shapes())
     run(pg, "DELETE FROM t")
     wait_until(lambda: lake.step() is not None and "merge, soft deletes, and cannot go on" in str(lake.ledger.last()))
-
-
-def test_a_table_that_has_a_column_of_the_mirrors_own_is_set_aside(pg: Session, begin: Begin) -> None:
-    lake = begin(*FIRST, deletes="soft")
-    run(pg, "ALTER TABLE t ADD _deleted_lsn int", "UPDATE t SET n = 1")
-    wait_until(lambda: lake.step() is not None and "which the mirror itself adds" in str(lake.ledger.last()))

@@ -46,11 +46,14 @@ def mirror(
         list[str] | None,
         typer.Option(
             metavar="[TABLE=]MODE",
-            help="What the tables keep: merge. With a table's name, what that one keeps. May be repeated.",
+            help="What the tables keep: merge, append or history. With a name, that table. May be repeated.",
             show_default="merge",
         ),
     ] = None,
     deletes: Annotated[str, typer.Option(help="What becomes of deleted rows with merge: hard or soft.")] = "hard",
+    on_schema_change: Annotated[
+        str, typer.Option(help="Which changes of columns are taken over: evolve (all), additive or fail.")
+    ] = "evolve",
     once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
     option: Annotated[
         list[str] | None,
@@ -83,6 +86,7 @@ def mirror(
             format=format,  # type: ignore[arg-type]
             mode=_modes(mode or []),
             deletes=deletes,  # type: ignore[arg-type]
+            onSchemaChange=on_schema_change,  # type: ignore[arg-type]
             once=once,
             on_batch=batches.put,
             **given,

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.lake.columns import MirroredColumn, MirroredLayout, read_layout
+from pg_cdc_source.lake.columns import MirroredColumn, MirroredLayout, read_layout, with_dropped
 from pg_cdc_source.lake.shape import REPLACED, Shape
-from pg_cdc_source.protocol.layout import UNCHANGED_TYPE
+from pg_cdc_source.protocol.layout import CHANGE_FIELDS, UNCHANGED_TYPE
 from pg_cdc_source.protocol.packed import CHANGES, read_run
 from pg_cdc_source.values.arrow import from_numpy, from_texts, to_numpy
 
@@ -30,15 +30,10 @@ FILE = "file"
 # And of such rows that the lake cannot have: ``after`` says why.
 REFUSED = "refused"
 # The change columns of a segment's rows. No column of PostgreSQL can have such a name: they are longer than 63 bytes.
-KIND, LSN, SEQ, UNCHANGED = CHANGE_NAMES = tuple(
-    name.ljust(64, "_") for name in ("_change_type", "_commit_lsn", "_seq", "_unchanged")
-)
-_CHANGE_FIELDS = [
-    pa.field(KIND, pa.string()),
-    pa.field(LSN, pa.int64()),
-    pa.field(SEQ, pa.int64()),
-    pa.field(UNCHANGED, UNCHANGED_TYPE),
-]
+CHANGE_NAMES = {field.name: field.name.ljust(64, "_") for field in CHANGE_FIELDS}
+KIND, LSN, SEQ, COMMIT_TS, XID, UNCHANGED = CHANGE_NAMES.values()
+# What a merge has no use for.
+_OF_COMMITS = ("_commit_ts", "_xid")
 _RESNAPSHOT = "have its rows come again: pg-cdc resnapshot"
 # Of a row in the stream: its ``_commit_lsn`` and ``_seq``.
 Place = tuple[int, int]
@@ -50,7 +45,8 @@ END: Place = (2**63 - 1, 0)
 class Segment:
     """Rows that are told apart by one ``key``, in the order of the stream, in the table's last layout.
 
-    ``rows`` has the table's columns, then ``CHANGE_NAMES``. ``is_emptied``: the table is emptied first.
+    ``rows`` has the table's columns, then those of ``CHANGE_NAMES``; without ``COMMIT_TS`` and ``XID`` in a merge.
+    ``is_emptied``: the table is emptied first.
     """
 
     key: tuple[str, ...]
@@ -59,7 +55,7 @@ class Segment:
 
     def between(self, begin: Place, end: Place = END) -> Segment:
         """Return it with the rows behind one position and before another."""
-        lsn, seq = _numbers(self.rows[LSN]), _numbers(self.rows[SEQ])
+        lsn, seq = numbers_of(self.rows[LSN]), numbers_of(self.rows[SEQ])
         wanted = (lsn > begin[0]) | ((lsn == begin[0]) & (seq > begin[1]))
         wanted &= (lsn < end[0]) | ((lsn == end[0]) & (seq < end[1]))
         rows = self.rows if wanted.all() else self.rows.filter(from_numpy(wanted))
@@ -81,6 +77,7 @@ class TableBatch:
     is_rewritten: bool = False  # what came before has other values now, and the batch does not have these
     is_emptied: bool = False  # before its files, or where it has no rows behind
     truncates: list[Mapping[str, Any]] = field(default_factory=list)
+    shape: Shape = REPLACED
 
     @property
     def comes_whole(self) -> bool:
@@ -107,15 +104,17 @@ class TableBatch:
         keeps = shape.keeps and not stands_still
         if not keeps:
             truncates, files = truncates[-1:], [row for row in files if place_of(row) > emptied]
-        batch = cls(table, layout, [], files, truncates=truncates)
+        batch = cls(table, layout, [], files, truncates=truncates, shape=shape)
         for row in ordered:
             if row["_change_type"] == "schema":
                 batch._note(
                     json.loads(row["after"]), read_layout(row["layout"]).identity, is_void=place_of(row) <= begin
                 )
         if layout is not None:
-            batch._require_names(layout, shape)
+            batch._require_names(layout)
             batch._require_fitting_files(layout)
+            if shape.keeps_values_of_dropped:
+                batch.layout = layout = with_dropped(layout, layouts)
             runs = (row for row in ordered if row["_change_type"] == CHANGES)
             batch._read(layout, runs, BEGINNING if keeps else begin)
         if truncates and not shape.keeps:
@@ -126,15 +125,19 @@ class TableBatch:
         for change in said["changes"]:
             kind, attnum = change["change"], change["attnum"]
             if kind == "added" and attnum is not None:
-                self.fills[attnum] = change["fill"]
+                if not self.shape.is_log:
+                    self.fills[attnum] = change["fill"]
             elif kind == "rewritten" and not is_void:
-                self.is_rewritten = True
+                # What a log says of rows was so when they were written.
+                self.is_rewritten = not self.shape.is_log
             elif kind == "renamed" and attnum is None and not is_void:
                 raise SchemaChangedError(
                     f"{self.table} was called {change['was']} before: the lake has not its rows under this name",
                     remedy=_RESNAPSHOT,
                 )
-
+            elif self.shape.is_log:
+                # Nothing is told apart by a key.
+                continue
             elif kind == "rekeyed" and identity == "f" and change["name"] != change["was"] and not is_void:
                 # The primary key is the catalog's, which may be ahead: it may not have told rows apart here.
                 raise SchemaChangedError(
@@ -151,11 +154,11 @@ class TableBatch:
 
     # --- what the lake cannot follow ----------------------------------------------------------------------------------
 
-    def _require_names(self, layout: MirroredLayout, shape: Shape) -> None:
+    def _require_names(self, layout: MirroredLayout) -> None:
         for column in layout.columns:
-            if column.name.lower() in shape.columns:
+            if column.name.lower() in self.shape.columns:
                 raise SchemaChangedError(
-                    f"{self.table} has the column {column.name}, which the mirror itself adds ({shape.text})",
+                    f"{self.table} has the column {column.name}, which the mirror itself adds ({self.shape.text})",
                     remedy=f"rename it in PostgreSQL, and {_RESNAPSHOT}; or mirror the table in another mode",
                 )
         names: dict[str, str] = {}
@@ -194,7 +197,7 @@ class TableBatch:
             layout = read_layout(row["layout"])
             if layout.oid != last.oid:
                 raise SchemaChangedError(f"{self.table} is not the table that had the name before", remedy=_RESNAPSHOT)
-            key = self._key(last, layout)
+            key = () if self.shape.is_log else self._key(last, layout)
             part = self._in_last_layout(last, layout, read_run(row["data"]))
             if not groups or groups[-1][0] != key:
                 groups.append((key, []))
@@ -232,6 +235,8 @@ class TableBatch:
         n, arrays, names = run.num_rows, [], {}
         for column in last.columns:
             place = layout.place_of(column)
+            if place is None and self.shape.is_log:
+                place = layout.place_of_former(column, last)
             if place is None:
                 fill = self.fills.get(column.attnum or 0)
                 texts = pa.nulls(n, pa.string())
@@ -241,9 +246,18 @@ class TableBatch:
                 texts = run.column(f"c{place}")
                 names[layout.columns[place].name] = column.name
             arrays.append(_typed(self.table, column, texts, run))
-        changes = [run.column(name) for name in ("_change_type", "_commit_lsn", "_seq")]
-        changes.append(_renamed(run.column("_unchanged"), names))
-        return pa.Table.from_arrays([*arrays, *changes], schema=pa.schema([*last.arrow_schema(), *_CHANGE_FIELDS]))
+        schema = pa.schema([*last.arrow_schema(), *self.change_fields()])
+        changes = {name: run.column(name) for name in CHANGE_NAMES}
+        changes["_unchanged"] = _renamed(changes["_unchanged"], names)
+        return pa.Table.from_arrays(
+            [*arrays, *(changes[field.name.rstrip("_")] for field in self.change_fields())], schema=schema
+        )
+
+    def change_fields(self) -> list[pa.Field]:
+        """Return the change columns that a segment's rows have."""
+        is_merge = not (self.shape.is_log or self.shape.has_versions)
+        found = [field for field in CHANGE_FIELDS if not (is_merge and field.name in _OF_COMMITS)]
+        return [field.with_name(CHANGE_NAMES[field.name]) for field in found]
 
 
 def place_of(row: Mapping[str, Any]) -> Place:
@@ -259,7 +273,8 @@ def _renamed(lists: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
     return pa.ListArray.from_arrays(lists.offsets, from_texts(list(names.values())).take(places), type=UNCHANGED_TYPE)
 
 
-def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def numbers_of(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """Return a column without NULLs, such as a segment's LSNs."""
     return np.concatenate([to_numpy(chunk) for chunk in column.chunks])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,13 @@ class MirroredLayout:
                 return place
         return None
 
+    def place_of_former(self, column: MirroredColumn, last: MirroredLayout) -> int | None:
+        """Which of these columns had the name of ``column`` before it, and is not in the ``last`` layout any more."""
+        for place, ours in enumerate(self.columns):
+            if ours.name == column.name and last.place_of(ours) is None:
+                return place
+        return None
+
     def arrow_schema(self) -> pa.Schema:
         return pa.schema([pa.field(column.name, column.type) for column in self.columns])
 
@@ -95,6 +102,19 @@ def read_layout(text: str) -> MirroredLayout:
             codec = registry.plan(column, as_string=True, numeric_as=_NUMERIC_AS)
         columns.append(MirroredColumn(given["attnum"], codec, given["key"]))
     return MirroredLayout(said["oid"], said["identity"], tuple(columns), text)
+
+
+def with_dropped(last: MirroredLayout, layouts: Sequence[MirroredLayout]) -> MirroredLayout:
+    """Return the ``last`` layout of a table with the columns that those before it had besides."""
+    said = json.loads(last.text)
+    found = last
+    for layout in reversed(layouts):
+        for place, column in enumerate(layout.columns):
+            names = {ours.name.lower() for ours in found.columns}
+            if layout.oid == last.oid and found.place_of(column) is None and column.name.lower() not in names:
+                said["columns"].append({**json.loads(layout.text)["columns"][place], "key": False})
+                found = read_layout(json.dumps(said))
+    return found
 
 
 def is_storable(found: pa.DataType) -> bool:

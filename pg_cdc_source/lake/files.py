@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, typed_columns
 from pg_cdc_source.lake.columns import read_layout
-from pg_cdc_source.lake.shape import DELETED_LSN, Shape, Shapes
+from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_FROM_TS, Shape, Shapes
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import SNAPSHOT, read_run
 
@@ -111,6 +111,11 @@ class FileWriter:
 def own_columns(shape: Shape, run: pa.RecordBatch) -> dict[str, pa.Array]:
     """Return what rows of a snapshot have in the columns that a table has beside PostgreSQL's."""
     n = run.num_rows
+    if shape.is_log:
+        return {name: run.column(name) for name in shape.columns}
+    if shape.has_versions:
+        known = {VALID_FROM: run.column("_commit_lsn"), VALID_FROM_TS: run.column("_commit_ts")}
+        return {name: known.get(name, pa.nulls(n, kind)) for name, kind in shape.columns.items()}
     return {shape.deleted: pa.repeat(False, n), DELETED_LSN: pa.nulls(n, pa.int64())} if shape.is_soft else {}
 
 

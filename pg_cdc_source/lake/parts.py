@@ -10,7 +10,18 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from pg_cdc_source.lake.batch_of_table import BEGINNING, END, Place, Segment, TableBatch, place_of
+import pyarrow as pa
+
+from pg_cdc_source.lake.batch_of_table import (
+    BEGINNING,
+    CHANGE_NAMES,
+    END,
+    UNCHANGED,
+    Place,
+    Segment,
+    TableBatch,
+    place_of,
+)
 from pg_cdc_source.lake.shape import Shape
 
 
@@ -35,6 +46,8 @@ Part = Files | Emptied | Segment
 
 def parts_of(batch: TableBatch, shape: Shape) -> list[Part]:
     """Return the parts of a batch in their order."""
+    if shape.is_log:
+        return list(_logged(batch))
     return list(_kept(batch) if shape.keeps else _replaced(batch))
 
 
@@ -67,6 +80,20 @@ def _kept(batch: TableBatch) -> Iterator[Part]:
         if part is not None:
             yield part
         begin = place
+
+
+def _logged(batch: TableBatch) -> Iterator[Part]:
+    """All changes are one commit; a TRUNCATE is one of them."""
+    if batch.files:
+        yield Files(_read(batch.files), again=False)
+    tables = [segment.rows for segment in batch.segments]
+    if batch.truncates:
+        of_table = pa.schema([]) if batch.layout is None else batch.layout.arrow_schema()
+        schema = pa.schema([*of_table, *batch.change_fields()])
+        rows = [{CHANGE_NAMES.get(name, name): row[name] for name in row} for row in batch.truncates]
+        tables.append(pa.Table.from_pylist([{**row, UNCHANGED: []} for row in rows], schema))
+    if tables:
+        yield Segment((), pa.concat_tables(tables))
 
 
 def _read(files: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -9,12 +9,22 @@ import pyarrow as pa
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.names import QualifiedName
+from pg_cdc_source.protocol.layout import CHANGE_FIELDS, COMMIT_TS_TYPE
 
-# No column of PostgreSQL's tables has such a number: users' begin with 1, and those of the system end with -7.
+# No column of PostgreSQL's tables has such a number: users' begin with 1, and those of the system end with -6.
 _FIRST_NUMBER = -100
 DELETED_LSN = "_deleted_lsn"
-_MODES = ("merge",)
+VALID_FROM, VALID_TO = "_valid_from", "_valid_to"
+VALID_FROM_TS, VALID_TO_TS = "_valid_from_ts", "_valid_to_ts"
+_VERSIONS: Mapping[str, pa.DataType] = {
+    VALID_FROM: pa.int64(),
+    VALID_TO: pa.int64(),
+    VALID_FROM_TS: COMMIT_TS_TYPE,
+    VALID_TO_TS: COMMIT_TS_TYPE,
+}
+_MODES = ("merge", "append", "history")
 _DELETES = ("hard", "soft")
+_CHANGES = ("evolve", "additive", "fail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,7 @@ class Shape:
     mode: str = "merge"
     is_soft: bool = False
     deleted: str = "_deleted"
+    on_schema_change: str = "evolve"
 
     @property
     def text(self) -> str:
@@ -36,8 +47,32 @@ class Shape:
         return self.is_soft or self.mode != REPLACED.mode
 
     @property
+    def is_log(self) -> bool:
+        """Whether every change is a row."""
+        return self.mode == "append"
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether every state of a row is one."""
+        return self.mode == "history"
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether columns stay that PostgreSQL has dropped."""
+        return self.keeps_values_of_dropped or self.on_schema_change == "additive"
+
+    @property
+    def keeps_values_of_dropped(self) -> bool:
+        """Whether what a dropped column had last is worth a place."""
+        return self.mode != REPLACED.mode
+
+    @property
     def columns(self) -> Mapping[str, pa.DataType]:
         """The table's own columns, behind PostgreSQL's."""
+        if self.is_log:
+            return {field.name: field.type for field in CHANGE_FIELDS}
+        if self.has_versions:
+            return _VERSIONS
         return {self.deleted: pa.bool_(), DELETED_LSN: pa.int64()} if self.is_soft else {}
 
     def fields(self) -> Iterator[tuple[int, pa.Field]]:
@@ -58,20 +93,24 @@ class Shapes:
     by_table: Mapping[str, Shape] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, mode: str | Mapping[str, str], deletes: str, format: str) -> Shapes:
-        """Read the arguments ``mode``, for all tables or by table, and ``deletes``. Raises OptionError."""
+    def of(cls, mode: str | Mapping[str, str], deletes: str, format: str, on_schema_change: str = "evolve") -> Shapes:
+        """Read the arguments of ``mirror``; ``mode`` is for all tables, or by table. Raises OptionError."""
         # Iceberg has a column _deleted of its own in every table.
         deleted = "_is_deleted" if format == "iceberg" else "_deleted"
         if deletes not in _DELETES:
             raise OptionError(f"deletes={deletes!r} is none that mirror() has", remedy=f"use {' or '.join(_DELETES)}")
+        if on_schema_change not in _CHANGES:
+            raise OptionError(
+                f"onSchemaChange={on_schema_change!r} is none that mirror() has", remedy=f"use {', '.join(_CHANGES)}"
+            )
         modes = {"*": mode} if isinstance(mode, str) else dict(mode)
         shapes = {}
         for table, wanted in modes.items():
             if wanted not in _MODES:
                 raise OptionError(f"mirror() has no mode {wanted!r}", remedy=f"use {', '.join(_MODES)}")
             name = table if table == "*" else str(QualifiedName.parse(table))
-            shapes[name] = Shape(wanted, wanted == "merge" and deletes == "soft", deleted)
-        return cls(shapes.pop("*", Shape("merge", deletes == "soft", deleted)), shapes)
+            shapes[name] = Shape(wanted, wanted == "merge" and deletes == "soft", deleted, on_schema_change)
+        return cls(shapes.pop("*", Shape("merge", deletes == "soft", deleted, on_schema_change)), shapes)
 
     def __getitem__(self, table: str) -> Shape:
         return self.by_table.get(table, self.others)

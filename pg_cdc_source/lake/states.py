@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, KIND, LSN, SEQ, UNCHANGED, Segment
+from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, KIND, LSN, SEQ, UNCHANGED, Segment, numbers_of
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, Shape
 from pg_cdc_source.values.arrow import from_numpy, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints
@@ -64,17 +64,42 @@ def states_of(segment: Segment, fetch: Fetch, shape: Shape = REPLACED) -> States
 
     Raises SchemaChangedError where a value that did not travel is nowhere, or a key is NULL.
     """
-    changes = _Changes.of(segment)
-    values = segment.rows.select([name for name in segment.rows.column_names if name not in CHANGE_NAMES])
-    unchanged = _unchanged(segment.rows[UNCHANGED])
+    changes = Changes.of(segment)
+    unchanged = unchanged_flags(segment.rows[UNCHANGED])
     # The rows whose values are wanted though they did not travel.
     wanted = {name: flags & ~changes.is_delete for name, flags in unchanged.items()}
     if shape.is_soft and changes.is_delete.any():
-        for name in values.column_names:
-            if name not in segment.key:
+        for name in segment.rows.column_names:
+            if name not in (*segment.key, *CHANGE_NAMES.values()):
                 unchanged[name] = wanted[name] = unchanged.get(name, False) | changes.is_delete
+    values, kept = values_of_last(segment, changes, unchanged, wanted, fetch)
+    is_delete = changes.is_delete[changes.last]
+    if shape.is_soft:
+        lsn = pc.if_else(from_numpy(is_delete), segment.rows[LSN].take(from_numpy(changes.last)), None)
+        values = values.append_column(shape.deleted, from_numpy(is_delete)).append_column(DELETED_LSN, lsn)
+        is_delete = is_delete & (changes.before[changes.last] == changes.last)
+    values = values.append_column(IS_DELETE, from_numpy(is_delete))
+    for i, flags in kept.items():
+        values = values.append_column(kept_name(i), from_numpy(flags))
+    return States(segment.key, segment.is_emptied, values, tuple(kept))
+
+
+def values_of_last(
+    segment: Segment,
+    changes: Changes,
+    unchanged: Mapping[str, Flags],
+    wanted: Mapping[str, Flags],
+    fetch: Fetch,
+    *,
+    keeps: bool = True,
+) -> tuple[pa.Table, dict[int, Flags]]:
+    """Return the values of the last rows; by column, in which of them the lake's table keeps its own.
+
+    With ``keeps`` False, these are fetched as well.
+    """
+    values = segment.rows.select([name for name in segment.rows.column_names if name not in CHANGE_NAMES.values()])
     sources = {
-        i: _Sources.of(changes, name, unchanged[name], wanted[name])
+        i: _Sources.of(changes, name, unchanged[name], wanted[name], keeps=keeps)
         for i, name in enumerate(values.column_names)
         if name in unchanged
     }
@@ -88,24 +113,15 @@ def states_of(segment: Segment, fetch: Fetch, shape: Shape = REPLACED) -> States
         if fetched is not None and i in sources:
             column = pa.chunked_array([*column.chunks, *fetched.column(i).chunks], column.type)
         columns.append(column.take(from_numpy(sources[i].rows if i in sources else changes.last)))
-    final = pa.Table.from_arrays(columns, schema=values.schema)
-    is_delete = changes.is_delete[changes.last]
-    if shape.is_soft:
-        lsn = pc.if_else(from_numpy(is_delete), segment.rows[LSN].take(from_numpy(changes.last)), None)
-        final = final.append_column(shape.deleted, from_numpy(is_delete)).append_column(DELETED_LSN, lsn)
-        is_delete = is_delete & (changes.before[changes.last] == changes.last)
-    final = final.append_column(IS_DELETE, from_numpy(is_delete))
-    kept = tuple(i for i, found in sources.items() if found.is_kept.any())
-    for i in kept:
-        final = final.append_column(kept_name(i), from_numpy(sources[i].is_kept))
-    return States(segment.key, segment.is_emptied, final, kept)
+    kept = {i: found.is_kept for i, found in sources.items() if found.is_kept.any()}
+    return pa.Table.from_arrays(columns, schema=values.schema), kept
 
 
 @dataclass(frozen=True, slots=True)
-class _Changes:
+class Changes:
     """A segment's rows by number: of which key each is, which row of that key is ``before`` (itself: none), and so on.
 
-    ``last`` are the last rows of all keys, in order.
+    ``last`` are the last rows of all keys, in order; or those of all keys in each commit.
     """
 
     table: pa.Table
@@ -117,7 +133,7 @@ class _Changes:
     is_insert: Flags
 
     @classmethod
-    def of(cls, segment: Segment) -> _Changes:
+    def of(cls, segment: Segment, *, by_commit: bool = False) -> Changes:
         rows = segment.rows
         keys = key_numbers([rows[name] for name in segment.key], segment.key)
         order = np.argsort(keys, kind="stable")
@@ -126,6 +142,9 @@ class _Changes:
         before = np.arange(len(keys))
         before[then[is_same]] = first[is_same]
         is_last = np.ones(len(keys), np.bool_)
+        if by_commit:
+            lsn = numbers_of(rows[LSN])
+            is_same &= lsn[first] == lsn[then]
         is_last[first[is_same]] = False
         kinds = rows[KIND]
         is_delete, is_insert = (_flags(pc.equal(kinds, kind)) for kind in ("delete", "insert"))
@@ -133,7 +152,7 @@ class _Changes:
 
     def is_pair(self) -> Flags:
         """Which rows are the insert of a change of the key: its delete stands right before."""
-        lsn, seq = (_joined([to_numpy(chunk) for chunk in self.table[name].chunks]) for name in (LSN, SEQ))
+        lsn, seq = numbers_of(self.table[LSN]), numbers_of(self.table[SEQ])
         flags = self.is_insert.copy()
         flags[:1] = False
         flags[1:] &= self.is_delete[:-1] & (lsn[:-1] == lsn[1:]) & (seq[:-1] + 1 == seq[1:])
@@ -153,7 +172,7 @@ class _Sources:
     is_kept: Flags
 
     @classmethod
-    def of(cls, changes: _Changes, name: str, unchanged: Flags, wanted: Flags) -> _Sources:
+    def of(cls, changes: Changes, name: str, unchanged: Flags, wanted: Flags, *, keeps: bool) -> _Sources:
         lacks = unchanged | changes.is_delete
         is_pair = changes.is_pair()
         numbers = np.arange(len(lacks))
@@ -168,14 +187,15 @@ class _Sources:
         is_in_lake = wanted & lacks[rows]
         if (is_in_lake & changes.is_insert[rows]).any():
             raise SchemaChangedError(f"an insert lacks the value of column {name}", remedy=_RESNAPSHOT)
-        return cls(rows, is_in_lake, is_in_lake & (changes.keys[rows] == changes.keys[changes.last]))
+        is_kept = is_in_lake & (changes.keys[rows] == changes.keys[changes.last])
+        return cls(rows, is_in_lake, is_kept if keeps else np.zeros_like(is_kept))
 
     @property
     def is_fetched(self) -> Flags:
         return self.is_in_lake & ~self.is_kept
 
 
-def _fetched(changes: _Changes, values: pa.Table, sources: Mapping[int, _Sources], fetch: Fetch) -> pa.Table | None:
+def _fetched(changes: Changes, values: pa.Table, sources: Mapping[int, _Sources], fetch: Fetch) -> pa.Table | None:
     """Let ``sources`` name rows of the lake's table, which follow those of the batch; these rows, None for none."""
     asked = [found.rows[found.is_fetched] for found in sources.values()]
     # Rows that were read again after a crash may have the new key already.
@@ -197,7 +217,7 @@ def _fetched(changes: _Changes, values: pa.Table, sources: Mapping[int, _Sources
         source.rows[which] = np.where(old >= 0, old, new)
         if (source.rows[which] < 0).any():
             raise SchemaChangedError(
-                "the lake's table lacks a row whose key was changed, and whose values did not travel",
+                "the lake's table lacks a row that was changed, and whose values did not travel",
                 remedy=_RESNAPSHOT,
             )
     return found
@@ -223,7 +243,7 @@ def key_numbers(columns: Sequence[pa.ChunkedArray], names: Sequence[str]) -> Int
     return numbers
 
 
-def _unchanged(lists: pa.ChunkedArray) -> dict[str, Flags]:
+def unchanged_flags(lists: pa.ChunkedArray) -> dict[str, Flags]:
     """Return by its name, for each column that any row lists, which rows do."""
     rows, start = [], 0
     for chunk in lists.chunks:

@@ -13,6 +13,7 @@ from pyspark.sql.types import DecimalType, StructType
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredLayout
+from pg_cdc_source.lake.kept_columns import other_type_remedy, with_kept
 from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.spark.edge import spark_schema
@@ -46,6 +47,11 @@ class Columns:
         """The columns as JSON, for the table's property."""
         return json.dumps({"schema": self.schema.jsonValue(), "numbers": self.numbers}, separators=(",", ":"))
 
+    def described(self) -> list[tuple[int, str, str]]:
+        """Each column's number, name and type."""
+        fields = zip(self.numbers, self.schema, strict=True)
+        return [(number, field.name, field.dataType.simpleString()) for number, field in fields]
+
     def place_of(self, number: int, name: str) -> int | None:
         """Which column is that of ``number``, or of ``name`` where it has no number."""
         for i, (field, ours) in enumerate(zip(self.schema, self.numbers, strict=True)):
@@ -53,7 +59,13 @@ class Columns:
                 return i
         return None
 
-    def changes_to(self, wanted: Columns, names: Sequence[str], table: str) -> Iterator[str]:
+    def with_kept(self, present: Columns, table: str, shape: Shape) -> Columns:
+        """Return these columns, and those of the ``present`` ones that PostgreSQL has dropped."""
+        ours, theirs = (list(zip(these.numbers, these.schema, strict=True)) for these in (self, present))
+        found = with_kept(table, shape, ours, theirs)
+        return Columns(StructType([field for _, field in found]), tuple(number for number, _ in found))
+
+    def changes_to(self, wanted: Columns, names: Sequence[str], table: str, shape: Shape = REPLACED) -> Iterator[str]:
         """Yield clauses of ALTER TABLE that make these columns the ``wanted`` ones.
 
         ``names`` are those that the table has now; part of the clauses may have run already. Raises SchemaChangedError.
@@ -79,8 +91,7 @@ class Columns:
                 raise SchemaChangedError(
                     f"{table}: the type of column {field.name} was changed from {was.dataType.simpleString()} to "
                     f"{field.dataType.simpleString()}, which the lake's table cannot take over",
-                    remedy="have its rows come again: pg-cdc resnapshot. The stream does that by itself where "
-                    "PostgreSQL has rewritten the table",
+                    remedy=other_type_remedy(shape),
                 )
             if was.name != field.name:
                 if field.name in taken:
@@ -103,6 +114,8 @@ class Columns:
         found = []
         for field, number in zip(self.schema, self.numbers, strict=True):
             place = written.place_of(number, field.name)
+            if place is None and field.name in written.schema.names:
+                place = written.schema.names.index(field.name)
             rows_have = F.lit(None) if place is None else F.col(quoted(written.schema[place].name))
             found.append(rows_have.cast(field.dataType).alias(field.name))
         return rows.select(found)

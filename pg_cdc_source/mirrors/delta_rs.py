@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -26,10 +27,12 @@ from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Mark, Step, Work, bring, foreign
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.final_rows import final_rows
+from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, require_allowed, with_kept
 from pg_cdc_source.lake.parts import Emptied, Files
-from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, Shape
+from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
 from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
-from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of
+from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name
 from pg_cdc_source.lake.tasks import Task
 from pg_cdc_source.postgres.backoff import Backoff
 
@@ -156,25 +159,33 @@ class DeltaRsTable:
         require_table(self._name, self.table.metadata().configuration, layout)
         if _told(present) == _told(wanted):
             return
-        if anew:
+        require_allowed(self._name, self._shape, _described(wanted), _described(present))
+        if anew and not self._shape.keeps_columns:
             self._overwrite(wanted.empty_table(), self._commit())
             return
+        if self._shape.keeps_columns:
+            wanted = _with_kept(self._name, self._shape, wanted, present)
         places = {_number(field): i for i, field in enumerate(present)}
         # Columns are added behind those that are there, the table's own ones included.
         wanted = pa.schema(sorted(wanted, key=lambda field: places.get(_number(field), len(present))))
+        if _told(present) == _told(wanted):
+            return
         for field in wanted:
             place = places.get(_number(field))
-            if place is not None and present.field(place).type != field.type:
+            if place is not None and not self._fits(present.field(place).type, field.type):
                 raise SchemaChangedError(
                     f"{self._name}: the type of column {field.name} was changed from {present.field(place).type} to "
                     f"{field.type}, which the lake's table cannot take over",
-                    remedy="have its rows come again: pg-cdc resnapshot. The stream does that by itself where "
-                    "PostgreSQL has rewritten the table",
+                    remedy=other_type_remedy(self._shape),
                 )
         if _told(wanted)[: len(present)] == _told(present):
             self._add(wanted, len(present), layout, fills)
         else:
             self._rewrite(wanted, places, layout, fills)
+
+    def _fits(self, was: pa.DataType, wanted: pa.DataType) -> bool:
+        """Whether rows of a type can stay. Where rows stay for good, they are written anew with a wider one."""
+        return was == wanted or (self._shape.keeps and is_wider(was, wanted))
 
     def _add(self, wanted: pa.Schema, first: int, layout: MirroredLayout, fills: Mapping[int, str | None]) -> None:
         new = [wanted.field(i) for i in range(first, len(wanted))]
@@ -244,22 +255,33 @@ class DeltaRsTable:
 
     def empty(self, step: Step, part: Emptied) -> None:
         commit = self._commit(step)
-        if self._shape.is_soft:
+        if self._shape.has_versions:
+            is_open = f"{_sql(VALID_TO)} IS NULL"
+            # Of a state that was never there from one commit to the next.
+            self.table.delete(f"{is_open} AND {_sql(VALID_FROM)} = {part.lsn}", commit_properties=self._commit())
+            ends = {VALID_TO: str(part.lsn), VALID_TO_TS: _time(part.at)}
+            self.table.update(ends, predicate=is_open, commit_properties=commit)
+        elif self._shape.is_soft:
             gone = {self._shape.deleted: "true", DELETED_LSN: str(part.lsn)}
             self.table.update(gone, predicate=f"NOT {_sql(self._shape.deleted)}", commit_properties=commit)
         else:
             self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), commit)
 
     def apply(self, step: Step, segment: Segment) -> None:
-        states = states_of(segment, partial(self._fetch, segment.key), self._shape)
+        states = final_rows(segment, partial(self._fetch, segment.key), self._shape)
         commit = self._commit(step)
         schema = pa.schema(self.table.schema().to_arrow())
-        if states.emptied:
-            rows = states.upserted
-            self._overwrite(rows.select(schema.names).cast(schema), commit)
+        if self._shape.is_log:
+            write_deltalake(self.table, _in(schema, states.rows), mode="append", commit_properties=commit)
             return
-        names = schema.names
-        on = " AND ".join([*(f"t.{_sql(name)} = s.{_sql(name)}" for name in states.key), *_range(states)])
+        if states.emptied:
+            self._overwrite(_in(schema, states.upserted), commit)
+            return
+        names = [name for name in schema.names if name in states.rows.column_names]
+        conditions = [*(f"t.{_sql(name)} = s.{_sql(name)}" for name in states.key), *_range(states)]
+        if self._shape.has_versions:
+            conditions += [f"t.{_sql(VALID_TO)} IS NULL", f"s.{_sql(IS_DELETE)}"]
+        on = " AND ".join(conditions)
         places = {name: i for i, name in enumerate(states.rows.column_names)}
 
         def value(name: str) -> str:
@@ -270,7 +292,12 @@ class DeltaRsTable:
         is_delete = f"s.{_sql(IS_DELETE)}"
         merge = self.table.merge(states.rows, on, source_alias="s", target_alias="t", commit_properties=commit)
         updates = {_sql(name): value(name) for name in names}
-        if self._shape.is_soft:
+        if self._shape.has_versions:
+            # Of a state that was never there from one commit to the next, as where a large commit is cut.
+            merge = merge.when_matched_delete(f"t.{_sql(VALID_FROM)} = s.{_sql(VALID_TO)}")
+            ends = {_sql(name): f"s.{_sql(name)}" for name in (VALID_TO, VALID_TO_TS)}
+            merge = merge.when_matched_update(ends)
+        elif self._shape.is_soft:
             merge = merge.when_matched_update(updates)
         else:
             merge = merge.when_matched_delete(is_delete).when_matched_update(updates, f"NOT {is_delete}")
@@ -290,6 +317,9 @@ class DeltaRsTable:
             place = pc.field(name) if pa.types.is_integer(found_type) else pc.coalesce(pc.field(name), pc.field(name))
             found = place.isin(pa.array(values, found_type))
             wanted = found if wanted is None else wanted & found
+        if self._shape.has_versions:
+            is_open = pc.field(VALID_TO).is_null()
+            wanted = is_open if wanted is None else wanted & is_open
         # Of several columns, and of floats, more rows than were asked for.
         return dataset.to_table(filter=wanted)
 
@@ -299,12 +329,34 @@ def _schema(layout: MirroredLayout, shape: Shape) -> pa.Schema:
     return pa.schema([field.with_metadata({ATTNUM: str(number)}) for number, field in [*fields, *shape.fields()]])
 
 
+def _with_kept(table: str, shape: Shape, wanted: pa.Schema, present: pa.Schema) -> pa.Schema:
+    found = with_kept(table, shape, *([(_number(field), field) for field in schema] for schema in (wanted, present)))
+    return pa.schema([field.with_metadata({ATTNUM: str(number)}) for number, field in found])
+
+
+def _in(schema: pa.Schema, rows: pa.Table) -> pa.Table:
+    """Rows with a table's columns; NULL in one that PostgreSQL has dropped and that has stayed."""
+    arrays = []
+    for field in schema:
+        found = rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows)
+        arrays.append(found.cast(field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
 def _number(field: pa.Field) -> int:
     return int((field.metadata or {}).get(ATTNUM.encode(), b"0"))
 
 
+def _described(schema: pa.Schema) -> list[tuple[int, str, str]]:
+    return [(number, name, str(kind)) for number, name, kind in _told(schema)]
+
+
 def _told(schema: pa.Schema) -> list[tuple[int, str, pa.DataType]]:
     return [(_number(field), field.name, field.type) for field in schema]
+
+
+def _time(at: datetime | None) -> str:
+    return "NULL" if at is None else f"arrow_cast('{at.isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
 def _sql(name: str) -> str:

@@ -33,7 +33,7 @@ class DeltaRsLake:
         for table in tables:
             path = self._targets[table]
             if DeltaTable.is_deltatable(path):
-                properties = DeltaTable(path, without_files=True).metadata().configuration
+                properties = DeltaTable(path).metadata().configuration
                 require_shape(path, properties, self._shapes[table])
 
     def read(self, table: str, version: int) -> DataFrame:

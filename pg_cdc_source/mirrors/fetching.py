@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from pg_cdc_source.errors import error_of
 from pg_cdc_source.lake.shape import Shape
-from pg_cdc_source.mirrors.staging import StagedSegment, ask_for_rows, final_rows
+from pg_cdc_source.mirrors.staging import StagedSegment, ask_for_rows, with_fetched_rows
 from pg_cdc_source.spark.edge import short_errors
 
 
@@ -23,7 +23,9 @@ def in_a_task(spark: SparkSession, segment: StagedSegment, fetched: str, shape: 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with short_errors():
             for batch in batches:
-                yield pa.RecordBatch.from_pydict({"said": [final_rows(text.as_py()) for text in batch.column(0)]})
+                yield pa.RecordBatch.from_pydict(
+                    {"said": [with_fetched_rows(text.as_py()) for text in batch.column(0)]}
+                )
 
     asked = spark.createDataFrame([(ask_for_rows(segment, fetched, shape),)], "said string").coalesce(1)
     (row,) = asked.mapInArrow(run, "said string").collect()

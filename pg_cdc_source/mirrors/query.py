@@ -38,6 +38,7 @@ def mirror(
     format: Format = "deltalake",
     mode: str | Mapping[str, str] = "merge",
     deletes: Literal["hard", "soft"] = "hard",
+    onSchemaChange: Literal["evolve", "additive", "fail"] = "evolve",  # noqa: N803 (options are named as Spark's are)
     once: bool = False,
     on_batch: Callable[[Applied], None] | None = None,
     **options: str | int | bool,
@@ -46,10 +47,10 @@ def mirror(
 
     ``target`` is a template with ``{table}`` and ``{schema}``: of a table's name in a catalog, or of a path. ``ledger``
     is the ledger's name or path, by default the template with ``_pgcdc`` for the table. ``format``: ``delta`` and
-    ``iceberg`` are written by Spark's SQL, ``deltalake`` by delta-rs in Spark's tasks. ``mode`` is for all
-    tables, or by their names and with ``*`` for all others. With ``once``, what is there is
-    taken, and the query ends. ``on_batch`` is called after each batch, with its row of the ledger and how many rows it
-    had of each table. Other options are those of ``pgcdc``.
+    ``iceberg`` are written by Spark's SQL, ``deltalake`` by delta-rs in Spark's tasks. ``mode`` is for all tables or by
+    their names and with ``*`` for all others. ``onSchemaChange``: which changes of columns are taken over. With
+    ``once``, what is there is taken, and the query ends. ``on_batch`` is called after each batch, with its row of the
+    ledger and how many rows it had of each table. Other options are those of ``pgcdc``.
 
     Raises OptionError.
     """
@@ -57,7 +58,7 @@ def mirror(
         if name.lower() in _OWN_OPTIONS:
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
     targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger))
-    shapes = Shapes.of(mode, deletes, format)
+    shapes = Shapes.of(mode, deletes, format, onSchemaChange)
     lake = _lake(spark, format, targets, f"{_absolute(spark, checkpoint)}/pgcdc-staging", shapes)
     last = lake.ledger.last()
     lake.require_shapes(() if last is None else last.tables)

@@ -55,10 +55,13 @@ class SparkLake:
         return table_in_sql(self._targets, table, self._kind.provider)
 
     def require_shapes(self, tables: Iterable[str]) -> None:
-        for table in tables:
+        def look(table: str) -> None:
             properties = read_properties(self._spark, self._name(table))
             if properties is not None:
                 require_shape(self._name(table), properties, self._shapes[table])
+
+        with ThreadPoolExecutor(self._spark.sparkContext.defaultParallelism) as pool:
+            list(pool.map(look, tables))
 
     def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
         # What a batch that a crash has ended has left goes first.

@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.lake.bring import Mark, Step, foreign
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
+from pg_cdc_source.lake.kept_columns import require_allowed
 from pg_cdc_source.lake.parts import Emptied, Files
-from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, Shape
+from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
 from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
 from pg_cdc_source.lake.states import IS_DELETE, kept_name
 from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
@@ -177,14 +179,17 @@ class SparkTable(ABC):
             return
         require_table(self._table, self._said, layout)
         present = Columns.read(self._said[COLUMNS])
+        if self._shape.keeps_columns:
+            wanted = wanted.with_kept(present, self._table, self._shape)
         if present == wanted:
             return
-        if anew:
+        require_allowed(self._table, self._shape, wanted.described(), present.described())
+        if anew and not self._shape.keeps_columns:
             self._create(wanted, layout)
             return
         self._signed(COLUMNS_STEP)
         names = self._spark.table(self._name).columns
-        for clause in present.changes_to(wanted, names, self._table):
+        for clause in present.changes_to(wanted, names, self._table, self._shape):
             self._spark.sql(f"ALTER TABLE {self._name} {clause}")
         filled = {
             column.name: text
@@ -246,6 +251,10 @@ class SparkTable(ABC):
         if not self._shape.keeps:
             self._insert(self._spark.table(self._name).limit(0), step, anew=True)
             return
+        if self._shape.has_versions:
+            at = self._spark.createDataFrame([(part.lsn, part.at)], f"{VALID_TO} bigint, {VALID_TO_TS} timestamp")
+            self._run(step, at, f"ON t.{quoted(VALID_TO)} IS NULL {_ENDS}")
+            return
         self._signed(step.name, is_last=step.is_last)
         gone = f"{quoted(self._shape.deleted)} = true, {quoted(DELETED_LSN)} = {part.lsn}"
         self._spark.sql(f"UPDATE {self._name} SET {gone} WHERE NOT {quoted(self._shape.deleted)}").collect()
@@ -255,7 +264,9 @@ class SparkTable(ABC):
         if segment.asks is not None:
             segment = self._with_fetched(segment, segment.asks)
         rows = self._spark.read.parquet(segment.path)
-        if segment.emptied:
+        if self._shape.is_log:
+            self._insert(rows, step, anew=False)
+        elif segment.emptied:
             self._insert(rows.where(f"NOT {quoted(IS_DELETE)}"), step, anew=True)
         else:
             self._run(step, rows, self._merge(segment, rows.columns))
@@ -263,7 +274,10 @@ class SparkTable(ABC):
     def _with_fetched(self, segment: StagedSegment, keys: str) -> StagedSegment:
         """Have final rows staged with the values that the lake's table has."""
         to = f"{segment.path}-fetched"
-        found = self._spark.table(self._name).join(self._spark.read.parquet(keys), list(segment.key), "left_semi")
+        rows = self._spark.table(self._name)
+        if self._shape.has_versions:
+            rows = rows.where(f"{VALID_TO} IS NULL")
+        found = rows.join(self._spark.read.parquet(keys), list(segment.key), "left_semi")
         # The default has nanoseconds, which not all times fit.
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         found.write.parquet(to)
@@ -277,8 +291,12 @@ class SparkTable(ABC):
         self._version = self.committed()
 
     def _insert(self, rows: DataFrame, step: Step, *, anew: bool) -> None:
-        names = ", ".join(map(quoted, self._names()))
-        rows.createOrReplaceTempView(_VIEW)
+        assert self._said is not None
+        fields = Columns.read(self._said[COLUMNS]).schema.fields
+        names = ", ".join(quoted(field.name) for field in fields)
+        # A column that was dropped in PostgreSQL may have stayed.
+        lacking = {field.name: F.lit(None).cast(field.dataType) for field in fields if field.name not in rows.columns}
+        rows.withColumns(lacking).createOrReplaceTempView(_VIEW)
         self._signed(step.name, is_last=step.is_last)
         how = "OVERWRITE" if anew else "INTO"
         self._spark.sql(f"INSERT {how} {self._name} ({names}) SELECT {names} FROM {_VIEW}").collect()
@@ -289,7 +307,7 @@ class SparkTable(ABC):
         return list(Columns.read(self._said[COLUMNS]).schema.names)
 
     def _merge(self, segment: StagedSegment, in_file: Sequence[str]) -> str:
-        names = self._names()
+        names = [name for name in self._names() if name in in_file]
         is_delete = f"s.{quoted(IS_DELETE)}"
 
         def value(name: str) -> str:
@@ -302,16 +320,26 @@ class SparkTable(ABC):
         on = [_same(name) for name in segment.key]
         for name, least, greatest in segment.bounds:
             on.append(f"t.{quoted(name)} BETWEEN {_literal(least)} AND {_literal(greatest)}")
+        inserted = f"""
+            WHEN NOT MATCHED AND NOT {is_delete} THEN INSERT ({", ".join(map(quoted, names))})
+                VALUES ({", ".join(f"s.{quoted(name)}" for name in names)})
+        """
+        if self._shape.has_versions:
+            return f"ON {' AND '.join(on)} AND t.{quoted(VALID_TO)} IS NULL AND {is_delete} {_ENDS} {inserted}"
         return f"""
             ON {" AND ".join(on)}
             {"" if self._shape.is_soft else f"WHEN MATCHED AND {is_delete} THEN DELETE"}
             WHEN MATCHED THEN UPDATE SET {", ".join(f"t.{quoted(name)} = {value(name)}" for name in names)}
-            WHEN NOT MATCHED AND NOT {is_delete} THEN INSERT ({", ".join(map(quoted, names))})
-                VALUES ({", ".join(f"s.{quoted(name)}" for name in names)})
+            {inserted}
         """
 
 
 _VIEW = "pgcdc_rows"
+# A state that was never there from one commit to the next goes, as where a large commit is cut.
+_ENDS = f"""
+    WHEN MATCHED AND t.{VALID_FROM} = s.{VALID_TO} THEN DELETE
+    WHEN MATCHED THEN UPDATE SET t.{VALID_TO} = s.{VALID_TO}, t.{VALID_TO_TS} = s.{VALID_TO_TS}
+"""
 
 
 def _same(name: str) -> str:

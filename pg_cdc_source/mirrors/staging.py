@@ -23,9 +23,10 @@ from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Work
 from pg_cdc_source.lake.columns import read_layout
 from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.parts import Emptied, Files
 from pg_cdc_source.lake.shape import Shape
-from pg_cdc_source.lake.states import Key, States, states_of
+from pg_cdc_source.lake.states import Key, States
 from pg_cdc_source.lake.tasks import Task
 
 # A range of these is a literal in SQL, and files have the like in their statistics.
@@ -88,7 +89,7 @@ class StagingTask(Task):
             raise _Asked(keys)
 
         try:
-            return _final(segment, states_of(segment, ask, shape), self.directory)
+            return _final(segment, final_rows(segment, ask, shape), self.directory)
         except _Asked as asked:
             columns = [
                 pa.array(values, segment.rows[name].type)
@@ -99,7 +100,7 @@ class StagingTask(Task):
             return StagedSegment(path, segment.rows.num_rows, segment.key, segment.is_emptied, asks=keys)
 
 
-def final_rows(text: str) -> str:
+def with_fetched_rows(text: str) -> str:
     """Stage the final rows of a segment that asks for rows of the lake's table, in a task.
 
     ``text`` is what :func:`ask_for_rows` returned. Returns the staged segment as JSON, or what the error says.
@@ -112,14 +113,14 @@ def final_rows(text: str) -> str:
     found = ds.dataset(fetched, filesystem=filesystem, format="parquet")
     segment = Segment(staged.key, rows, staged.emptied)
     try:
-        states = states_of(segment, lambda _: found.to_table(), shape)
+        states = final_rows(segment, lambda _: found.to_table(), shape)
         return json.dumps({"segment": asdict(_final(segment, states, said["directory"]))})
     except PgCdcError as error:
         return json.dumps({"error": [error.code, error.what, error.remedy]})
 
 
 def ask_for_rows(segment: StagedSegment, fetched: str, shape: Shape) -> str:
-    """Return what :func:`final_rows` reads; ``fetched`` is where the rows of the lake's table are."""
+    """Return what :func:`with_fetched_rows` reads; ``fetched`` is where the rows of the lake's table are."""
     directory = segment.path.rpartition("/")[0]
     return json.dumps({"segment": asdict(segment), "directory": directory, "fetched": fetched, "shape": asdict(shape)})
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from datetime import datetime, timezone
+from itertools import groupby, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -14,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import KIND, LSN, SEQ, UNCHANGED, Segment
+from pg_cdc_source.lake.batch_of_table import COMMIT_TS, KIND, LSN, SEQ, UNCHANGED, Segment
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of
-from pg_cdc_source.protocol.layout import UNCHANGED_TYPE
+from pg_cdc_source.lake.versions import versions_of
+from pg_cdc_source.protocol.layout import COMMIT_TS_TYPE, UNCHANGED_TYPE
 
 Row = dict[str, Any]
 # Texts are told apart by their characters, floats as PostgreSQL does: -0.0 is 0.0, and NaN is itself.
@@ -46,6 +48,7 @@ class Table:
     present: dict[Key, Row]
     changes: list[Row] = field(default_factory=list)
     gone: dict[Key, tuple[Row, int]] = field(default_factory=dict)  # what deleted rows had last, and their commits
+    states: list[tuple[int, Key, Row | None]] = field(default_factory=list)  # of each change
     lsn: int = 1
     seq: int = 0
 
@@ -56,6 +59,7 @@ class Table:
         self.seq += numbers
         sent = {name: None if name in unchanged else row[name] for name in self.types}
         self.changes.append({**sent, KIND: kind, LSN: self.lsn, SEQ: self.seq, UNCHANGED: list(unchanged)})
+        self.changes[-1][COMMIT_TS] = datetime.fromtimestamp(self.lsn, timezone.utc)
 
     def send_delete(self, row: Row) -> None:
         self.send("delete", {name: row[name] if name in self.key else None for name in self.types})
@@ -71,17 +75,19 @@ class Table:
     def _put(self, row: Row) -> None:
         self.present[self.identity(row)] = row
         self.gone.pop(self.identity(row), None)
+        self.states.append((self.lsn, self.identity(row), row))
 
     def _remove(self, key: Key) -> Row:
         row = self.present.pop(key)
         self.gone[key] = (row, self.lsn)
+        self.states.append((self.lsn, key, None))
         return row
 
     def update(self, key: Key, new: Row, unchanged: Sequence[str]) -> None:
         old = self.present[key]
         row = {**old, **{name: value for name, value in new.items() if name not in unchanged}}
         if all(repr(row[name]) == repr(old[name]) for name in self.key):
-            self.present[key] = row
+            self._put(row)
             self.send("update", row, unchanged, numbers=2)
         elif self.identity(row) == key or self.identity(row) not in self.present:
             # A key that is equal, and has other bits, is another one to PostgreSQL's WAL.
@@ -92,6 +98,7 @@ class Table:
 
     def schema(self) -> pa.Schema:
         of_changes = {KIND: pa.string(), LSN: pa.int64(), SEQ: pa.int64(), UNCHANGED: UNCHANGED_TYPE}
+        of_changes[COMMIT_TS] = COMMIT_TS_TYPE
         return pa.schema([*self.types.items(), *of_changes.items()])
 
     def segment(self, cuts: Sequence[int] = (), *, is_emptied: bool = False) -> Segment:
@@ -146,6 +153,7 @@ def histories(draw: st.DrawFn) -> tuple[Table, dict[Key, Row], Segment]:
         table.present.clear()
     lake = dict(table.present)
     table.changes.clear()
+    table.states.clear()
     for _ in range(draw(st.integers(1, 14))):
         what = draw(st.sampled_from(("insert", "update", "update", "update", "key", "key", "delete", "commit")))
         if what == "commit":
@@ -214,6 +222,48 @@ def test_deleted_rows_stay_with_what_they_had_last(history: tuple[Table, dict[Ke
     }
 
 
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_each_commit_gives_a_row_one_state(history: tuple[Table, dict[Key, Row], Segment]) -> None:
+    table, present, segment = history
+    if segment.is_emptied:
+        return
+    # What came before may be of the same commit as the first changes.
+    first = table.changes[0][LSN] if table.changes and len(present) % 2 else 0
+    lake = [{**row, "_valid_from": first, "_valid_to": None} for row in present.values()]
+    rows = versions_of(segment, fetching(table, present)).rows
+    rows.validate(full=True)
+    open_rows = {table.identity(row): row for row in lake}
+    found = list(lake)
+    for row in rows.to_pylist():
+        key = table.identity(row)
+        if row[IS_DELETE] and key in open_rows:
+            if open_rows[key]["_valid_from"] == row["_valid_to"]:
+                found.remove(open_rows[key])
+            open_rows[key]["_valid_to"] = row["_valid_to"]
+        elif not row[IS_DELETE]:
+            assert row["_valid_from_ts"] == datetime.fromtimestamp(row["_valid_from"], timezone.utc)
+            assert (row["_valid_to_ts"] is None) == (row["_valid_to"] is None)
+            found.append(row)
+    names = [*table.types, "_valid_from", "_valid_to"]
+    wanted = states_by_commit(table, present, first)
+    assert sorted(repr([row[name] for name in names]) for row in found) == sorted(
+        repr([row[name] for name in names]) for row in wanted
+    )
+
+
+def states_by_commit(table: Table, present: Mapping[Key, Row], first: int) -> list[Row]:
+    opened = {key: {**row, "_valid_from": first, "_valid_to": None} for key, row in present.items()}
+    found = []
+    for lsn, of_commit in groupby(table.states, lambda state: state[0]):
+        for key, row in {key: row for _, key, row in of_commit}.items():
+            if key in opened:
+                found.append({**opened.pop(key), "_valid_to": lsn})
+            if row is not None:
+                opened[key] = {**row, "_valid_from": lsn, "_valid_to": None}
+    return [row for row in [*found, *opened.values()] if row["_valid_from"] != row["_valid_to"]]
+
+
 def shown(table: Table, rows: Mapping[Key, Row]) -> dict[Key, str]:
     """Rows as texts, because NaN is not equal to itself."""
     return {key: repr([row[name] for name in table.types]) for key, row in rows.items()}
@@ -251,7 +301,7 @@ def test_a_value_of_a_row_that_has_its_new_key_already_is_there() -> None:
 def test_a_changed_key_whose_row_the_lake_lacks_is_refused() -> None:
     table = of_ints(1)
     table.update((1,), {"k": 2}, ["a"])
-    with pytest.raises(SchemaChangedError, match="lacks a row whose key was changed") as caught:
+    with pytest.raises(SchemaChangedError, match="lacks a row that was changed") as caught:
         states_of(table.segment(), fetching(table, {}))
     assert "pg-cdc resnapshot" in str(caught.value)
 

@@ -1,0 +1,88 @@
+"""What a batch does with a table, part by part, in each of its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from runs import Change, Row, announced, changed, layout, truncated, written
+
+from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.lake.batch_of_table import TableBatch
+from pg_cdc_source.lake.final_rows import final_rows
+from pg_cdc_source.lake.parts import Emptied, Files, parts_of
+from pg_cdc_source.lake.shape import Shape
+
+T = layout([(1, "id", "int4"), (2, "v", "text")])
+SOFT, LOG, VERSIONS = Shape(is_soft=True), Shape("append"), Shape("history")
+
+
+def one(lsn: int, *values: str, kind: str = "insert", table: Any = T, seq: int = 1) -> list[Row]:
+    return changed(table, Change(kind, (lsn, seq), values))
+
+
+def parts(shape: Shape, *rows: Row | Sequence[Row], stands_still: bool = False) -> list[Any]:
+    """Of each part what it is, with its LSN or its rows' first values."""
+    flat = [row for some in rows for row in ([some] if isinstance(some, dict) else some)]
+    batch = TableBatch.of("public.t", flat, shape, stands_still=stands_still)
+    found: list[Any] = []
+    for part in parts_of(batch, shape):
+        if isinstance(part, Emptied):
+            found.append(("emptied", part.lsn))
+        elif isinstance(part, Files):
+            found.append(("files", len(part.files), part.again))
+        else:
+            found.append([row["id"] for row in part.rows.to_pylist()])
+    return found
+
+
+@pytest.mark.parametrize("shape", [SOFT, VERSIONS])
+def test_what_stands_before_a_truncate_is_done_where_rows_stay(shape: Shape) -> None:
+    # A run may have rows on both sides.
+    around = changed(T, Change("insert", (10, 1), ["1", "a"]), Change("insert", (10, 9), ["2", "b"]))
+    assert parts(shape, around, truncated(T, (10, 5)), one(20, "3", "c"), truncated(T, (30, 1))) == [
+        *([1], ("emptied", 10), [2, 3], ("emptied", 30)),
+    ]
+    assert parts(Shape(), around, truncated(T, (10, 5)), one(20, "3", "c")) == [[2, 3]]
+
+
+@pytest.mark.parametrize("shape", [SOFT, VERSIONS])
+def test_rows_that_come_again_are_there_when_those_of_before_are_gone(shape: Shape) -> None:
+    again = {**truncated(T, (38, 0)), "_xid": None}
+    rows = (one(10, "1", "a"), again, written(T, (39, 0)), written(T, (39, 0)), one(40, "2", "b"))
+    assert parts(shape, *rows) == [[1], ("emptied", 39), ("files", 2, True), [2]]
+    # A table that was set aside has not what came before.
+    assert parts(shape, *rows, stands_still=True) == [("emptied", 39), ("files", 2, True), [2]]
+    assert parts(shape, written(T, (39, 0)), one(40, "2", "b")) == [("files", 1, False), [2]]
+
+
+def test_a_log_has_every_change_in_one_part_and_needs_no_key() -> None:
+    keyless = layout([(1, "id", "int4")], key=())
+    rows = (one(10, "1", table=keyless), truncated(keyless, (20, 1)), one(30, "2", table=keyless))
+    assert parts(LOG, *rows) == [[1, 2, None]]
+    assert parts(LOG, truncated(keyless, (20, 1)), written(keyless, (39, 0))) == [("files", 1, False), [None]]
+    with pytest.raises(SchemaChangedError, match="has no key"):
+        parts(VERSIONS, *rows)
+
+
+def test_a_log_has_what_columns_had_before_they_were_dropped_and_nothing_that_nobody_wrote() -> None:
+    later = layout([(1, "id", "int4"), (3, "w", "text")])
+    added = announced(later, (20, 1), {"change": "added", "attnum": 3, "name": "w", "fill": "f"})
+    batch = TableBatch.of("public.t", [*one(10, "1", "a"), added, *one(20, "2", "c", table=later, seq=2)], LOG)
+    (segment,) = parts_of(batch, LOG)
+    assert not isinstance(segment, Emptied | Files)
+    rows = final_rows(segment, lambda _: pytest.fail("nothing is needed"), LOG).rows.to_pylist()
+    assert [(row["id"], row["v"], row["w"], row["_commit_lsn"], row["_change_type"]) for row in rows] == [
+        (1, "a", None, 10, "insert"),
+        (2, None, "c", 20, "insert"),
+    ]
+    # Rows that are PostgreSQL's present ones have it.
+    assert TableBatch.of("public.t", [added], VERSIONS).fills == {3: "f"}
+
+
+def test_a_column_of_the_mirrors_own_is_refused() -> None:
+    table = layout([(1, "id", "int4"), (2, "_Seq", "int4")])
+    with pytest.raises(SchemaChangedError, match=r"has the column _Seq, which the mirror itself adds \(append\)"):
+        parts(LOG, one(10, "1", "2", table=table))
+    assert parts(VERSIONS, one(10, "1", "2", table=table)) == [[1]]

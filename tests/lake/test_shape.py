@@ -1,0 +1,33 @@
+"""What tables keep, as it is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.shape import Shapes
+
+
+def test_each_table_has_the_mode_that_was_given_for_it() -> None:
+    shapes = Shapes.of({"public.Orders": "history", "*": "append", 'public."b c"': "merge"}, "soft", "delta")
+    texts = [shapes[name].text for name in ("public.orders", "public.items", 'public."b c"')]
+    assert texts == ["history", "append", "merge, soft deletes"]
+    assert [Shapes.of("merge", deletes, "delta")["a.b"].text for deletes in ("hard", "soft")] == [
+        *("merge", "merge, soft deletes"),
+    ]
+    # Without a mode for all others, they are merged.
+    assert Shapes.of({"public.t": "append"}, "soft", "iceberg")["public.u"].columns.keys() == {
+        "_is_deleted",
+        "_deleted_lsn",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "deletes", "changes"),
+    [("log", "hard", "evolve"), ({"public.t": "log"}, "hard", "evolve"), ("merge", "never", "evolve"),
+     ("merge", "hard", "ignore"), ({"a.b.c.d": "merge"}, "hard", "evolve")],
+)  # fmt: skip
+def test_what_there_is_not_is_refused(mode: str | dict[str, str], deletes: str, changes: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Shapes.of(mode, deletes, "deltalake", changes)
+    assert caught.value.remedy
