@@ -19,6 +19,9 @@ from sessions import JVM_OPTIONS, SparkSessions
 
 # Spark's launcher gives these to each driver's JVM, those of the programs that tests run included.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
+# Nothing multiplies matrices, but NumPy would start threads for that in each of Spark's Python processes: a quarter of
+# what its import takes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # The longest files, by what `pytest --durations=0` shows; a process that begins one last would end alone.
 LONGEST_FIRST = (
