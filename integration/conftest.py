@@ -27,6 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 LONGEST_FIRST = (
     *(
         "test_batches.py",
+        "test_modes.py",
         "test_shop.py",
         "test_catalogs.py",
         "test_crashes.py",

@@ -108,8 +108,13 @@ MODES = {
 }
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize(("mode", "deletes", "expected"), MODES.values(), ids=MODES.keys())
+def modes(*corner: str) -> list[Any]:
+    """All modes. Of those in ``corner`` each takes a minute with Spark's merges."""
+    marks = {name: [pytest.mark.corner] for name in corner}
+    return [pytest.param(*given, id=name, marks=marks.get(name, [])) for name, given in MODES.items()]
+
+
+@pytest.mark.parametrize(("mode", "deletes", "expected"), modes("soft", "history"))
 def test_tables_have_what_triggers_have_seen(
     mode: str, deletes: str, expected: Expected, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,8 +153,7 @@ def shown(row: dict[str, Any], names: Iterable[str]) -> str:
     return json.dumps({name: row[name] for name in sorted(names)}, default=str)
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize(("mode", "deletes", "expected"), MODES.values(), ids=MODES.keys())
+@pytest.mark.parametrize(("mode", "deletes", "expected"), modes("append"))
 def test_columns_change_and_rows_come_again(
     mode: str, deletes: str, expected: Expected, pg: Session, begin: Begin
 ) -> None:
