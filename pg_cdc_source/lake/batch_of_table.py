@@ -114,7 +114,11 @@ class TableBatch:
             batch._require_names(layout)
             batch._require_fitting_files(layout)
             if shape.keeps_values_of_dropped:
+                there = len(layout.columns)
                 batch.layout = layout = with_dropped(layout, layouts)
+                # Rows behind the drop have nothing in it.
+                for column in layout.columns[there:]:
+                    batch.fills.pop(column.attnum or 0, None)
             runs = (row for row in ordered if row["_change_type"] == CHANGES)
             batch._read(layout, runs, BEGINNING if keeps else begin)
         if truncates and not shape.keeps:

@@ -81,6 +81,14 @@ def test_a_log_has_what_columns_had_before_they_were_dropped_and_nothing_that_no
     assert TableBatch.of("public.t", [added], VERSIONS).fills == {3: "f"}
 
 
+def test_a_column_that_is_added_and_dropped_within_a_batch_is_null_behind() -> None:
+    with_w = layout([(1, "id", "int4"), (2, "v", "text"), (3, "w", "text")])
+    added = announced(with_w, (20, 1), {"change": "added", "attnum": 3, "name": "w", "fill": "f"})
+    rows = [added, *changed(with_w, Change("insert", (20, 2), ["1", "a", "b"])), *one(30, "2", "c")]
+    (segment,) = TableBatch.of("public.t", rows, VERSIONS).segments
+    assert [(row["id"], row["w"]) for row in segment.rows.to_pylist()] == [(1, "b"), (2, None)]
+
+
 def test_a_column_of_the_mirrors_own_is_refused() -> None:
     table = layout([(1, "id", "int4"), (2, "_Seq", "int4")])
     with pytest.raises(SchemaChangedError, match=r"has the column _Seq, which the mirror itself adds \(append\)"):
