@@ -67,8 +67,7 @@ def conf(warehouse: Path) -> dict[str, str]:
         settings["spark.sql.catalog.lake.type"] = "hadoop"
         settings["spark.sql.catalog.lake.warehouse"] = str(warehouse / "iceberg")
     settings["spark.sql.extensions"] = ",".join(extensions)
-    # Not driver.extraClassPath: before another class path, a JVM passes over the archive of Spark's classes.
-    settings["spark.jars"] = ",".join(map(str, classes))
+    settings["spark.driver.extraClassPath"] = os.pathsep.join(map(str, classes))
     return settings
 
 
