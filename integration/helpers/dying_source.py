@@ -67,6 +67,10 @@ class Files:
     def rows(self, number: int) -> list[dict[str, Any]]:
         return self._read(self.directory / "rows" / str(number))
 
+    def log(self) -> str:
+        path = self.directory / "log"
+        return path.read_text() if path.exists() else ""
+
     def rows_before(self, number: int) -> list[list[dict[str, Any]]]:
         """What the batch had when it came before."""
         return [self._read(path) for path in (self.directory / "rows").glob(f"{number}.*[0-9]")]

@@ -14,6 +14,7 @@ the stream has exactly the changes that were committed, in the order of their co
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class Gap(NamedTuple):
 
 
 _NOWHERE = Position(Lsn(0))
+# What the log says where the rows of a table cannot be turned back.
+_READ_AGAIN = re.compile(r"the initial snapshot of (\S+) was interrupted and is read again")
 
 
 @dataclass
@@ -95,7 +98,12 @@ class SecondOpinion:
             assert end is not None
             if before is None:
                 exact = _is_read_by_one_process(files)
-                stays = {member.oid: Stay(member.oid, member.name, end.origin, exact) for member in _members(end)}
+                # The process that made the slot may have died before it wrote an offset.
+                said = set(_READ_AGAIN.findall(files.log()))
+                stays = {
+                    member.oid: Stay(member.oid, member.name, end.origin, exact and member.name not in said)
+                    for member in _members(end)
+                }
             position = end.position if before is None else before.position
             known = (*_members(before), *_members(end))
             for row in sorted(files.rows(number), key=lambda row: (row["_commit_lsn"], row["_seq"])):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pg_cdc_source.errors import DefiniteError, SchemaChangedError
-from pg_cdc_source.offsets import Lsn, Position, StreamOffset
+from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 
@@ -54,16 +54,15 @@ class BatchRows:
         return replace(self, tables=tables, unread=unread)
 
 
-def rows_of(
-    start: StreamOffset | None, end: StreamOffset, joined: Sequence[PlannedTable], plan: StreamPlan
-) -> BatchRows:
+def rows_of(start: StreamOffset | None, end: StreamOffset, joined: Sequence[Member], plan: StreamPlan) -> BatchRows:
     """The rows that the batch from ``start`` to ``end`` has; ``joined`` are tables that join at its end.
 
     Rows of tables that have left do not come: no snapshot has them any more.
     """
+    planned = {p.oid: p for p in plan.planned}
     if joined:
-        tables = tuple(joined)
-        return BatchRows(end.position.next_lsn, {p.oid: p.name for p in tables}, tables, tables, True)
+        tables = tuple(planned[member.oid] for member in joined if member.oid in planned)
+        return BatchRows(end.position.next_lsn, {m.oid: m.name for m in joined}, tables, tables, True)
     first = _first_of(start, end)
     # A table that was renamed since is still the same one.
     oids = {member.name: member.oid for member in end.members or plan.members}
@@ -74,7 +73,6 @@ def rows_of(
             remedy="start over with a new checkpoint location and a new slot",
         )
     listed = [(oids[name], name) for name in end.tables[first:]]
-    planned = {p.oid: p for p in plan.planned}
     wanted = dict(listed[: end.done - first])
     return BatchRows(
         end.point,

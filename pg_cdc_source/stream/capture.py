@@ -45,7 +45,7 @@ from pg_cdc_source.stream.planned_reader import PlannedReader
 from pg_cdc_source.stream.schema_history import NewTableError
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
+from pg_cdc_source.stream.stream_plan import StreamPlan
 
 log = logging.getLogger(__name__)
 
@@ -366,7 +366,7 @@ class Capture:
         chunks += self._layouts.left(start, end)
         return Batch(tuple(first), tuple(parts), tuple(chunks))
 
-    def _rows(self, start: StreamOffset | None, end: StreamOffset, joined: Sequence[PlannedTable]) -> BatchRows:
+    def _rows(self, start: StreamOffset | None, end: StreamOffset, joined: Sequence[Member]) -> BatchRows:
         rows = rows_of(start, end, joined, self._membership.plan)
         if rows.tables:
             # In this process the snapshot may be held for longer than its tables are there.

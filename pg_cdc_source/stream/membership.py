@@ -83,8 +83,10 @@ class Membership:
             self._settle(whole, mark, difference, offset)
             self._is_compared = True
 
-    def repeat(self, start: StreamOffset | None, end: StreamOffset, *, guessed: bool) -> tuple[PlannedTable, ...]:
+    def repeat(self, start: StreamOffset | None, end: StreamOffset, *, guessed: bool) -> tuple[Member, ...]:
         """Follow what the batch from ``start`` to ``end`` has. Return the tables that join at its end, if it guesses.
+
+        Some of those may be gone by now.
 
         An end that was given before its start was known (``guessed``), or without a limit, has the tables of its time.
         Those that the start does not have join at the end, and so do those whose rows are due.
@@ -105,15 +107,18 @@ class Membership:
         # Those of an end that knew its start are still due there.
         oids |= {planned.oid for planned in self.plan.named([name for name in start.due if name not in end.due])}
         # By the names that the offset has, as when the batch comes again.
-        named = whole.following(end.members or ()).planned
-        tables = tuple(_since(planned, end.position.next_lsn) for planned in named if planned.oid in oids)
-        self.join(tables, end.publication)
+        named, point = whole.following(end.members or ()), end.position.next_lsn
+        self.join(
+            [_since(planned, point) for planned in named.planned if planned.oid in oids],
+            end.publication,
+            [replace(member, since=point) for member in named.gone if member.oid in oids],
+        )
         if self.leaving is not None:
             self.leaving = replace(self.leaving, through=end.position)
             if self._options.on_schema_change == "fail":
                 # The end does not have them any more: this is the last time that they are missed.
                 self.leave()
-        return tables
+        return tuple(member for member in end.members if member.oid in oids)
 
     def guess(self, since: Lsn) -> tuple[tuple[Member, ...], str]:
         """All tables that the stream would have now, and the publication's mark: for an end without a start."""
@@ -303,9 +308,9 @@ class Membership:
             renamed = [replace(p, member=replace(p.member, name=names.get(p.oid, p.name))) for p in self.plan.planned]
             self._plan = replace(self.plan, planned=tuple(renamed))
 
-    def join(self, tables: Sequence[PlannedTable], mark: str) -> None:
-        """Follow tables from their points on."""
-        self._plan, self.mark, self.has_waiting = self.plan.joined_by(tables), mark, False
+    def join(self, tables: Sequence[PlannedTable], mark: str, gone: Sequence[Member] = ()) -> None:
+        """Follow tables from their points on, also those that are gone by now, of which there are only changes."""
+        self._plan, self.mark, self.has_waiting = self.plan.joined_by(tables, gone), mark, False
         self._seen = None
         if tables:
             log.info("%s joins the stream at %s", ", ".join(p.name for p in tables[:10]), tables[0].member.since)

@@ -94,12 +94,13 @@ class StreamPlan:
             gone=tuple(member for member in members if member.oid not in known),
         )
 
-    def joined_by(self, tables: Sequence[PlannedTable]) -> StreamPlan:
-        """The plan with these tables as well, each instead of one of its oid or its name."""
-        oids, names = {planned.oid for planned in tables}, {planned.name for planned in tables}
+    def joined_by(self, tables: Sequence[PlannedTable], gone: Sequence[Member] = ()) -> StreamPlan:
+        """The plan with these tables as well, and others that are gone, each instead of one of its oid or its name."""
+        joined = [*(planned.member for planned in tables), *gone]
+        oids, names = {member.oid for member in joined}, {member.name for member in joined}
         kept = [planned for planned in self.planned if planned.oid not in oids and planned.name not in names]
-        gone = tuple(member for member in self.gone if member.oid not in oids and member.name not in names)
-        return replace(self, planned=(*kept, *tables), gone=gone)
+        left = [member for member in self.gone if member.oid not in oids and member.name not in names]
+        return replace(self, planned=(*kept, *tables), gone=(*left, *gone))
 
 
 def read_typed_schema(options: StreamOptions) -> pa.Schema:
