@@ -43,7 +43,7 @@ def find_layout(
     sent = relation.columns
     present = catalog if catalog is not None and _is_at(catalog, sent) else None
     numbers = _numbers(sent, known, catalog, present)
-    key = _key(relation, known, present)
+    key = _key(relation, known, present, numbers)
     last_known = known if catalog is None else catalog
     nullable = {} if last_known is None else {column.attnum: column.nullable for column in last_known.columns}
     columns = tuple(
@@ -75,16 +75,31 @@ def _column(sent: RelationColumn, number: int | None, key: bool, nullable: bool,
     )
 
 
-def _key(relation: RelationMessage, known: TableLayout | None, present: CatalogLayout | None) -> frozenset[str]:
+def _key(
+    relation: RelationMessage,
+    known: TableLayout | None,
+    present: CatalogLayout | None,
+    numbers: Sequence[int | None],
+) -> frozenset[str]:
     """Return the columns that tell rows apart. Under FULL all are marked; only the catalog knows the primary key."""
     names = frozenset(column.name for column in relation.columns)
     of_catalog = frozenset(present.key) if present is not None and present.identity == relation.identity else None
     if relation.identity == "f":
-        key = frozenset(known.key if known is not None else ()) if of_catalog is None else of_catalog
+        key = _known_key(relation, known, numbers) if of_catalog is None else of_catalog
     else:
         key = frozenset(column.name for column in relation.columns if column.is_key)
     # A part of a key does not tell rows apart.
     return key if names.issuperset(key | (of_catalog or key)) else frozenset()
+
+
+def _known_key(relation: RelationMessage, known: TableLayout | None, numbers: Sequence[int | None]) -> frozenset[str]:
+    """Return the known key's columns under the names that they have in ``relation``; a column may be renamed."""
+    now = {number: column.name for number, column in zip(numbers, relation.columns, strict=True)}
+    return frozenset(
+        now.get(column.attnum, column.name) if column.attnum is not None else column.name
+        for column in (() if known is None else known.columns)
+        if column.key
+    )
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

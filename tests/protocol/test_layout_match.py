@@ -225,6 +225,23 @@ def test_under_full_the_key_is_the_primary_key_if_all_of_it_is_sent(primary_key:
     assert layout.key == key
 
 
+@pytest.mark.parametrize(
+    ("relation", "now", "key"),
+    [
+        (sent(("k", INT), A, identity="f"), catalog([(1, "later", INT), T[1]], identity="f", **ALTERED), ("k",)),
+        (sent(("k", INT), A, identity="f"), None, ("k",)),
+        (sent(A, ("k", INT), identity="f"), None, ()),
+        (sent(A, identity="f"), catalog([T[1], (3, "b", TEXT)], identity="f", key=(), **ALTERED), ()),
+    ],
+    ids=["renamed", "renamed, and the table is gone", "replaced, and the table is gone", "dropped"],
+)
+def test_under_full_the_key_is_the_known_one_where_the_catalog_is_ahead(
+    relation: RelationMessage, now: CatalogLayout | None, key: tuple[str, ...]
+) -> None:
+    layout, _ = find_layout(relation, known(identity="f"), now, type_of)
+    assert layout.key == key
+
+
 def test_columns_that_are_not_published_do_not_count() -> None:
     now = catalog([T[0], (2, "hidden", TEXT), (3, "a", TEXT)])
     now = replace(now, columns=tuple(replace(c, published=c.name != "hidden") for c in now.columns))
