@@ -124,7 +124,7 @@ class Driver:
 
         def counts(number: int) -> bool:
             path = self._directory / "checkpoint" / "offsets" / str(number)
-            return path.exists() and "seq" in json.loads(path.read_text().splitlines()[-1])
+            return path.exists() and "change" in json.loads(path.read_text().splitlines()[-1])
 
         return counts(batch - 1) and counts(batch)
 

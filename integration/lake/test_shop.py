@@ -46,6 +46,8 @@ SERVER = {"wal_keep_size": "8GB", "checkpoint_timeout": "30s"}
 REASONS = (
     "was rewritten, and",
     "its first rows were read again after a crash",
+    # Such a row was deleted before they were read again.
+    "lacks a row that was changed, and whose values did not travel",
     "got another key under REPLICA IDENTITY FULL",
     "was called",
     "rows changed their keys while the table or its key changed",

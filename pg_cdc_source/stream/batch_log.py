@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pg_cdc_source.logs import fields
-from pg_cdc_source.offsets import ALL, Position, StreamOffset
+from pg_cdc_source.offsets import ALL, Lsn, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.stream.capture import Batch
 from pg_cdc_source.stream.chunks import from_ipc
@@ -74,7 +74,7 @@ def described(options: StreamOptions, standing: Standing) -> dict[str, Any]:
 
 
 def _lsn(position: Position) -> str:
-    return str(position.lsn) if position.seq == ALL else f"{position.lsn}:{position.seq}"
+    return str(position.lsn) if position.seq == ALL else f"{position.lsn}:{Lsn(position.seq)}"
 
 
 def _rows(options: StreamOptions, batch: Batch) -> Counter[str]:
