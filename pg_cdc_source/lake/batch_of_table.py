@@ -84,6 +84,17 @@ class TableBatch:
         """Whether the batch has all rows of the table, so that nothing stays of what the lake has."""
         return bool(self.truncates) and not self.is_rewritten
 
+    @property
+    def has_moved_values(self) -> bool:
+        """Whether a row under a new key has values that only the row of the old key has."""
+        return any(
+            pc.any(
+                pc.and_(pc.equal(s.rows[KIND], "insert"), pc.greater(pc.list_value_length(s.rows[UNCHANGED]), 0))
+            ).as_py()
+            for s in self.segments
+            if s.rows.num_rows
+        )
+
     @classmethod
     def of(
         cls, table: str, rows: Iterable[Mapping[str, Any]], shape: Shape = REPLACED, *, stands_still: bool = False

@@ -54,7 +54,8 @@ class Sink:
             return last
         start = last or LedgerRow(query, -1, 0, None, datetime.now(timezone.utc))
         set_aside = {table: why for table, why in start.set_aside.items() if not why.startswith(CATCHING_UP)}
-        outcomes = list(run(Start(Mark(query, batch_id), start.tables, set_aside)))
+        catching_up = frozenset(start.set_aside.keys() - set_aside.keys())
+        outcomes = list(run(Start(Mark(query, batch_id), start.tables, set_aside, catching_up)))
         self._last = row = self._row(start, batch_id, outcomes)
         self._ledger.append(row)
         rows = {o["table"]: o["rows"] for o in outcomes if o["version"] is not None}

@@ -35,11 +35,15 @@ OUTCOME_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a batch begins: whose it is, at which versions tables stood, and which were set aside."""
+    """Where a batch begins: whose it is, at which versions tables stood, and which were set aside.
+
+    ``catching_up`` are tables whose first rows are not all as of one point.
+    """
 
     mark: Mark
     versions: Mapping[str, int]
     set_aside: Mapping[str, str]
+    catching_up: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,14 @@ class Task(ABC):
                 f"{table} was rewritten, and the rows that the lake has are not those of PostgreSQL any more",
                 remedy="wait: the stream reads its rows again. On Spark 4.0 and 4.1 it does not where the query has "
                 "ended meanwhile: then pg-cdc resnapshot",
+            )
+        is_catching_up = table in self.start.catching_up and not batch.comes_whole
+        if (is_catching_up or any(map(_through, rows))) and batch.has_moved_values:
+            # The row that the lake has under the old key may be another one by now.
+            raise SchemaChangedError(
+                f"{table}: its first rows were read again after a crash, and a row's key was changed meanwhile, with "
+                "values that did not travel",
+                remedy="have the table's rows come again: pg-cdc resnapshot",
             )
         is_replaced = batch.comes_whole and not shape.keeps
         return Work(batch.layout, batch.fills, parts_of(batch, shape), is_replaced)

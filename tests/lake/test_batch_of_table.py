@@ -246,3 +246,10 @@ def test_a_value_that_its_type_cannot_hold_is_refused_with_its_place() -> None:
     assert "public.t, column d (date), the change with _commit_lsn 10, _seq 2: " in text
     assert "pg-cdc resnapshot" in text
     assert "asString" not in text
+
+
+def test_values_that_a_row_has_only_under_its_old_key_are_told() -> None:
+    gone = Change("delete", (10, 1), ["1", None])
+    assert of(changed(T, gone, Change("insert", (10, 2), ["2", None], ["v"]))).has_moved_values
+    assert not of(changed(T, gone, Change("insert", (10, 2), ["2", "a"]))).has_moved_values
+    assert not of(changed(T, Change("update", (10, 1), ["1", None], ["v"]))).has_moved_values
