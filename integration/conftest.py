@@ -28,7 +28,6 @@ LONGEST_FIRST = (
     *(
         "test_batches.py",
         "test_modes.py",
-        "test_shop.py",
         "test_catalogs.py",
         "test_crashes.py",
         "test_sparks.py",
