@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from pg_cdc_source import register
 from pg_cdc_source.bench import datasets, peers
 from pg_cdc_source.bench.datasets import Dataset
+from pg_cdc_source.bench.lakes import lake_conf
 from pg_cdc_source.bench.meter import Meter, timings
 from pg_cdc_source.bench.question import Sample
 from pg_cdc_source.demo.embedded_postgres import embedded_postgres
@@ -112,9 +113,10 @@ class Lab:
     @property
     def spark(self) -> SparkSession:
         if self._spark is None:
-            conf = {"spark.log.level": "ERROR", "spark.driver.memory": "2g"}
+            conf = {"spark.log.level": "ERROR", "spark.driver.memory": "2g", **lake_conf(self.home)}
             if peers.JDBC_DRIVER.exists():
-                conf["spark.driver.extraClassPath"] = str(peers.JDBC_DRIVER)
+                jars = conf.get("spark.driver.extraClassPath")
+                conf["spark.driver.extraClassPath"] = os.pathsep.join(filter(None, (str(peers.JDBC_DRIVER), jars)))
             self._spark = start_session(f"local[{CORES}]", conf, self.home, log=self.home / "spark.log")
             register(self._spark)
         return self._spark

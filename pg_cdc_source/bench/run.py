@@ -13,7 +13,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pg_cdc_source.bench import datasets, growth, mirror, snapshot, source, stream
+from pg_cdc_source.bench import (
+    datasets,
+    growth,
+    leaves,
+    mirror,
+    mirror_latency,
+    mirror_size,
+    snapshot,
+    source,
+    stream,
+    tpch,
+)
 from pg_cdc_source.bench.lab import FULL, QUICK, Lab, Scale, open_lab
 from pg_cdc_source.bench.machine import read_commit, read_machine, versions
 from pg_cdc_source.bench.question import Answer, Question, ask
@@ -28,6 +39,10 @@ QUESTIONS: dict[str, Callable[[Lab], Question]] = {
             *(datasets.NARROW, datasets.TEXT, datasets.NUMERIC),
         )
     },
+    "leaves-small": leaves.small,
+    "leaves-medium": leaves.medium,
+    "tpch": tpch.snapshots,
+    "tpch-ranges": tpch.default_ranges,
     "arrow": snapshot.against_arrow_readers,
     "limit": snapshot.against_the_limit,
     "source-cpu": source.cpu,
@@ -35,6 +50,11 @@ QUESTIONS: dict[str, Callable[[Lab], Question]] = {
     # After the questions that look at slots, because the slot with the backlog stays.
     "backlog": stream.backlog,
     "mirror-backlog": mirror.backlog,
+    "mirror-tables": mirror.among_many,
+    "mirror-keys": mirror_size.keys,
+    "mirror-reading": mirror_size.reading,
+    "mirror-first": tpch.first_rows,
+    "mirror-latency": mirror_latency.latency,
     "latency": stream.latency,
     "growth-rows": growth.in_rows,
     "growth-partitions": growth.in_partitions,

@@ -72,15 +72,7 @@ def read_by_spark(lab: Lab, table: str, rows: int, source: str = OURS, **options
 
 
 def read_by_jdbc(lab: Lab, dataset: Dataset, table: str, rows: int) -> Sample:
-    server = lab.server
-    options: dict[str, str | int] = {
-        "url": f"jdbc:postgresql://{server['host']}:{server['port']}/{server['dbname']}",
-        "user": server["user"],
-        "password": server["password"],
-        "driver": "org.postgresql.Driver",
-        "dbtable": table,
-        "fetchsize": 10_000,
-    }
+    options: dict[str, str | int] = {**peers.jdbc_options(lab.server), "dbtable": table}
     if dataset.key is not None:
         ends = {bound: lab.value(f"SELECT {bound}({dataset.key}) FROM {table}") for bound in ("min", "max")}
         options |= {"partitionColumn": dataset.key, "numPartitions": PARTITIONS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
 import time
 from functools import partial
@@ -98,7 +99,8 @@ def _read_while_writing(lab: Lab, table: str, rows: int, slot: str | None) -> Sa
         connections.append(sessions)
 
     # Longer than any read takes; the writer is killed when the read is done.
-    with lab.start("writer", "written", str(_WRITES_PER_SECOND), "3600") as writer:
+    statements = json.dumps([f"INSERT INTO written {WIDE.rows_between('$1', '$1')}"])
+    with lab.start("writer", statements, str(_WRITES_PER_SECOND), "3600") as writer:
         assert writer.stdin is not None
         writer.stdin.write(lab.url)
         writer.stdin.close()

@@ -204,11 +204,12 @@ def _latency(lab: Lab) -> Sample:
     lab.execute(f"TRUNCATE {_TABLE}")
     slot = "bench_latency"
     rows = _load(lab, slot, startFrom="now")
+    statements = [f"INSERT INTO {_TABLE} {WIDE.rows_between('$1', '$1')}"]
 
     def work() -> int:
         with (
             _started(lab, rows, take, slot) as query,
-            lab.start("writer", _TABLE, str(_TRANSACTIONS_PER_SECOND), str(seconds)) as writer,
+            lab.start("writer", json.dumps(statements), str(_TRANSACTIONS_PER_SECOND), str(seconds)) as writer,
         ):
             _, errors = writer.communicate(lab.url)
             if writer.returncode != 0:
