@@ -40,8 +40,27 @@ class Noted:
     new: Values | None
 
 
-def noted(pg: Session, stream: Iterable[Row]) -> list[Noted]:
-    """All changes; ``stream`` are the rows of the envelope that have come of them."""
+# Behind TRIGGERS: a slot from which the LSNs of all commits are read, and by nothing of the connector's.
+JUDGE = (
+    "CREATE PUBLICATION judge FOR TABLE audit.log",
+    "SELECT pg_create_logical_replication_slot('judge', 'pgoutput')",
+)
+
+
+def lsns_by_judge(pg: Session) -> dict[int, int]:
+    """The LSN of each commit, by its transaction's number: the slot's messages Begin have both."""
+    return dict(run(pg, """
+        SELECT ('x' || encode(substr(data, 18, 4), 'hex'))::bit(32)::bigint,
+               ('x' || encode(substr(data, 2, 8), 'hex'))::bit(64)::bigint
+        FROM pg_logical_slot_peek_binary_changes(
+            'judge', NULL, NULL, 'proto_version', '1', 'publication_names', 'judge'
+        )
+        WHERE substr(data, 1, 1) = 'B'
+    """))  # fmt: skip
+
+
+def lsns_of(stream: Iterable[Row]) -> dict[int, int]:
+    """As ``lsns_by_judge``, of rows of the envelope."""
     lsn: dict[int, int] = {}
     for row in stream:
         if row["_change_type"] == "changes":
@@ -49,6 +68,11 @@ def noted(pg: Session, stream: Iterable[Row]) -> list[Noted]:
             lsn |= dict(zip(found["_xid"].to_pylist(), found["_commit_lsn"].to_pylist(), strict=True))
         elif row["_change_type"] == "truncate":
             lsn[row["_xid"]] = row["_commit_lsn"]
+    return lsn
+
+
+def noted(pg: Session, lsn: Mapping[int, int]) -> list[Noted]:
+    """All changes; ``lsn`` is that of each transaction's commit."""
     rows = run(pg, "SELECT xid, kind, old, new FROM audit.log ORDER BY n")
     # Of a transaction that changed nothing in the end, PostgreSQL may send nothing.
     return [Noted(lsn[xid], kind, old, new) for xid, kind, old, new in rows]
@@ -98,14 +122,16 @@ def last_of_each(changes: Iterable[Noted], first: Iterable[Values]) -> Iterator[
     yield from last.values()
 
 
-def log(changes: Iterable[Noted], names: Iterable[str]) -> Iterator[tuple[int, str, Values]]:
-    """The rows of a log: the commit, the kind and the values of each."""
+def log(
+    changes: Iterable[Noted], names: Iterable[str], identity: Iterable[str] = ("id",)
+) -> Iterator[tuple[int, str, Values]]:
+    """The rows of a log: the commit, the kind and the values of each. A delete has the columns ``identity``."""
     nothing: Values = dict.fromkeys(names)
     for change in changes:
         old, new, kind = change.old, change.new, change.kind
         if old is not None and (new is None or new["id"] != old["id"]):
             # PostgreSQL sends another key as two changes.
             kind = "insert"
-            yield change.lsn, "delete", {**nothing, "id": old["id"]}
+            yield change.lsn, "delete", {**nothing, **{name: old[name] for name in identity}}
         if new is not None or change.kind == "truncate":
             yield change.lsn, kind, new or nothing

@@ -25,11 +25,11 @@ from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors import delta, iceberg
+from pg_cdc_source.mirrors.catalog_tables import refresh
 from pg_cdc_source.mirrors.delta_rs import DeltaRsTable, DeltaRsTask
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 from pg_cdc_source.mirrors.spark_lake import SparkLake
-from pg_cdc_source.mirrors.spark_ledger import refresh
-from pg_cdc_source.mirrors.spark_table import SparkTable
+from pg_cdc_source.mirrors.spark_table import COMPACT_STEP, Commit, SparkTable
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 
 QUERY = "q"
@@ -49,6 +49,7 @@ class Lake(ABC):
         self.ledger = ledger
         self._sink = Sink(targets, ledger)
         self._batch: list[Row] | None = None  # one that was not applied to its end
+        self.compacts = True
 
     def step(self) -> LedgerRow | None:
         """Run one batch, or the one again that was not applied to its end; its row of the ledger."""
@@ -67,9 +68,10 @@ class Lake(ABC):
         """Forget what the process knows, as one that was killed."""
         self._sink = Sink(self.targets, self.ledger)
 
-    def begin_as(self, shapes: Shapes) -> None:
+    def begin_as(self, shapes: Shapes, *, compacts: bool = True) -> None:
         """Start again, with tables of other shapes."""
         self.shapes = shapes
+        self.compacts = compacts
         self.restart()
 
     @abstractmethod
@@ -108,6 +110,14 @@ class Lake(ABC):
     def merged_batches(self, table: str) -> list[int]:
         """The batches of a table's merges."""
 
+    @abstractmethod
+    def files(self, table: str, version: int | None = None) -> int:
+        """How many files a table has."""
+
+    @abstractmethod
+    def compactions(self, table: str) -> set[int]:
+        """The batches behind which a table's small files were written together."""
+
 
 class DeltaRsLake(Lake):
     """Tables below a directory, without Spark."""
@@ -116,14 +126,14 @@ class DeltaRsLake(Lake):
 
     def __init__(self, driver: Driver, directory: Path, shapes: Shapes) -> None:
         targets = Targets.of(f"{directory}/{{table}}", None)
-        super().__init__(driver, targets, DeltaRsLedger(targets.ledger), shapes)
+        super().__init__(driver, targets, DeltaRsLedger(targets.ledger, compacts=True), shapes)
 
     def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
         batches = iter(rows.to_batches())
         written = [
             row for out in FileWriter(self.targets.__getitem__, self.shapes).take(batches) for row in out.to_pylist()
         ]
-        return DeltaRsTask(self.targets, start, self.shapes).outcomes(written)
+        return DeltaRsTask(self.targets, start, self.shapes, self.compacts).outcomes(written)
 
     def _read(self, table: str, version: int | None) -> pa.Table:
         return DeltaTable(self.targets[f"public.{table}"], version=version).to_pyarrow_table()
@@ -140,6 +150,13 @@ class DeltaRsLake(Lake):
         history = DeltaTable(self.targets[f"public.{table}"]).history()
         return [commit["pgcdc_batch"] for commit in history if commit["operation"] == "MERGE"]
 
+    def files(self, table: str, version: int | None = None) -> int:
+        return len(DeltaTable(self.targets[f"public.{table}"], version=version).file_uris())
+
+    def compactions(self, table: str) -> set[int]:
+        history = DeltaTable(self.targets[f"public.{table}"]).history()
+        return {int(commit["pgcdc_batch"]) for commit in history if commit["operation"] == "OPTIMIZE"}
+
 
 class CatalogLake(Lake):
     """Tables in a namespace of their own of one of Spark's catalogs."""
@@ -155,12 +172,13 @@ class CatalogLake(Lake):
         self._spark = spark
         self._namespace = f"{catalog}.n{secrets.token_hex(4)}"
         targets = Targets.of(f"{self._namespace}.{{table}}", None)
-        self._lake = SparkLake(spark, targets, kind, f"{directory}/staging", shapes)
+        self._lake = SparkLake(spark, targets, kind, f"{directory}/staging", shapes, compacts=True)
         super().__init__(driver, targets, self._lake.ledger, shapes)
 
-    def begin_as(self, shapes: Shapes) -> None:
-        self._lake = SparkLake(self._spark, self.targets, self._lake._kind, self._lake._staging, shapes)
-        super().begin_as(shapes)
+    def begin_as(self, shapes: Shapes, *, compacts: bool = True) -> None:
+        before = self._lake
+        self._lake = SparkLake(self._spark, self.targets, before._kind, before._staging, shapes, compacts=compacts)
+        super().begin_as(shapes, compacts=compacts)
 
     def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
         return self._lake.run(self._spark.createDataFrame(rows), start)
@@ -181,10 +199,23 @@ class CatalogLake(Lake):
         self._spark.sql(f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1").collect()
 
     def merged_batches(self, table: str) -> list[int]:
-        kind, _ = self._KINDS[self._lake._kind.provider]
-        found = kind(self._spark, f"{self._namespace}.{table}", f"public.{table}", Mark(QUERY, 0), None).commits(None)
         merges = ("MERGE", "overwrite")
-        return [commit.said["batch"] for commit in found if commit.operation in merges]
+        return [commit.said["batch"] for commit in self._commits(table) if commit.operation in merges]
+
+    def files(self, table: str, version: int | None = None) -> int:
+        name = f"{self._namespace}.{table}"
+        refresh(self._spark, name, self._lake._kind.provider)
+        at = "" if version is None else f" VERSION AS OF {version}"
+        if self._lake._kind is iceberg.IcebergTable:
+            return self._spark.sql(f"SELECT * FROM {name}.files{at}").count()
+        return len(self._spark.sql(f"SELECT * FROM {name}{at}").inputFiles())
+
+    def compactions(self, table: str) -> set[int]:
+        return {commit.said["batch"] for commit in self._commits(table) if commit.said.get("step") == COMPACT_STEP}
+
+    def _commits(self, table: str) -> list[Commit]:
+        kind, _ = self._KINDS[self._lake._kind.provider]
+        return kind(self._spark, f"{self._namespace}.{table}", f"public.{table}", Mark(QUERY, 0), None).commits(None)
 
 
 def present_rows(found: pa.Table, shape: Shape) -> pa.Table:

@@ -53,7 +53,9 @@ def lacking(format: str) -> str | None:
 
 def conf(warehouse: Path) -> dict[str, str]:
     """Settings of a session with all formats that can be tested here."""
-    settings, extensions, classes = {}, [], []
+    # To compile a plan of a few rows, which never comes again, takes a quarter of what a merge of theirs takes.
+    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    extensions, classes = [], []
     if lacking("delta") is None:
         classes += jars("delta")
         extensions.append("io.delta.sql.DeltaSparkSessionExtension")

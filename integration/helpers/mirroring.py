@@ -1,6 +1,7 @@
-"""A Spark driver that mirrors tables until it is killed: python mirroring.py DIRECTORY URL [FORMAT [MASTER [ROWS]]].
+"""A Spark driver that mirrors tables until it is killed: python mirroring.py DIRECTORY URL [FORMAT [MASTER [GIVEN]]].
 
-ROWS is the limit of a batch. The file ``batches`` in the directory gets a line of JSON for each batch.
+GIVEN are other arguments of mirror(), as JSON. The file ``batches`` in the directory gets a line of JSON for each
+batch.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ def note(directory: Path, row: LedgerRow) -> None:
         file.write(json.dumps(said) + "\n")
 
 
-def main(directory: Path, url: str, format: str = "deltalake", master: str = "local[2]", rows: str = "2000") -> None:
+def main(directory: Path, url: str, format: str = "deltalake", master: str = "local[2]", given: str = "{}") -> None:
     conf = {} if format == "deltalake" else lake_jars.conf(directory / "warehouse")
     spark = start_session(master, conf, directory)
-    given = {**arguments(directory, url, format), "maxRowsPerBatch": int(rows)}
-    mirror(spark, **given, on_batch=lambda batch: note(directory, batch.row)).awaitTermination()
+    wanted = {**arguments(directory, url, format), **json.loads(given)}
+    mirror(spark, **wanted, on_batch=lambda batch: note(directory, batch.row)).awaitTermination()
 
 
 if __name__ == "__main__":

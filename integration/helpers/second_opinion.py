@@ -106,6 +106,10 @@ class SecondOpinion:
                 }
             position = end.position if before is None else before.position
             known = (*_members(before), *_members(end))
+            for member in _members(end):
+                # Another table may have joined under the name that it had.
+                if member.oid in stays:
+                    stays[member.oid].name = member.name
             for row in sorted(files.rows(number), key=lambda row: (row["_commit_lsn"], row["_seq"])):
                 if row["_change_type"] == "truncate" and row["_commit_lsn"] not in self._by_lsn:
                     joined = next((member for member in _members(end) if member.name == row["_table"]), None)

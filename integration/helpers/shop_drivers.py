@@ -109,7 +109,7 @@ class Drivers:
             self._process = None
 
     def _start(self) -> None:
-        rows = self._random.choice(("60", "400", "2000"))
+        given = {"maxRowsPerBatch": self._random.choice((60, 400, 2000))}
         command: list[str | Path] = [
             sys.executable,
             _PROGRAM,
@@ -117,7 +117,7 @@ class Drivers:
             self._server.url,
             self._format,
             self._master,
-            rows,
+            json.dumps(given),
         ]
         with (self._directory / "driver.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

@@ -22,23 +22,21 @@ LakeOf = Callable[[Driver, Shapes], Lake]
     pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=why or ""))
     for name in ("delta", "iceberg") for why in [lake_jars.lacking(name)]
 )])  # fmt: skip
-def format(request: pytest.FixtureRequest, spark_sessions: SparkSessions) -> str:
-    if request.param != "deltalake":
-        # A JVM has to be started with the jars.
-        spark_sessions.end_jvm()
+def format(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("warehouse")
+@pytest.fixture(scope="session")
+def lake_conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings of the session that all tests share, since a warm JVM merges in half the time."""
+    return lake_jars.conf(tmp_path_factory.mktemp("warehouse"))
 
 
 @pytest.fixture
-def lake_of(format: str, spark_sessions: SparkSessions, warehouse: Path, tmp_path: Path) -> LakeOf:
+def lake_of(format: str, spark_sessions: SparkSessions, lake_conf: dict[str, str], tmp_path: Path) -> LakeOf:
     if format == "deltalake":
         return lambda driver, shapes: DeltaRsLake(driver, tmp_path / "lake", shapes)
-    spark = spark_sessions.get(**lake_jars.conf(warehouse))
+    spark = spark_sessions.get(**lake_conf)
     return lambda driver, shapes: CatalogLake(driver, spark, format, tmp_path, shapes)
 
 
@@ -51,11 +49,12 @@ def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, lake_of: LakeOf
             mode: str | Mapping[str, str] = "merge",
             deletes: str = "hard",
             changes: str = "evolve",
+            json_as: str = "string",
             **options: str,
         ) -> Lake:
             run(pg, *statements)
             driver: Driver = drive(tables="public.*", envelope="arrow", onSchemaChange="emit", **options)
-            lake = lake_of(driver, Shapes.of(mode, deletes, format, changes))
+            lake = lake_of(driver, Shapes.of(mode, deletes, format, changes, json_as))
             names = [s.split()[2] for s in statements if s.startswith("CREATE TABLE")]
             wait_until(is_same(lake, pg, *names))
             return lake

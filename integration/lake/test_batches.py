@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -321,3 +323,18 @@ def test_every_row_of_the_ledger_is_one_point_of_postgresql(pg: Session, begin: 
             for name in "ab"
         ]
         assert sum(sums) == 4000
+
+
+@pytest.mark.corner
+def test_pyspark_prints_nothing_of_tables_that_are_not_there_yet(begin: Begin, format: str) -> None:
+    if format == "deltalake":
+        pytest.skip("no catalog is asked")
+    printed = io.StringIO()
+    handler = logging.StreamHandler(printed)
+    logger = logging.getLogger("SQLQueryContextLogger")
+    logger.addHandler(handler)
+    try:
+        begin("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    finally:
+        logger.removeHandler(handler)
+    assert printed.getvalue() == ""

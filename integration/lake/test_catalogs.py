@@ -72,7 +72,6 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(
                 finally:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-            spark_sessions.end_jvm()
             spark = spark_sessions.get(**lake_jars.conf(tmp_path / "warehouse"))
             query = mirror(spark, **given)
             # First rows that were read again after a kill keep their tables aside for a while.
@@ -82,8 +81,8 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(
         query.stop()
         expect_one_point(spark, ledger, format)
     finally:
-        # Its jars and its warehouse are of no use to other tests.
-        spark_sessions.end_jvm()
+        # Its warehouse is of no use to other tests.
+        spark_sessions.stop()
         drop_slots(pg)
 
 

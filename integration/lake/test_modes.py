@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from audit import TRIGGERS, Noted, last_of_each, log, noted, versions
+from audit import TRIGGERS, lsns_of, noted
 from driving import run
+from kept_rows import Expected, deleted, expect_rows, logged, stated
 from lake import Begin, Lake, rows_of
 from psycopg2.extensions import connection as Session
 from watch import wait_until
@@ -81,26 +81,6 @@ def wait_for(lake: Lake, pg: Session, step: Callable[[], object]) -> None:
     assert last.set_aside == {}
 
 
-Expected = Callable[[list[Noted], list[dict[str, Any]], int], Iterable[dict[str, Any]]]
-
-
-def deleted(changes: list[Noted], first: list[dict[str, Any]], lsn: int) -> Iterable[dict[str, Any]]:
-    for values, gone in last_of_each(changes, first):
-        yield {**values, "_deleted": gone is not None, "_deleted_lsn": gone}
-
-
-def stated(changes: list[Noted], first: list[dict[str, Any]], lsn: int) -> Iterable[dict[str, Any]]:
-    for version in versions(changes, first, lsn):
-        yield {**version.values, "_valid_from": version.begin, "_valid_to": version.end}
-
-
-def logged(changes: list[Noted], first: list[dict[str, Any]], lsn: int) -> Iterable[dict[str, Any]]:
-    for values in first:
-        yield {**values, "_change_type": "snapshot", "_commit_lsn": lsn}
-    for commit, kind, new in log(changes, ("id", "n", "v")):
-        yield {**new, "_change_type": kind, "_commit_lsn": commit}
-
-
 MODES = {
     "soft": ("merge", "soft", deleted),
     "append": ("append", "hard", logged),
@@ -127,30 +107,10 @@ def test_tables_have_what_triggers_have_seen(
     for scene in SCENES:
         run(pg, *scene)
         wait_for(lake, pg, step)
-    wanted = list(expected(noted(pg, lake.driver.rows), rows, first.lsn))
+    wanted = list(expected(noted(pg, lsns_of(lake.driver.rows)), rows, first.lsn))
     found = lake.found("t")
-    if mode == "history":
-        assert all((row["_valid_to_ts"] is None) == (row["_valid_to"] is None) for row in found)
-    if mode == "append":
-        found.sort(key=lambda row: (row["_commit_lsn"], row["_seq"], row["id"] or 0))
-        _require_places(found)
-        for row, of_trigger in zip(found, wanted, strict=True):
-            for name in row["_unchanged"]:
-                assert row[name] is None
-                row[name] = of_trigger[name]
-        assert any(row["_unchanged"] for row in found)
-    assert sorted(shown(row, wanted[0]) for row in found) == sorted(shown(row, wanted[0]) for row in wanted)
-
-
-def _require_places(found: list[dict[str, Any]]) -> None:
-    """Each row of a log says of which change it is."""
-    changes = [row for row in found if row["_change_type"] != "snapshot"]
-    assert len({(row["_commit_lsn"], row["_seq"]) for row in changes}) == len(changes)
-    assert all(row["_xid"] and row["_commit_ts"] for row in changes)
-
-
-def shown(row: dict[str, Any], names: Iterable[str]) -> str:
-    return json.dumps({name: row[name] for name in sorted(names)}, default=str)
+    assert mode != "append" or any(row["_unchanged"] for row in found)
+    expect_rows(mode, found, wanted)
 
 
 @pytest.mark.parametrize(("mode", "deletes", "expected"), modes("append"))

@@ -99,8 +99,6 @@ def test_every_point_of_the_ledger_is_one_of_postgresql(
         with connect(server.url) as pg:
             run(pg, "SELECT pg_switch_wal()")
             drop_slots(pg)
-        # Jars and a warehouse are of no use to other tests.
-        spark_sessions.end_jvm()
         spark = spark_sessions.get(**({} if format == "deltalake" else lake_jars.conf(tmp_path / "warehouse")))
         try:
             ledger = arguments(tmp_path, server.url, format)["target"].format(table="_pgcdc")
@@ -112,7 +110,8 @@ def test_every_point_of_the_ledger_is_one_of_postgresql(
             shop.compare_last(server.url)
 
         finally:
-            spark_sessions.end_jvm()
+            # A warehouse of its own is of no use to other tests.
+            spark_sessions.stop()
     print(f"{format}: {len(shop.rows)} batches, killed {drivers.kills}, ended {len(drivers.ends)}")
     print(f"{shop.judge.compared} tables with {shop.judge.rows} rows; passed over {shop.judge.passed_over}")
     print("\n---\n".join(Counter(end[-700:] for end in drivers.ends)))

@@ -54,6 +54,12 @@ def mirror(
     on_schema_change: Annotated[
         str, typer.Option(help="Which changes of columns are taken over: evolve (all), additive or fail.")
     ] = "evolve",
+    auto_compact: Annotated[
+        bool, typer.Option("--auto-compact/--no-auto-compact", help="Write small files of a table together.")
+    ] = True,
+    json_as: Annotated[
+        str, typer.Option(help="What json and jsonb are in the lake: string or variant (delta and iceberg).")
+    ] = "string",
     once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
     option: Annotated[
         list[str] | None,
@@ -87,6 +93,8 @@ def mirror(
             mode=_modes(mode or []),
             deletes=deletes,  # type: ignore[arg-type]
             onSchemaChange=on_schema_change,  # type: ignore[arg-type]
+            autoCompact=auto_compact,
+            jsonAs=json_as,  # type: ignore[arg-type]
             once=once,
             on_batch=batches.put,
             **given,

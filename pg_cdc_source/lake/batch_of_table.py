@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredColumn, MirroredLayout, read_layout, with_dropped
 from pg_cdc_source.lake.shape import REPLACED, Shape
+from pg_cdc_source.lake.variants import require_exact
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, UNCHANGED_TYPE
 from pg_cdc_source.protocol.packed import CHANGES, read_run
 from pg_cdc_source.values.arrow import from_numpy, from_texts, to_numpy
@@ -86,8 +87,9 @@ class TableBatch:
 
     @property
     def has_moved_values(self) -> bool:
-        """Whether a row under a new key has values that only the row of the old key has."""
-        return any(
+        """Whether a row of the lake under a new key needs values that only the row of the old key has."""
+        # A log has a change as it came, and says which values did not.
+        return not self.shape.is_log and any(
             pc.any(
                 pc.and_(pc.equal(s.rows[KIND], "insert"), pc.greater(pc.list_value_length(s.rows[UNCHANGED]), 0))
             ).as_py()
@@ -124,6 +126,7 @@ class TableBatch:
         if layout is not None:
             batch._require_names(layout)
             batch._require_fitting_files(layout)
+            batch._require_exact_fills(layout)
             if shape.keeps_values_of_dropped:
                 there = len(layout.columns)
                 batch.layout = layout = with_dropped(layout, layouts)
@@ -149,6 +152,11 @@ class TableBatch:
                 raise SchemaChangedError(
                     f"{self.table} was called {change['was']} before: the lake has not its rows under this name",
                     remedy=_RESNAPSHOT,
+                )
+            elif kind == "left" and "why" in change and not is_void:
+                raise SchemaChangedError(
+                    f"{self.table} is not streamed any more: {change['why']}",
+                    remedy=f"{change['remedy']}; its rows come again then",
                 )
             elif self.shape.is_log:
                 # Nothing is told apart by a key.
@@ -201,6 +209,12 @@ class TableBatch:
                         remedy=_RESNAPSHOT,
                     )
 
+    def _require_exact_fills(self, layout: MirroredLayout) -> None:
+        for column in layout.columns:
+            fill = self.fills.get(column.attnum or 0)
+            if self.shape.has_variants and column.is_json and fill is not None:
+                require_exact(self.table, column, from_texts([fill]), lambda _: "rows from before it was added")
+
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def _read(self, last: MirroredLayout, runs: Iterable[Mapping[str, Any]], begin: Place) -> None:
@@ -232,10 +246,11 @@ class TableBatch:
                 raise SchemaChangedError(
                     f"{self.table}: a column of its key was dropped within a batch", remedy=_RESNAPSHOT
                 )
-            if pa.types.is_nested(last.columns[place].type):
+            is_variant = self.shape.has_variants and last.columns[place].is_json
+            if is_variant or pa.types.is_nested(last.columns[place].type):
                 raise SchemaChangedError(
                     f"{self.table}: its key has the column {column.name} ({column.codec.column.type_name}), and the "
-                    "lake cannot tell rows apart by lists",
+                    f"lake cannot tell rows apart by {'VARIANT' if is_variant else 'lists'}",
                     remedy=f"give it another key, or REPLICA IDENTITY USING INDEX; then {_RESNAPSHOT}",
                 )
             names.append(last.columns[place].name)
@@ -260,7 +275,7 @@ class TableBatch:
             else:
                 texts = run.column(f"c{place}")
                 names[layout.columns[place].name] = column.name
-            arrays.append(_typed(self.table, column, texts, run))
+            arrays.append(_typed(self.table, column, texts, run, self.shape))
         schema = pa.schema([*last.arrow_schema(), *self.change_fields()])
         changes = {name: run.column(name) for name in CHANGE_NAMES}
         changes["_unchanged"] = _renamed(changes["_unchanged"], names)
@@ -293,15 +308,17 @@ def numbers_of(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     return np.concatenate([to_numpy(chunk) for chunk in column.chunks])
 
 
-def typed_columns(table: str, layout: MirroredLayout, run: pa.RecordBatch) -> pa.RecordBatch:
+def typed_columns(table: str, layout: MirroredLayout, run: pa.RecordBatch, shape: Shape) -> pa.RecordBatch:
     """Return a run's rows with the columns of its own layout."""
-    arrays = [_typed(table, column, run.column(f"c{i}"), run) for i, column in enumerate(layout.columns)]
+    arrays = [_typed(table, column, run.column(f"c{i}"), run, shape) for i, column in enumerate(layout.columns)]
     return pa.RecordBatch.from_arrays(arrays, schema=layout.arrow_schema())
 
 
-def _typed(table: str, column: MirroredColumn, texts: pa.Array, run: pa.RecordBatch) -> pa.Array:
+def _typed(table: str, column: MirroredColumn, texts: pa.Array, run: pa.RecordBatch, shape: Shape) -> pa.Array:
     def place(row: int) -> str:
         lsn, seq = (run.column(name)[row].as_py() for name in ("_commit_lsn", "_seq"))
         return f"the change with _commit_lsn {lsn}, _seq {seq}"
 
+    if shape.has_variants and column.is_json:
+        require_exact(table, column, texts, place)
     return column.values_of(table, texts, place)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from pg_cdc_source.errors import ForeignWriterError
 from pg_cdc_source.lake.columns import MirroredLayout
+from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.parts import Emptied, Files
 
 S = TypeVar("S")
@@ -49,6 +50,24 @@ class Work(Generic[S]):
     is_replaced: bool
 
 
+def newest_of_ours(commits: Iterable[tuple[int, bool, bool]]) -> int | None:
+    """Return the version of the mirror's last commit; None where there is none.
+
+    ``commits`` are a table's versions, the newest first; with each, whether it is the mirror's, and whether rows stay
+    the same. A compaction is passed over where somebody else has changed rows before it: the next batch has to see
+    that.
+    """
+    found = None
+    for version, is_ours, keeps_rows in commits:
+        if is_ours and found is None:
+            found = version
+        if not keeps_rows:
+            if is_ours:
+                return found
+            found = None
+    return found
+
+
 class LakeTable(Protocol[S_contra]):
     """A table in one of the lake's formats, for one batch."""
 
@@ -87,11 +106,20 @@ class LakeTable(Protocol[S_contra]):
     def apply(self, step: Step, segment: S_contra) -> None:
         """Apply changes under one key."""
 
+    def age(self, version: int | None) -> int:
+        """How many commits the table had at a version; 0 where that is not known."""
 
-def bring(lake: LakeTable[S], work: Work[S], expected: int | None, *, again: bool) -> int | None:
+    def compact(self) -> None:
+        """Write small files together, in commits that say of which batch they are. Its rows stay the same."""
+
+
+def bring(
+    table: str, lake: LakeTable[S], work: Work[S], expected: int | None, *, again: bool, compacts: bool
+) -> int | None:
     """Do what is left to be done; the table's version, None where there is none.
 
-    ``expected`` is the version that the ledger knows; ``again`` that the table was set aside.
+    ``expected`` is the version that the ledger knows; ``again`` that the table was set aside. ``compacts``: its small
+    files are written together where that is due.
     """
     if lake.is_done():
         return lake.version
@@ -110,4 +138,8 @@ def bring(lake: LakeTable[S], work: Work[S], expected: int | None, *, again: boo
             lake.empty(step, part)
         else:
             lake.apply(step, part)
-    return lake.version
+    version = lake.version
+    # A batch without parts is not known to be done: its compaction could end the process each time.
+    if compacts and work.parts and compact_where_due(table, lake.age(expected), lake.age(version), lake.compact):
+        return lake.version
+    return version

@@ -17,6 +17,7 @@ from pg_cdc_source.values.arrow import field_of, from_texts
 from pg_cdc_source.values.registry import Codec, Column
 
 _NUMERIC_AS = NumericAs("string")
+_JSON_OIDS = (114, 3802)  # json, jsonb: pg_type.dat
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class MirroredColumn:
     @property
     def type(self) -> pa.DataType:
         return self.codec.arrow_type
+
+    @property
+    def is_json(self) -> bool:
+        return self.codec.column.type_oid in _JSON_OIDS
 
     def value_of(self, text: str) -> Any:
         """Return what PostgreSQL's text is. Raises as :meth:`values_of` does."""

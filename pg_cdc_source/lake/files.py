@@ -69,7 +69,7 @@ class FileWriter:
     def _write(self, row: Mapping[str, Any]) -> None:
         layout = read_layout(row["layout"])
         run = read_run(row["data"])
-        rows = typed_columns(row["_table"], layout, run)
+        rows = typed_columns(row["_table"], layout, run, self._shapes[row["_table"]])
         for name, values in own_columns(self._shapes[row["_table"]], run).items():
             rows = rows.append_column(name, values)
         if self._writer is None:

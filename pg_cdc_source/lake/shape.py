@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -25,21 +25,36 @@ _VERSIONS: Mapping[str, pa.DataType] = {
 _MODES = ("merge", "append", "history")
 _DELETES = ("hard", "soft")
 _CHANGES = ("evolve", "additive", "fail")
+_JSON_AS = ("string", "variant")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one table keeps. ``text`` is how the table itself says it; ``deleted`` is the column that says of a row
-    whether it is deleted."""
+    """What one table keeps.
+
+    ``text`` is how the table itself says it; ``deleted`` is the column that says of a row whether it is deleted.
+    """
 
     mode: str = "merge"
     is_soft: bool = False
     deleted: str = "_deleted"
     on_schema_change: str = "evolve"
+    json_as: str = "string"
 
     @property
     def text(self) -> str:
-        return f"{self.mode}, soft deletes" if self.is_soft else self.mode
+        said = f"{self.mode}, soft deletes" if self.is_soft else self.mode
+        return f"{said}, JSON as variant" if self.has_variants else said
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether the table has ``json`` and ``jsonb`` as VARIANT. What is staged for it has their texts."""
+        return self.json_as == "variant"
+
+    @property
+    def staged(self) -> Shape:
+        """The shape of rows that are staged for the table."""
+        return replace(self, json_as="string")
 
     @property
     def keeps(self) -> bool:
@@ -93,7 +108,14 @@ class Shapes:
     by_table: Mapping[str, Shape] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, mode: str | Mapping[str, str], deletes: str, format: str, on_schema_change: str = "evolve") -> Shapes:
+    def of(
+        cls,
+        mode: str | Mapping[str, str],
+        deletes: str,
+        format: str,
+        on_schema_change: str = "evolve",
+        json_as: str = "string",
+    ) -> Shapes:
         """Read the arguments of ``mirror``; ``mode`` is for all tables, or by table. Raises OptionError."""
         # Iceberg has a column _deleted of its own in every table.
         deleted = "_is_deleted" if format == "iceberg" else "_deleted"
@@ -103,14 +125,22 @@ class Shapes:
             raise OptionError(
                 f"onSchemaChange={on_schema_change!r} is none that mirror() has", remedy=f"use {', '.join(_CHANGES)}"
             )
+        if json_as not in _JSON_AS:
+            raise OptionError(f"jsonAs={json_as!r} is none that mirror() has", remedy=f"use {' or '.join(_JSON_AS)}")
+        if json_as == "variant" and format == "deltalake":
+            raise OptionError(
+                "jsonAs=variant: the format deltalake cannot write VARIANT", remedy="use the format delta or iceberg"
+            )
         modes = {"*": mode} if isinstance(mode, str) else dict(mode)
         shapes = {}
         for table, wanted in modes.items():
             if wanted not in _MODES:
                 raise OptionError(f"mirror() has no mode {wanted!r}", remedy=f"use {', '.join(_MODES)}")
             name = table if table == "*" else str(QualifiedName.parse(table))
-            shapes[name] = Shape(wanted, wanted == "merge" and deletes == "soft", deleted, on_schema_change)
-        return cls(shapes.pop("*", Shape("merge", deletes == "soft", deleted, on_schema_change)), shapes)
+            is_soft = wanted == "merge" and deletes == "soft"
+            shapes[name] = Shape(wanted, is_soft, deleted, on_schema_change, json_as)
+        others = Shape("merge", deletes == "soft", deleted, on_schema_change, json_as)
+        return cls(shapes.pop("*", others), shapes)
 
     def __getitem__(self, table: str) -> Shape:
         return self.by_table.get(table, self.others)

@@ -14,7 +14,8 @@ SHAPE, OID = "pgcdc.mode", "pgcdc.oid"
 
 def properties_of(shape: Shape, layout: MirroredLayout) -> dict[str, str]:
     """Return the properties that say it."""
-    return {SHAPE: shape.text, OID: str(layout.oid)} if shape.keeps else {}
+    said = {} if shape.text == REPLACED.text else {SHAPE: shape.text}
+    return {**said, OID: str(layout.oid)} if shape.keeps else said
 
 
 def require_shape(name: str, properties: Mapping[str, str], shape: Shape) -> None:

@@ -89,6 +89,13 @@ class Sink:
                     log.info("%s is taken up again", table)
                 if outcome["through"]:
                     set_aside[table] = f"{CATCHING_UP}{outcome['through']}"
+        last = {outcome["table"]: outcome["lsn"] for outcome in outcomes}
+        for table, since in {o["gone"]: o["gone_lsn"] for o in outcomes if o["gone"] is not None}.items():
+            # Another one may have come under the name.
+            if last.get(table, since) <= since:
+                set_aside.pop(table, None)
+                if versions.pop(table, None) is not None:
+                    log.info("%s is not streamed any more: the lake keeps its rows, mirror_at() leaves it out", table)
         lsn = max([start.lsn, *(outcome["lsn"] for outcome in outcomes)])
         for table in [table for table, why in set_aside.items() if _is_over(why, lsn)]:
             del set_aside[table]

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, Segment, TableBatch
+from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, Segment, TableBatch, place_of
 from pg_cdc_source.lake.bring import Mark, Work
 from pg_cdc_source.lake.parts import parts_of
 from pg_cdc_source.lake.shape import Shapes
@@ -29,6 +29,8 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field("through", pa.int64()),
         pa.field("staged", pa.string()),
         pa.field("is_within", pa.bool_()),
+        pa.field("gone", pa.string()),
+        pa.field("gone_lsn", pa.int64()),
     ]
 )
 
@@ -74,6 +76,7 @@ class Task(ABC):
         }
         if table is None:
             return outcome
+        outcome["gone"], outcome["gone_lsn"] = _gone(table, rows)
         refused = [row["after"] for row in rows if row["_change_type"] == REFUSED]
         if refused:
             return outcome | {"error": refused[0]}
@@ -111,6 +114,18 @@ class Task(ABC):
     @abstractmethod
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
         """Do it, or prepare it; what the outcome says of it."""
+
+
+def _gone(table: str, rows: Iterable[Mapping[str, Any]]) -> tuple[str | None, int | None]:
+    """The table that is not streamed any more under its name, this one or what it was called before; and since when."""
+    gone: tuple[str | None, int | None] = None, None
+    for row in sorted((row for row in rows if row["_change_type"] == "schema"), key=place_of):
+        for change in json.loads(row["after"])["changes"]:
+            if change["change"] == "left" and "why" not in change:
+                gone = table, row["_commit_lsn"]
+            elif change["change"] == "renamed" and change["attnum"] is None:
+                gone = change["was"], row["_commit_lsn"]
+    return gone
 
 
 def _through(row: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DecimalType, StructType
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType, VariantType
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredLayout
@@ -34,6 +34,9 @@ class Columns:
         """Return the columns that a layout has in the lake."""
         own = dict(shape.fields())
         schema = spark_schema(pa.schema([*layout.arrow_schema(), *own.values()]))
+        if shape.has_variants:
+            are_json = {column.name for column in layout.columns if column.is_json}
+            schema = StructType([StructField(f.name, VariantType()) if f.name in are_json else f for f in schema])
         return cls(schema, (*(column.attnum or 0 for column in layout.columns), *own))
 
     @classmethod
@@ -109,6 +112,17 @@ class Columns:
             if place is None and (field.name not in names or field.name in dropped):
                 yield f"ADD COLUMNS ({quoted(field.name)} {field.dataType.simpleString()})"
 
+    @property
+    def variants(self) -> list[str]:
+        """The columns that are VARIANT. Staged rows have their texts."""
+        return [field.name for field in self.schema if isinstance(field.dataType, VariantType)]
+
+    def parsed(self, rows: DataFrame) -> DataFrame:
+        """Return rows with values of VARIANT where they have texts of them."""
+        texts = [name for name in self.variants if name in rows.columns]
+        texts = [name for name in texts if isinstance(rows.schema[name].dataType, StringType)]
+        return rows.withColumns({name: F.parse_json(F.col(quoted(name))) for name in texts})
+
     def projected(self, rows: DataFrame, written: Columns) -> DataFrame:
         """Return rows that were written with other columns with these; NULL in what was added since."""
         found = []
@@ -117,7 +131,9 @@ class Columns:
             if place is None and field.name in written.schema.names:
                 place = written.schema.names.index(field.name)
             rows_have = F.lit(None) if place is None else F.col(quoted(written.schema[place].name))
-            found.append(rows_have.cast(field.dataType).alias(field.name))
+            is_variant = isinstance(field.dataType, VariantType) and place is not None
+            typed = F.parse_json(rows_have) if is_variant else rows_have.cast(field.dataType)
+            found.append(typed.alias(field.name))
         return rows.select(found)
 
 

@@ -7,10 +7,12 @@ from typing import ClassVar
 
 from pyspark.sql import SparkSession
 
-from pg_cdc_source.mirrors.spark_table import ANEW_STEP, COLUMNS_STEP, Commit, SparkTable, read_said
+from pg_cdc_source.lake.compaction import SMALL_BYTES
+from pg_cdc_source.mirrors.spark_table import ANEW_STEP, COLUMNS_STEP, COMPACT_STEP, Commit, SparkTable, read_said
 
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
+_SMALL = "spark.databricks.delta.optimize.minFileSize"
 
 
 class DeltaTable(SparkTable):
@@ -30,6 +32,9 @@ class DeltaTable(SparkTable):
         # By default each commit reads the table's state in 50 tasks.
         if session.conf.get(_STATE_TASKS, None) is None:
             session.conf.set(_STATE_TASKS, session.sparkContext.defaultParallelism)
+        # By default files of up to 1 GB are small to OPTIMIZE.
+        if session.conf.get(_SMALL, None) is None:
+            session.conf.set(_SMALL, SMALL_BYTES)
 
     def present(self, properties: Mapping[str, str]) -> int | None:
         return self.commits(1)[0].version
@@ -48,9 +53,17 @@ class DeltaTable(SparkTable):
         conf.unset(_LAST_COMMIT)
         conf.set("spark.databricks.delta.commitInfo.userMetadata", text)
         # Of two drivers that do the same step at the same time, one does nothing.
-        if step not in (COLUMNS_STEP, ANEW_STEP):
+        if step not in (COLUMNS_STEP, ANEW_STEP, COMPACT_STEP):
             conf.set("spark.databricks.delta.write.txnAppId", f"{self._mark.query}/{step}")
             conf.set("spark.databricks.delta.write.txnVersion", self._mark.batch)
         else:
             conf.unset("spark.databricks.delta.write.txnAppId")
             conf.unset("spark.databricks.delta.write.txnVersion")
+
+    def age(self, version: int | None) -> int:
+        return version or 0
+
+    @classmethod
+    def write_together(cls, session: SparkSession, name: str, text: str) -> None:
+        # The session says the text.
+        session.sql(f"OPTIMIZE {name}").collect()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal
@@ -24,8 +25,9 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import Mark, Step, Work, bring, foreign
+from pg_cdc_source.lake.bring import Mark, Step, Work, bring, foreign, newest_of_ours
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
+from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, require_allowed, with_kept
@@ -44,10 +46,11 @@ _RECENT = 20
 _HOUSEKEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES")
 
 
+@dataclass(frozen=True, slots=True)
 class DeltaRsTask(Task):
     """Applies the batch itself: all that it has of a table is in one task."""
 
-    __slots__ = ()
+    compacts: bool
 
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
         return {"version": _BACKOFF.retrying(lambda: self._bring(table, work))}
@@ -56,7 +59,8 @@ class DeltaRsTask(Task):
         start = self.start
         try:
             lake = DeltaRsTable(self.targets[table], table, start.mark, self.shapes[table])
-            return bring(lake, work, start.versions.get(table), again=table in start.set_aside)
+            again = table in start.set_aside
+            return bring(table, lake, work, start.versions.get(table), again=again, compacts=self.compacts)
         except (DeltaError, OSError, pa.ArrowException) as error:
             # Whoever rewrites files at the same time makes a commit fail; object stores have bad moments. What is done
             # already is found by the next attempt.
@@ -99,7 +103,10 @@ class DeltaRsTable:
         # the versions of a history down from the one that it has loaded.
         self._table.update_incremental()
         history = (commit for limit in (_RECENT, None) for commit in self._table.history(limit))
-        return next((commit["version"] for commit in history if commit.get("pgcdc_query") == self._mark.query), None)
+        return newest_of_ours(
+            (commit["version"], commit.get("pgcdc_query") == self._mark.query, commit["operation"] in _HOUSEKEEPING)
+            for commit in history
+        )
 
     def is_done(self) -> bool:
         return self._is_at(self._mark.query)
@@ -304,6 +311,12 @@ class DeltaRsTable:
         inserts = {_sql(name): f"s.{_sql(name)}" for name in names}
         merge.when_not_matched_insert(inserts, f"NOT {is_delete}").execute()
 
+    def age(self, version: int | None) -> int:
+        return version or 0
+
+    def compact(self) -> None:
+        compact(self.table, self._commit())
+
     def _fetch(self, key: Sequence[str], keys: Sequence[Key]) -> pa.Table:
         """The rows that have these keys."""
         dataset = self.table.to_pyarrow_dataset()
@@ -370,6 +383,12 @@ def _range(states: States) -> Iterator[str]:
         if pa.types.is_integer(keys.type) and len(keys):
             bounds = pc.min_max(keys).as_py()
             yield f"t.{_sql(name)} >= {bounds['min']} AND t.{_sql(name)} <= {bounds['max']}"
+
+
+def compact(table: DeltaTable, commit: CommitProperties) -> None:
+    """Write a table's small files together."""
+    # One after another: a task has the memory of one.
+    table.optimize.compact(target_size=SMALL_BYTES, max_concurrent_tasks=1, commit_properties=commit)
 
 
 def read_at(path: str, version: int) -> tuple[list[str], pa.Schema]:

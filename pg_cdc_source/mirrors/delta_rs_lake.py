@@ -20,14 +20,16 @@ from pg_cdc_source.spark.edge import spark_schema
 class DeltaRsLake:
     """A table's changes of a batch are merged by one task."""
 
-    def __init__(self, spark: SparkSession, targets: Targets, shapes: Shapes) -> None:
+    def __init__(self, spark: SparkSession, targets: Targets, shapes: Shapes, *, compacts: bool) -> None:
         self._spark = spark
         self._targets = targets
         self._shapes = shapes
-        self.ledger = DeltaRsLedger(targets.ledger)
+        self._compacts = compacts
+        self.ledger = DeltaRsLedger(targets.ledger, compacts=compacts)
 
     def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
-        return run_task(batch, DeltaRsTask(self._targets, start, self._shapes), self._targets.__getitem__)
+        task = DeltaRsTask(self._targets, start, self._shapes, self._compacts)
+        return run_task(batch, task, self._targets.__getitem__)
 
     def require_shapes(self, tables: Iterable[str]) -> None:
         for table in tables:

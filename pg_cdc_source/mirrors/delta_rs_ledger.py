@@ -7,15 +7,17 @@ from deltalake import DeltaTable, Transaction, write_deltalake
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.bring import Mark
+from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow
-from pg_cdc_source.mirrors.delta_rs import commit_of
+from pg_cdc_source.mirrors.delta_rs import commit_of, compact
 
 
 class DeltaRsLedger:
     """A ledger at ``path``."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, compacts: bool = False) -> None:
         self.path = path
+        self._compacts = compacts
 
     def create(self, template: str) -> None:
         DeltaTable.create(
@@ -48,5 +50,10 @@ class DeltaRsLedger:
         return str(found)
 
     def append(self, row: LedgerRow) -> None:
-        commit = commit_of(Mark(row.query, row.batch_id), Transaction(row.query, row.batch_id))
+        mark = Mark(row.query, row.batch_id)
+        commit = commit_of(mark, Transaction(row.query, row.batch_id))
         write_deltalake(self.path, row.to_arrow(), mode="append", commit_properties=commit)
+        if self._compacts:
+            compact_where_due(
+                self.path, row.batch_id, row.batch_id + 1, lambda: compact(DeltaTable(self.path), commit_of(mark))
+            )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pyspark.sql import SparkSession
 
-from pg_cdc_source.mirrors.spark_table import Commit, SparkTable, read_properties, read_said
+from pg_cdc_source.lake.compaction import SMALL_BYTES
+from pg_cdc_source.mirrors.catalog_tables import read_properties
+from pg_cdc_source.mirrors.spark_table import Commit, SparkTable, read_said
 
 _SAID = "pgcdc"
 
@@ -22,6 +24,7 @@ class IcebergTable(SparkTable):
         "write.update.mode": "merge-on-read",
         "write.delete.mode": "merge-on-read",
     }
+    properties_of_variants: ClassVar = {"format-version": "3"}
     # Files are rewritten, rows stay.
     housekeeping = frozenset(("replace",))
 
@@ -54,3 +57,22 @@ class IcebergTable(SparkTable):
 
     def sign(self, text: str, step: str) -> None:
         self._spark.conf.set(f"spark.sql.iceberg.snapshot-property.{_SAID}", text)
+
+    def age(self, version: int | None) -> int:
+        found = None if version is None else _loaded(self._spark, self._name).snapshot(version)
+        return 0 if found is None else int(found.sequenceNumber())
+
+    @classmethod
+    def write_together(cls, session: SparkSession, name: str, text: str) -> None:
+        # CALL … rewrite_data_files cannot have its commits say anything.
+        actions: Any = session._jvm
+        actions = actions.org.apache.iceberg.spark.actions.SparkActions.get(session._jsparkSession)
+        for action in ("rewriteDataFiles", "rewritePositionDeletes"):
+            rewrite = getattr(actions, action)(_loaded(session, name))
+            rewrite.option("min-file-size-bytes", str(SMALL_BYTES)).snapshotProperty(_SAID, text).execute()
+
+
+def _loaded(session: SparkSession, name: str) -> Any:
+    """Iceberg's own object of a table, as the table is now."""
+    jvm: Any = session._jvm
+    return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(session._jsparkSession, name)

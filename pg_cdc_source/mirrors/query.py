@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from pg_cdc_source.lake.sink import Applied, Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.mirrors.catalog_names import is_path
 from pg_cdc_source.mirrors.lakes import Lake
+from pg_cdc_source.options.texts import option_texts
 from pg_cdc_source.spark.register import register
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def mirror(
     spark: SparkSession,
     *,
     url: str,
-    tables: str,
+    tables: str | Sequence[str],
     slot: str,
     target: str,
     checkpoint: str,
@@ -39,6 +40,8 @@ def mirror(
     mode: str | Mapping[str, str] = "merge",
     deletes: Literal["hard", "soft"] = "hard",
     onSchemaChange: Literal["evolve", "additive", "fail"] = "evolve",  # noqa: N803 (options are named as Spark's are)
+    autoCompact: bool = True,  # noqa: N803
+    jsonAs: Literal["string", "variant"] = "string",  # noqa: N803
     once: bool = False,
     on_batch: Callable[[Applied], None] | None = None,
     **options: str | int | bool,
@@ -48,9 +51,11 @@ def mirror(
     ``target`` is a template with ``{table}`` and ``{schema}``: of a table's name in a catalog, or of a path. ``ledger``
     is the ledger's name or path, by default the template with ``_pgcdc`` for the table. ``format``: ``delta`` and
     ``iceberg`` are written by Spark's SQL, ``deltalake`` by delta-rs in Spark's tasks. ``mode`` is for all tables or by
-    their names and with ``*`` for all others. ``onSchemaChange``: which changes of columns are taken over. With
-    ``once``, what is there is taken, and the query ends. ``on_batch`` is called after each batch, with its row of the
-    ledger and how many rows it had of each table. Other options are those of ``pgcdc``.
+    their names and with ``*`` for all others. ``onSchemaChange``: which changes of columns are taken over.
+    ``autoCompact``: small files of a table are written together after every 50 commits to it. ``jsonAs``: what ``json``
+    and ``jsonb`` are in the lake. With ``once``, what is there is taken, and the query ends. ``on_batch`` is called
+    after each batch, with its row of the ledger and how many rows it had of each table. Other options are those of
+    ``pgcdc``.
 
     Raises OptionError.
     """
@@ -58,12 +63,13 @@ def mirror(
         if name.lower() in _OWN_OPTIONS:
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
     targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger))
-    shapes = Shapes.of(mode, deletes, format, onSchemaChange)
-    lake = _lake(spark, format, targets, f"{_absolute(spark, checkpoint)}/pgcdc-staging", shapes)
+    shapes = Shapes.of(mode, deletes, format, onSchemaChange, jsonAs)
+    lake = _lake(spark, format, targets, f"{_absolute(spark, checkpoint)}/pgcdc-staging", shapes, compacts=autoCompact)
     last = lake.ledger.last()
     lake.require_shapes(() if last is None else last.tables)
     register(spark)
-    reader = spark.readStream.format("pgcdc").options(url=url, tables=tables, slot=slot, **_texts(options))
+    texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
+    reader = spark.readStream.format("pgcdc").options(**texts)
     rows = reader.options(envelope="arrow", onSchemaChange="emit").load()
     sink = Sink(targets, lake.ledger, on_batch)
 
@@ -99,11 +105,15 @@ def _absolute(spark: SparkSession, path: str) -> str:
     return str(PurePath(jvm.java.lang.System.getProperty("user.dir"), path))
 
 
-def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-
-
-def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "", shapes: Shapes | None = None) -> Lake:
+def _lake(
+    spark: SparkSession,
+    format: str,
+    targets: Targets,
+    staging: str = "",
+    shapes: Shapes | None = None,
+    *,
+    compacts: bool = False,
+) -> Lake:
     shapes = shapes or Shapes()
     # What one format needs is not there where another is used.
     if format == "deltalake":
@@ -120,7 +130,7 @@ def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "",
                     f"{name} {place!r} is not a path",
                     remedy="write a path, as in './lake/{table}', or use the format delta or iceberg",
                 )
-        return DeltaRsLake(spark, targets, shapes)
+        return DeltaRsLake(spark, targets, shapes, compacts=compacts)
     from pg_cdc_source.mirrors.delta import DeltaTable
     from pg_cdc_source.mirrors.iceberg import IcebergTable
     from pg_cdc_source.mirrors.spark_lake import SparkLake
@@ -133,7 +143,7 @@ def _lake(spark: SparkSession, format: str, targets: Targets, staging: str = "",
             f"target {targets.template!r} is a path, and Iceberg's tables are in catalogs",
             remedy="write names, as in 'lake.shop.{table}'",
         )
-    return SparkLake(spark, targets, kinds[format], staging, shapes)
+    return SparkLake(spark, targets, kinds[format], staging, shapes, compacts=compacts)
 
 
 def ledger_at(spark: SparkSession, ledger: str, format: str) -> Ledger:

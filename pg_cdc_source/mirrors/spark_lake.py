@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 
 from pyspark import inheritable_thread_target
@@ -22,9 +23,10 @@ from pg_cdc_source.lake.shape_of_table import require_shape
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors.catalog_names import ledger_in_sql, table_in_sql
+from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh
 from pg_cdc_source.mirrors.lakes import Outcome, run_task
-from pg_cdc_source.mirrors.spark_ledger import SparkLedger, refresh
-from pg_cdc_source.mirrors.spark_table import SparkTable, read_properties
+from pg_cdc_source.mirrors.spark_ledger import SparkLedger
+from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.mirrors.staging import StagingTask, read_work
 
 log = logging.getLogger(__name__)
@@ -36,14 +38,24 @@ class SparkLake:
     """Tables in Spark's catalogs. A batch is staged below ``staging``, a directory that executors reach."""
 
     def __init__(
-        self, spark: SparkSession, targets: Targets, kind: type[SparkTable], staging: str, shapes: Shapes
+        self,
+        spark: SparkSession,
+        targets: Targets,
+        kind: type[SparkTable],
+        staging: str,
+        shapes: Shapes,
+        *,
+        compacts: bool,
     ) -> None:
         self._spark = spark
         self._targets = targets
         self._shapes = shapes
         self._kind = kind
         self._staging = staging
-        self.ledger = SparkLedger(spark, ledger_in_sql(targets, kind.provider), kind.provider)
+        self._compacts = compacts
+        name = ledger_in_sql(targets, kind.provider)
+        compact = partial(kind.write_together, spark, name, "ledger") if compacts else None
+        self.ledger = SparkLedger(spark, name, kind.provider, compact)
         self._sessions: SimpleQueue[SparkSession] = SimpleQueue()
 
     def read(self, table: str, version: int) -> DataFrame:
@@ -85,7 +97,7 @@ class SparkLake:
             try:
                 shape = self._shapes[table]
                 lake = self._kind(session, self._name(table), table, start.mark, expected, shape)
-                outcome["version"] = bring(lake, work, expected, again=again)
+                outcome["version"] = bring(table, lake, work, expected, again=again, compacts=self._compacts)
                 break
             except PgCdcError as error:
                 outcome["error"] = str(error)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from pyspark.errors import AnalysisException
+from collections.abc import Callable
+
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow
 from pg_cdc_source.mirrors.catalog_names import namespace_of
+from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh
 from pg_cdc_source.spark.edge import spark_schema
 
 
 class SparkLedger:
     """A ledger that SQL calls ``name``, in a table of the format ``provider``."""
 
-    def __init__(self, spark: SparkSession, name: str, provider: str) -> None:
+    def __init__(
+        self, spark: SparkSession, name: str, provider: str, compact: Callable[[], None] | None = None
+    ) -> None:
+        """``compact`` writes small files of the table together."""
         self._spark = spark
         self._name = name
         self._provider = provider
+        self._compact = compact
 
     def create(self, template: str) -> None:
         if self._template() is not None:
@@ -50,31 +57,9 @@ class SparkLedger:
 
     def append(self, row: LedgerRow) -> None:
         self._spark.createDataFrame(row.to_arrow()).writeTo(self._name).append()
+        if self._compact is not None:
+            compact_where_due(self._name, row.batch_id, row.batch_id + 1, self._compact)
 
     def _template(self) -> str | None:
-        try:
-            rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect()
-        except AnalysisException as error:
-            if not is_missing(error):
-                raise
-            return None
-        return next((str(row["value"]) for row in rows if row["key"] == TEMPLATE), None)
-
-
-def refresh(spark: SparkSession, name: str, provider: str) -> None:
-    """Have the session see what others have written."""
-    # Iceberg's catalogs keep tables for a while. Delta looks by itself.
-    if provider == "iceberg":
-        spark.catalog.refreshTable(name)
-
-
-def is_missing(error: AnalysisException) -> bool:
-    """Whether a table is not there."""
-    return error.getCondition() in (
-        "TABLE_OR_VIEW_NOT_FOUND",
-        "SCHEMA_NOT_FOUND",
-        "PATH_NOT_FOUND",
-        "DELTA_TABLE_NOT_FOUND",
-        "DELTA_MISSING_DELTA_TABLE",
-        "DELTA_PATH_DOES_NOT_EXIST",
-    )
+        properties = read_properties(self._spark, self._name)
+        return None if properties is None else properties.get(TEMPLATE)

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from pg_cdc_source.lake.bring import Mark, Step, foreign
+from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.kept_columns import require_allowed
 from pg_cdc_source.lake.parts import Emptied, Files
@@ -25,15 +24,16 @@ from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO
 from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
 from pg_cdc_source.lake.states import IS_DELETE, kept_name
 from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
+from pg_cdc_source.mirrors.catalog_tables import read_properties
 from pg_cdc_source.mirrors.column_changes import Columns
 from pg_cdc_source.mirrors.fetching import in_a_task
-from pg_cdc_source.mirrors.spark_ledger import is_missing
 from pg_cdc_source.mirrors.staging import StagedSegment
 from pg_cdc_source.spark.edge import spark_schema
 
 OF_TABLE, COLUMNS = "pgcdc.table", "pgcdc.columns"
-# Steps that are not of the batch's changes: columns that change, and a table that begins anew.
-COLUMNS_STEP, ANEW_STEP = "columns", "anew"
+# Steps that are not of the batch's changes: columns that change, a table that begins anew, and small files that are
+# written together.
+COLUMNS_STEP, ANEW_STEP, COMPACT_STEP = "columns", "anew", "compact"
 # A batch has few steps; whoever wants more of a table's history asks for all of it.
 RECENT = 30
 
@@ -52,6 +52,7 @@ class SparkTable(ABC):
 
     provider: ClassVar[str]
     properties: ClassVar[Mapping[str, str]]
+    properties_of_variants: ClassVar[Mapping[str, str]] = {}  # besides, of a table that may have VARIANT
     # What may be done to a mirrored table by others: its rows stay the same.
     housekeeping: ClassVar[frozenset[str]]
 
@@ -99,6 +100,15 @@ class SparkTable(ABC):
     def sign(self, text: str, step: str) -> None:
         """Have the session's next commits say ``text``."""
 
+    @abstractmethod
+    def age(self, version: int | None) -> int:
+        """How many commits the table had at a version; 0 where that is not known."""
+
+    @classmethod
+    @abstractmethod
+    def write_together(cls, session: SparkSession, name: str, text: str) -> None:
+        """Write a table's small files together, in commits that say ``text``."""
+
     # --- what has been done -------------------------------------------------------------------------------------------
 
     @property
@@ -109,8 +119,11 @@ class SparkTable(ABC):
     def version(self) -> int | None:
         if self._version is None:
             # Not the present one: what somebody else has committed behind it is foreign to the next batch.
-            commits = (commit for limit in (RECENT, None) for commit in self._of_query(self.commits(limit)))
-            self._version = next((commit.version for commit in commits), None)
+            commits = (commit for limit in (RECENT, None) for commit in self.commits(limit))
+            self._version = newest_of_ours(
+                (commit.version, commit.said.get("query") == self._mark.query, commit.operation in self.housekeeping)
+                for commit in commits
+            )
         return self._version
 
     @property
@@ -163,9 +176,11 @@ class SparkTable(ABC):
                 )
         return expected is None
 
-    def _signed(self, step: str, *, is_last: bool = False) -> None:
+    def _signed(self, step: str, *, is_last: bool = False) -> str:
         said = {"query": self._mark.query, "batch": self._mark.batch, "step": step, "last": is_last}
-        self.sign(json.dumps(said, separators=(",", ":")), step)
+        text = json.dumps(said, separators=(",", ":"))
+        self.sign(text, step)
+        return text
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -200,7 +215,7 @@ class SparkTable(ABC):
         }
         # Again after a crash: the columns are not those wanted before the property says so.
         if filled:
-            self._fill(layout, filled)
+            self._fill(layout, filled, wanted)
         self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({_literal(COLUMNS)} = {_literal(wanted.text)})")
         self._said = {**self._said, COLUMNS: wanted.text}
         self._version = self.committed()
@@ -211,6 +226,7 @@ class SparkTable(ABC):
         writer = self._spark.createDataFrame([], columns.schema).writeTo(self._name).using(self.provider)
         given = {**self.properties, OF_TABLE: self._table, COLUMNS: columns.text}
         given |= properties_of(self._shape, layout)
+        given |= self.properties_of_variants if self._shape.has_variants else {}
         for key, value in given.items():
             writer = writer.tableProperty(key, value)
         if self._said is None:
@@ -220,12 +236,13 @@ class SparkTable(ABC):
         self._said = given
         self._version = self.committed()
 
-    def _fill(self, layout: MirroredLayout, filled: Mapping[str, str]) -> None:
+    def _fill(self, layout: MirroredLayout, filled: Mapping[str, str], columns: Columns) -> None:
         values = {column.name: column for column in layout.columns}
         schema = spark_schema(layout.arrow_schema())
         row = {name: values[name].value_of(text) for name, text in filled.items()}
         wanted = StructType([schema[name] for name in row])
-        self._spark.createDataFrame([tuple(row.values())], wanted).createOrReplaceTempView(_VIEW)
+        found = columns.parsed(self._spark.createDataFrame([tuple(row.values())], wanted))
+        found.createOrReplaceTempView(_VIEW)
         settings = ", ".join(f"{quoted(name)} = (SELECT {quoted(name)} FROM {_VIEW})" for name in row)
         self._spark.sql(f"UPDATE {self._name} SET {settings}").collect()
 
@@ -236,7 +253,7 @@ class SparkTable(ABC):
         columns = Columns.read(self._said[COLUMNS])
         found: DataFrame | None = None
         for layout in dict.fromkeys(file["layout"] for file in part.files):
-            written = Columns.of(read_layout(layout), self._shape)
+            written = Columns.of(read_layout(layout), self._shape.staged)
             paths = [file["place"] for file in part.files if file["layout"] == layout]
             rows = columns.projected(self._spark.read.schema(written.schema).parquet(*paths), written)
             found = rows if found is None else found.unionByName(rows)
@@ -271,6 +288,11 @@ class SparkTable(ABC):
         else:
             self._run(step, rows, self._merge(segment, rows.columns))
 
+    def compact(self) -> None:
+        # None, one or two commits: the table's history says what has been done.
+        self._version = None
+        self.write_together(self._spark, self._name, self._signed(COMPACT_STEP))
+
     def _with_fetched(self, segment: StagedSegment, keys: str) -> StagedSegment:
         """Have final rows staged with the values that the lake's table has."""
         to = f"{segment.path}-fetched"
@@ -280,23 +302,27 @@ class SparkTable(ABC):
         found = rows.join(self._spark.read.parquet(keys), list(segment.key), "left_semi")
         # The default has nanoseconds, which not all times fit.
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        found.write.parquet(to)
+        assert self._said is not None
+        texts = {name: F.to_json(F.col(quoted(name))) for name in Columns.read(self._said[COLUMNS]).variants}
+        found.withColumns(texts).write.parquet(to)
         return in_a_task(self._spark, segment, to, self._shape)
 
     def _run(self, step: Step, rows: DataFrame, how: str) -> None:
         """Merge rows, which are called ``s``, into the table, which is ``t``."""
-        rows.createOrReplaceTempView(_VIEW)
+        assert self._said is not None
+        Columns.read(self._said[COLUMNS]).parsed(rows).createOrReplaceTempView(_VIEW)
         self._signed(step.name, is_last=step.is_last)
         self._spark.sql(f"MERGE INTO {self._name} AS t USING {_VIEW} AS s {how}").collect()
         self._version = self.committed()
 
     def _insert(self, rows: DataFrame, step: Step, *, anew: bool) -> None:
         assert self._said is not None
-        fields = Columns.read(self._said[COLUMNS]).schema.fields
+        columns = Columns.read(self._said[COLUMNS])
+        fields = columns.schema.fields
         names = ", ".join(quoted(field.name) for field in fields)
         # A column that was dropped in PostgreSQL may have stayed.
         lacking = {field.name: F.lit(None).cast(field.dataType) for field in fields if field.name not in rows.columns}
-        rows.withColumns(lacking).createOrReplaceTempView(_VIEW)
+        columns.parsed(rows).withColumns(lacking).createOrReplaceTempView(_VIEW)
         self._signed(step.name, is_last=step.is_last)
         how = "OVERWRITE" if anew else "INTO"
         self._spark.sql(f"INSERT {how} {self._name} ({names}) SELECT {names} FROM {_VIEW}").collect()
@@ -359,13 +385,3 @@ def read_said(text: str | None) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) and found.keys() >= {"query", "batch", "step", "last"} else {}
-
-
-def read_properties(spark: SparkSession, name: str) -> Mapping[str, str] | None:
-    """The properties of a table; None where there is no table."""
-    try:
-        return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
-    except AnalysisException as error:
-        if not is_missing(error):
-            raise
-        return None

@@ -1,0 +1,101 @@
+"""Tables that cannot be streamed rightly any more: the others go on, and their rows come again once it is mended."""
+
+from __future__ import annotations
+
+import pytest
+from driving import Driver, run
+from lake import Begin, Lake, is_same, rows_of
+from psycopg2.extensions import connection as Session
+from watch import wait_until
+
+T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+PARTITIONED = (
+    "CREATE TABLE p (id int PRIMARY KEY, code int NOT NULL, v text) PARTITION BY RANGE (id)",
+    "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+    "INSERT INTO p SELECT i, i + 10, 'v' FROM generate_series(1, 5) AS i",
+    "ALTER TABLE p REPLICA IDENTITY FULL",
+    "ALTER TABLE p1 REPLICA IDENTITY FULL",
+)
+# Each with what mends it.
+LESSER = {
+    "altered": ("ALTER TABLE p1 REPLICA IDENTITY DEFAULT", "ALTER TABLE p1 REPLICA IDENTITY FULL"),
+    "attached": (
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)",
+        "ALTER TABLE p2 REPLICA IDENTITY FULL",
+    ),
+}
+
+
+def set_aside(lake: Lake) -> dict[str, str]:
+    lake.step()
+    last = lake.ledger.last()
+    assert last is not None
+    return dict(last.set_aside)
+
+
+@pytest.mark.parametrize("lesser", LESSER)
+@pytest.mark.parametrize("when", ["running", "between two starts", "while another table joins"])
+def test_a_partition_with_another_replica_identity_does_not_stop_the_others(
+    when: str, lesser: str, pg: Session, begin: Begin
+) -> None:
+    run(pg, *PARTITIONED)
+    lake = begin(*T)
+    wait_until(is_same(lake, pg, "t", "p"))
+    driver: Driver = lake.driver
+    if when == "between two starts":
+        driver.stop()
+    run(pg, LESSER[lesser][0], "UPDATE p SET v = 'x' WHERE id = 1", "DELETE FROM p WHERE id = 2")
+    if when == "between two starts":
+        driver.start()
+    others = ["t"]
+    if when == "while another table joins":
+        run(pg, "CREATE TABLE j (id int PRIMARY KEY)", "INSERT INTO j VALUES (1)", "ALTER PUBLICATION s ADD TABLE j")
+        others.append("j")
+    wait_until(lambda: "another replica identity" in set_aside(lake).get("public.p", ""))
+    run(pg, "INSERT INTO t VALUES (3, 'c')", "UPDATE p SET v = 'y' WHERE id = 3", "INSERT INTO p VALUES (50, 50, '')")
+    wait_until(is_same(lake, pg, *others))
+    assert lake.rows("p") != rows_of(pg, "p")
+    assert set_aside(lake).keys() == {"public.p"}
+    # It stays so over a start.
+    driver.restart()
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    wait_until(is_same(lake, pg, *others))
+    assert set_aside(lake).keys() == {"public.p"}
+    run(pg, LESSER[lesser][1])
+    wait_until(is_same(lake, pg, *others, "p"))
+    assert set_aside(lake) == {}
+    run(pg, "DELETE FROM p WHERE id = 3")
+    wait_until(is_same(lake, pg, *others, "p"))
+
+
+def tables_of(lake: Lake) -> set[str]:
+    lake.step()
+    last = lake.ledger.last()
+    assert last is not None
+    return {*last.tables, *last.set_aside}
+
+
+@pytest.mark.parametrize("leave", ["ALTER PUBLICATION s DROP TABLE u", "DROP TABLE u"])
+def test_a_table_that_has_left_is_no_part_of_later_points(leave: str, pg: Session, begin: Begin) -> None:
+    lake = begin(*T, "CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)")
+    wait_until(is_same(lake, pg, "t", "u"))
+    before, rows = lake.ledger.last(), rows_of(pg, "u")
+    assert before is not None
+    run(pg, leave, "INSERT INTO t VALUES (3, 'c')")
+    wait_until(lambda: tables_of(lake) == {"public.t"})
+    wait_until(is_same(lake, pg, "t"))
+    assert lake.rows("u", before.tables["public.u"]) == lake.rows("u") == rows
+    lake.restart()
+    if leave.startswith("DROP"):
+        run(pg, "CREATE TABLE u (id int PRIMARY KEY)")
+    run(pg, "INSERT INTO u VALUES (9)", "ALTER PUBLICATION s ADD TABLE u")
+    wait_until(is_same(lake, pg, "t", "u"))
+    assert tables_of(lake) == {"public.t", "public.u"}
+    assert set_aside(lake) == {}
+
+
+def test_the_old_name_of_a_renamed_table_is_no_part_of_later_points(pg: Session, begin: Begin) -> None:
+    lake = begin(*T)
+    run(pg, "INSERT INTO t VALUES (3, 'c')", "ALTER TABLE t RENAME TO u", "INSERT INTO u VALUES (4, 'd')")
+    wait_until(lambda: tables_of(lake) == {"public.u"})
+    assert "was called public.t before" in set_aside(lake)["public.u"]

@@ -1,0 +1,34 @@
+"""What a session's catalogs say of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+
+def refresh(spark: SparkSession, name: str, provider: str) -> None:
+    """Have the session see what others have written."""
+    # Iceberg's catalogs keep tables for a while. Delta looks by itself.
+    if provider == "iceberg":
+        spark.catalog.refreshTable(name)
+
+
+def read_properties(spark: SparkSession, name: str) -> Mapping[str, str] | None:
+    """The properties of a table; None where there is no table."""
+    # PySpark prints each statement that finds no table in a catalog. Asked for a path, tableExists() fails.
+    if "/" not in name and not spark.catalog.tableExists(name):
+        return None
+    try:
+        return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+    except AnalysisException as error:
+        if error.getCondition() not in _MISSING:
+            raise
+        return None
+
+
+_MISSING = frozenset((
+    *("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "PATH_NOT_FOUND"),
+    *("DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_PATH_DOES_NOT_EXIST"),
+))  # fmt: skip
