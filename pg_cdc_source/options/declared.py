@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from pg_cdc_source.options.conninfo import parse_url
-from pg_cdc_source.options.names import QualifiedName, parse_columns, parse_tables
+from pg_cdc_source.options.names import parse_columns, parse_tables
 from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.options.query import select, table_or_subselect
 from pg_cdc_source.options.value_parsers import (
     boolean,
     condition,
@@ -19,7 +20,6 @@ from pg_cdc_source.options.value_parsers import (
     one_of,
     password,
     publication_name,
-    query,
     size,
     slot_name,
     snapshot_id,
@@ -89,10 +89,10 @@ _SNAPSHOT_OPTIONS = (
         "dbtable",
         "pgsnapshot",
         "`schema.table`, parts quoted as in SQL where needed: plain, partitioned and inherited tables, views, "
-        "materialized views, foreign tables",
-        QualifiedName.parse,
+        "materialized views, foreign tables; or `(SELECT …) AS t`, which is a query",
+        table_or_subselect,
     ),
-    Option("query", "pgsnapshot", "a SELECT instead of `dbtable`; read as one partition", query),
+    Option("query", "pgsnapshot", "a SELECT instead of `dbtable`; read as one partition", select),
     Option(
         "columns",
         "pgsnapshot",
@@ -151,6 +151,14 @@ _SNAPSHOT_OPTIONS = (
         "how long a snapshot stays open after its last reader",
         duration("1s", "1d"),
         "60s",
+    ),
+    Option(
+        "maxConnections",
+        "pgsnapshot",
+        "most sessions for planning and for holding snapshots that one driver has, of all actions together; "
+        "what exceeds it shares one of them, or waits in line. Each task that runs has one more",
+        whole_number(4, 100_000),
+        without="a third of what the server has left",
     ),
 )
 

@@ -12,6 +12,7 @@ from pg_cdc_source.options.declared import OPTIONS, Group
 from pg_cdc_source.options.habits import HABITS
 from pg_cdc_source.options.libpq_keywords import OWN_KEYWORDS, PASSED_KEYWORDS
 from pg_cdc_source.options.names import check_characters
+from pg_cdc_source.options.spark_jdbc import as_written, is_taken
 from pg_cdc_source.options.suggestions import nearest
 
 
@@ -20,13 +21,15 @@ class Given:
     """The options after reading.
 
     ``values`` has every option of the groups, with its default if it was not given; ``names`` has those that were
-    given; ``libpq`` has the keywords that pass through.
+    given; ``libpq`` has the keywords that pass through; ``taken`` those of Spark's JDBC source, in lower case,
+    that have no effect.
     """
 
     values: dict[str, Any]
     names: set[str]
     libpq: dict[str, str]
     problems: list[OptionError]
+    taken: list[str]
 
     def connection(self) -> ConnectionOptions:
         """Combine ``url`` with the other options of the connection; adds contradictions to ``problems``."""
@@ -68,9 +71,10 @@ class Given:
 
 def read_given(options: Mapping[str, str], groups: tuple[Group, ...]) -> Given:
     """Read every option of ``groups`` on its own; the caller checks how they fit together."""
+    _refuse_create_table(options, groups)
     rows = {option.name.lower(): option for option in OPTIONS if option.group in groups}
     defaults = {row.name: None if row.default is None else row.parse(row.default) for row in rows.values()}
-    given = Given(defaults, set(), {}, [])
+    given = Given(defaults, set(), {}, [], [])
     texts: dict[str, str] = {}
     for key, text in options.items():
         # Spark hands over lower-case keys; a caller in Python may write both.
@@ -92,25 +96,48 @@ def read_given(options: Mapping[str, str], groups: tuple[Group, ...]) -> Given:
                 given.values[option.name] = option.parse(text)
             elif key in PASSED_KEYWORDS:
                 given.libpq[key] = text
+            elif "pgsnapshot" in groups and is_taken(key, text):
+                given.taken.append(key)
             else:
                 given.problems.append(_unknown_option(key, groups))
         except OptionError as error:
-            given.problems.append(
-                OptionError(f"option {option.name if option else key}: {error.what}", remedy=error.remedy)
-            )
+            name = option.name if option else as_written(key)
+            given.problems.append(OptionError(f"option {name}: {error.what}", remedy=error.remedy))
     return given
 
 
+def _refuse_create_table(options: Mapping[str, str], groups: tuple[Group, ...]) -> None:
+    """Raise OptionError where Spark asks for the schema of a table that it is about to keep in its catalog.
+
+    Only then it gives the table's properties besides the options, ``provider`` and ``owner`` among them. When the
+    table is read it gives nothing at all.
+    """
+    if {"provider", "owner"} <= {key.lower() for key in options}:
+        raise OptionError(
+            "CREATE TABLE … USING cannot work: Spark gives a Python data source none of the table's options when the "
+            "table is read",
+            remedy="use CREATE TEMPORARY VIEW … USING pgsnapshot OPTIONS (…)"
+            if "pgsnapshot" in groups
+            else 'use spark.readStream.format("pgcdc")',
+        )
+
+
+# By group, in lower case: the name as it is written, and the remedy.
+_HABITS = {group: {name.lower(): (name, remedy) for name, remedy in habits.items()} for group, habits in HABITS.items()}
+
+
 def _unknown_option(key: str, groups: tuple[Group, ...]) -> OptionError:
+    # Spark hands over lower-case keys, so a name that is not known cannot be shown as the user has written it.
     if key in OWN_KEYWORDS:
         return OptionError(f"the option {key} cannot be set", remedy=f"remove it: {OWN_KEYWORDS[key]}")
     for group in groups:
-        if key in HABITS[group]:
-            return OptionError(f"the option {key} is not known here", remedy=HABITS[group][key])
-    formats = dict.fromkeys(option.group for option in OPTIONS if option.name.lower() == key)
-    if formats:
+        if key in _HABITS[group]:
+            name, remedy = _HABITS[group][key]
+            return OptionError(f"the option {name} is not known here", remedy=remedy)
+    formats = {option.group: option.name for option in OPTIONS if option.name.lower() == key}
+    for name in formats.values():
         return OptionError(
-            f"the option {key} is not known here", remedy=f"remove it: it belongs to {' and '.join(formats)}"
+            f"the option {name} is not known here", remedy=f"remove it: it belongs to {' and '.join(formats)}"
         )
     names = [option.name for option in OPTIONS if option.group in groups]
     near = nearest(key, PASSED_KEYWORDS.union(names))

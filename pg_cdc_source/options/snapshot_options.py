@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions
@@ -11,15 +12,20 @@ from pg_cdc_source.options.declared import ConsistentPoint, Unrepresentable
 from pg_cdc_source.options.given import Given, read_given
 from pg_cdc_source.options.names import QualifiedName, quoted
 from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.options.query import Query
+from pg_cdc_source.options.spark_jdbc import warning_of
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOptions:
-    """The options of ``spark.read.format("pgsnapshot")``. With ``snapshot``, ``consistent_point`` has no meaning."""
+    """The options of ``spark.read.format("pgsnapshot")``. With ``snapshot``, ``consistent_point`` has no meaning.
+
+    ``without_effect`` says which options of Spark's JDBC source were given, and what happens instead.
+    """
 
     connection: ConnectionOptions
     dbtable: QualifiedName | None
-    query: str | None
+    query: Query | None
     columns: tuple[str, ...] | None
     where: str | None
     partition_bytes: int
@@ -34,6 +40,8 @@ class SnapshotOptions:
     batch_bytes: int
     slot_timeout_seconds: float
     snapshot_idle_seconds: float
+    max_connections: int | None
+    without_effect: str = ""
 
 
 def parse_snapshot_options(options: Mapping[str, str]) -> SnapshotOptions:
@@ -43,14 +51,15 @@ def parse_snapshot_options(options: Mapping[str, str]) -> SnapshotOptions:
     given.problems.extend(_snapshot_contradictions(given))
     given.raise_problems()
     values = given.values
+    query = _query(values)
     return SnapshotOptions(
         connection=connection,
-        dbtable=values["dbtable"],
-        query=values["query"],
+        dbtable=None if query else values["dbtable"],
+        query=query,
         columns=values["columns"],
         where=values["where"],
         partition_bytes=values["partitionBytes"],
-        num_partitions=values["numPartitions"],
+        num_partitions=None if query else values["numPartitions"],
         consistent_point="require" if values["slot"] else values["consistentPoint"],
         slot=values["slot"],
         snapshot=values["snapshot"],
@@ -61,20 +70,35 @@ def parse_snapshot_options(options: Mapping[str, str]) -> SnapshotOptions:
         batch_bytes=values["batchBytes"],
         slot_timeout_seconds=values["slotTimeout"],
         snapshot_idle_seconds=values["snapshotIdle"],
+        max_connections=values["maxConnections"],
+        without_effect=warning_of(given.taken, one_partition=query is not None and "numPartitions" in given.names),
     )
+
+
+def _query(values: Mapping[str, Any]) -> Query | None:
+    query: Query | None = values["dbtable"] if isinstance(values["dbtable"], Query) else values["query"]
+    return query
 
 
 def _snapshot_contradictions(given: Given) -> Iterator[OptionError]:
     names, values = given.names, given.values
     if "dbtable" not in names and "query" not in names:
-        yield OptionError("neither dbtable nor query is given", remedy="name a table in dbtable, or write a query")
-    if "query" in names:
-        if "dbtable" in names:
-            yield OptionError("both dbtable and query are given", remedy="remove one of them")
-        for name in ("columns", "where", "partitionBytes", "numPartitions"):
+        remedy = "name a table in dbtable, or write a query"
+        if not names | given.libpq.keys():
+            # Spark 4.0 to 4.3 keeps such a table, with columns that the statement lists, without asking the source.
+            remedy += (
+                "; a table of CREATE TABLE … USING pgsnapshot cannot be read, as Spark gives its source no options: "
+                "use CREATE TEMPORARY VIEW"
+            )
+        yield OptionError("neither dbtable nor query is given", remedy=remedy)
+    if {"dbtable", "query"} <= names:
+        yield OptionError("both dbtable and query are given", remedy="remove one of them")
+    if "query" in names or _query(values) is not None:
+        what = "query" if "query" in names else "a sub-select in dbtable"
+        for name in ("columns", "where", "partitionBytes"):
             if name in names:
-                use = "write it into the query" if name in ("columns", "where") else "a query is read as one partition"
-                yield OptionError(f"{name} is not used with query", remedy=f"remove {name}: {use}")
+                use = "a query is read as one partition" if name == "partitionBytes" else "write it into the query"
+                yield OptionError(f"{name} is not used with {what}", remedy=f"remove {name}: {use}")
     if {"partitionBytes", "numPartitions"} <= names:
         yield OptionError("partitionBytes and numPartitions both say how a table is split", remedy="remove one of them")
     if "snapshot" in names:

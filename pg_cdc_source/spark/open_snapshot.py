@@ -12,7 +12,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres.catalog import find_relation
-from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.connection import FULL_SECONDS, connect
 from pg_cdc_source.postgres.locks import check_files
 from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 
@@ -44,11 +44,15 @@ def open_snapshot(
     parsed = parse_snapshot_options({**given, "query": "SELECT"})
     spec = SnapshotSpec(parsed.consistent_point, parsed.slot, parsed.slot_timeout_seconds)
     names = [QualifiedName.parse(table) for table in tables]
-    with contextlib.closing(connect(parsed.connection, "pgsnapshot:open")) as session:
+    with contextlib.closing(connect(parsed.connection, "pgsnapshot:open", full_seconds=FULL_SECONDS)) as session:
         relations = [find_relation(session, name) for name in names]
     token = secrets.token_hex(8)
     held = make_snapshot(
-        parsed.connection, spec, lambda snapshot_id: f"pgsnapshot:{token}:open:{snapshot_id}", holders=1
+        parsed.connection,
+        spec,
+        lambda snapshot_id: f"pgsnapshot:{token}:open:{snapshot_id}",
+        holders=1,
+        full_seconds=FULL_SECONDS,
     )
     try:
         held.lock([relation.oid for relation in relations], timeout="60s")

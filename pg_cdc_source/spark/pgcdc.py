@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.offsets import INITIAL, StreamOffset
+from pg_cdc_source.offsets import INITIAL, Lsn, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 from pg_cdc_source.protocol.changelog import changelog_rows, changelog_schema
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
@@ -46,10 +46,13 @@ BYTES_PER_TASK = 16 << 20
 
 
 class SnapshotPartition(Sealed, InputPartition):
-    """One range of a table of the initial snapshot; the task reads it from PostgreSQL."""
+    """Ranges of tables of the initial snapshot: one of a large table, or several of small ones.
 
-    def __init__(self, part: SnapshotPart) -> None:
-        self.part = part
+    The task reads them from PostgreSQL.
+    """
+
+    def __init__(self, parts: Sequence[SnapshotPart]) -> None:
+        self.parts = parts
 
 
 class ChangesPartition(Sealed, InputPartition):
@@ -161,21 +164,21 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():
-            through = None
             if isinstance(partition, ChangesPartition):
-                rows = _joined(partition.payloads)
-            else:
-                assert isinstance(partition, SnapshotPartition)
-                rows = self._snapshot(partition.part)
-                if partition.part.through > partition.part.lsn:
-                    through = partition.part.through
-            if self._options.change_format == "changelog":
-                schema = changelog_schema(str(self._options.dbtable), self._schema)
-                yield from (changelog_rows(batch, schema) for batch in rows)
-            elif self._options.envelope == "arrow":
-                yield from (runs_of(batch, through) for batch in rows)
-            else:
-                yield from rows
+                yield from self._shaped(_joined(partition.payloads), None)
+                return
+            assert isinstance(partition, SnapshotPartition)
+            for part in partition.parts:
+                yield from self._shaped(self._snapshot(part), part.through if part.through > part.lsn else None)
+
+    def _shaped(self, rows: Iterator[pa.RecordBatch], through: Lsn | None) -> Iterator[pa.RecordBatch]:
+        """The rows as the options want them; ``through`` is as ``runs_of`` takes it."""
+        if self._options.change_format == "changelog":
+            schema = changelog_schema(str(self._options.dbtable), self._schema)
+            return (changelog_rows(batch, schema) for batch in rows)
+        if self._options.envelope == "arrow":
+            return (runs_of(batch, through) for batch in rows)
+        return rows
 
     def _snapshot(self, part: SnapshotPart) -> Iterator[pa.RecordBatch]:
         layout = layout_of(self._options)
@@ -230,8 +233,7 @@ if HAS_LIMITS:
 def _partitions(batch: Batch) -> Iterator[InputPartition]:
     if batch.first:
         yield ChangesPartition(batch.first)
-    for part in batch.parts:
-        yield SnapshotPartition(part)
+    yield from map(SnapshotPartition, _packed(batch.parts))
     chunks: list[Chunk] = []
     size = 0
     for chunk in batch.chunks:
@@ -242,6 +244,22 @@ def _partitions(batch: Batch) -> Iterator[InputPartition]:
             chunks, size = [], 0
     if chunks:
         yield ChangesPartition(chunks)
+
+
+def _packed(parts: Iterable[SnapshotPart]) -> Iterator[list[SnapshotPart]]:
+    """Let ranges of small tables share tasks, up to the size of one range of a large table."""
+    shared: list[SnapshotPart] = []
+    shared_bytes = 0
+    for part in parts:
+        most_bytes = part.scan.spec.range_bytes
+        size_bytes = most_bytes if part.range.size_bytes is None else part.range.size_bytes
+        if shared and shared_bytes + size_bytes > most_bytes:
+            yield shared
+            shared, shared_bytes = [], 0
+        shared.append(part)
+        shared_bytes += size_bytes
+    if shared:
+        yield shared
 
 
 def _joined(payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:

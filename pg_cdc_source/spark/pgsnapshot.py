@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import OptionError
@@ -52,6 +52,9 @@ class PgSnapshotDataSource(Sealed, DataSource, metaclass=SealedClass):
                 remedy="leave .schema() out; use the options columns, asString and numericAs, and cast in Spark",
             )
         return PgSnapshotReader(plan, self._options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        raise OptionError("pgsnapshot only reads", remedy='write with Spark\'s format("jdbc")')
 
     def _planned(self) -> Plan:
         # Spark pickles the source after schema(), so the plan is made once per load.

@@ -17,6 +17,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.declared import OPTIONS
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
+from pg_cdc_source.options.texts import option_texts
 from pg_cdc_source.protocol.envelope import columns_from_json
 from pg_cdc_source.protocol.layout import BEFORE, CHANGE_FIELDS, typed_schema
 from pg_cdc_source.protocol.refused import RefusedValueError, accept
@@ -69,7 +70,7 @@ def project(
 
 
 def _projection_options(table: str, url: str | None, options: dict[str, str | int | bool]) -> SnapshotOptions:
-    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    given = option_texts(options)
     own = {option.name.lower() for option in OPTIONS if option.name not in _VALUE_OPTIONS}
     own -= {option.name.lower() for option in OPTIONS if option.group == "connection"}
     for name in given:
@@ -78,6 +79,8 @@ def _projection_options(table: str, url: str | None, options: dict[str, str | in
                 f"project() does not use the option {name}",
                 remedy=f"remove it: beside the connection's options there are {', '.join(sorted(_VALUE_OPTIONS))}",
             )
+    # A query has no rows in the envelope.
+    QualifiedName.parse(table, for_query="name the table, as the column _table has it")
     if url is not None:
         given["url"] = url
     return parse_snapshot_options({**given, "dbtable": table})

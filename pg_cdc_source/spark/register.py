@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from pg_cdc_source.spark.pgcdc import PgCdcDataSource
 from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource
+
+_registered: WeakSet[SparkSession] = WeakSet()
 
 
 def register(spark: SparkSession) -> None:
@@ -18,3 +22,10 @@ def register(spark: SparkSession) -> None:
             # Spark 4.0 refuses a name that its look-up has found already; what it has found is this very class.
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
                 raise
+    _registered.add(spark)
+
+
+def ensure_registered(spark: SparkSession) -> None:
+    """Do so the first time: Spark warns of a format that it has already."""
+    if spark not in _registered:
+        register(spark)

@@ -1,4 +1,7 @@
-"""The generated tables of the README and docs/; ``python tests/helpers/readme_tables.py`` writes them from the code."""
+"""The generated tables of the README and docs/; ``python tests/helpers/readme_tables.py`` writes them from the code.
+
+It also writes the functions that have the options as keywords: see typed_functions.py.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,21 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import typed_functions
 from documents import ROOT
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pg_cdc_source.bench import schedule
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.options.declared import option_table_markdown
+from pg_cdc_source.options.habits import HABITS
 from pg_cdc_source.options.libpq_keywords import PASSED_KEYWORDS
 from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.options.spark_jdbc import TAKEN
 from pg_cdc_source.values import registry
 
 
@@ -75,6 +81,38 @@ def _with_subclasses(error: type[PgCdcError]) -> Iterator[type[PgCdcError]]:
     for subclass in error.__subclasses__():
         if subclass.__module__ == error.__module__:
             yield from _with_subclasses(subclass)
+
+
+# What becomes of options of Spark's JDBC source that are options here, too.
+_JDBC_ALIKE = (
+    (("url", "user", "password"), "the same"),
+    (("dbtable",), "the same; `(SELECT …) AS t` is a query"),
+    (("query",), "the same"),
+    (("numPartitions",), "the number of physical ranges of a table; a query is one partition"),
+)
+_JDBC_REFUSED = (
+    *("customSchema", "sessionInitStatement", "predicates", "prepareQuery", "hint"),
+    *("keytab", "principal", "refreshKrb5Config", "connectionProvider"),
+)
+
+
+def jdbc_option_table() -> str:
+    """What becomes of each option of Spark's JDBC source."""
+    remedies = HABITS["connection"] | HABITS["pgsnapshot"]
+    refused: dict[str, list[str]] = {}
+    for name in _JDBC_REFUSED:
+        refused.setdefault(remedies[name], []).append(name)
+    lines = ["| option of `jdbc` | in `pgsnapshot` |", "| --- | --- |"]
+    lines += [f"| {_in_code(names)} | {what} |" for names, what in _JDBC_ALIKE]
+    lines += [f"| {_in_code(names)} | no effect: {instead} |" for names, instead in TAKEN]
+    lines.append("| `preferTimestampNTZ=false` | refused: cast in Spark |")
+    lines += [f"| {_in_code(names)} | refused: {remedy} |" for remedy, names in refused.items()]
+    return "\n".join(lines)
+
+
+def _in_code(names: Sequence[str]) -> str:
+    shown = [f"`{name}`" for name in names]
+    return ", ".join(shown) if len(shown) < 10 else f"{', '.join(shown[:3])} and {len(shown) - 3} others of pgjdbc"
 
 
 # --- the matrix ------------------------------------------------------------------------------------------------------
@@ -211,6 +249,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "pgsnapshot options": lambda: option_table_markdown("pgsnapshot"),
         "pgcdc options": lambda: option_table_markdown("pgcdc"),
     },
+    "docs/snapshot.md": {"options of jdbc": jdbc_option_table},
     "docs/scale.md": {"tables": scale_tables},
     "docs/types.md": {"types": type_table},
     "docs/versions.md": {
@@ -240,3 +279,4 @@ if __name__ == "__main__":
     for page in TABLES:
         path = ROOT / page
         path.write_text(with_tables(page, path.read_text(encoding="utf-8")), encoding="utf-8")
+    typed_functions.MODULE.write_text(typed_functions.source(), encoding="utf-8")

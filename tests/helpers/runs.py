@@ -82,7 +82,7 @@ def announced(table: StreamedTable, place: tuple[int, int], *changes: Mapping[st
     return dict(row)
 
 
-def written(table: StreamedTable, place: tuple[int, int]) -> Row:
-    """A file of a snapshot's rows."""
+def written(table: StreamedTable, place: tuple[int, int], *, through: int | None = None) -> Row:
+    """A file of a snapshot's rows, each as of some point up to ``through``; None: as of the snapshot's."""
     (row,) = changed(table, Change("snapshot", place, [None] * len(table.codecs)))
-    return {**row, "_change_type": "file", "data": None, "after": json.dumps({"path": "p", "through": None})}
+    return {**row, "_change_type": "file", "data": None, "after": json.dumps({"path": "p", "through": through})}

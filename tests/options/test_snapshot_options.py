@@ -8,6 +8,7 @@ from given_options import TABLE, parse, parse_query, refused
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.options.query import Query
 from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
 
 
@@ -49,7 +50,16 @@ def test_an_empty_query_is_refused(text: str) -> None:
 
 
 def test_one_semicolon_may_end_a_query() -> None:
-    assert parse_snapshot_options({"query": " SELECT 1 ;\n"}).query == "SELECT 1"
+    assert parse_snapshot_options({"query": " SELECT 1 ;\n"}).query == Query("query", " SELECT 1")
+
+
+def test_a_query_may_stand_in_parentheses_where_a_table_is_named() -> None:
+    options = parse_snapshot_options({"dbtable": "(SELECT 1 AS a\n) AS t"})
+    assert options.dbtable is None
+    assert options.query == Query("dbtable", "(SELECT 1 AS a\n) AS t")
+    assert options.query.sql == "SELECT * FROM (SELECT 1 AS a\n) AS t"
+    assert parse_query().query == Query("query", "SELECT 1")
+    assert "in parentheses" in refused({"dbtable": "SELECT 1"})
 
 
 def test_what_is_not_given_has_the_documented_default() -> None:
@@ -71,6 +81,7 @@ def test_what_is_not_given_has_the_documented_default() -> None:
         batch_bytes=4 << 20,
         slot_timeout_seconds=10.0,
         snapshot_idle_seconds=60.0,
+        max_connections=None,
     )
 
 
@@ -88,6 +99,7 @@ def test_everything_that_is_given_arrives() -> None:
         batchBytes="1MB",
         slotTimeout="30s",
         snapshotIdle="5min",
+        maxConnections="20",
     )
     assert options == SnapshotOptions(
         connection=ConnectionOptions("", (("host", "db.example"),)),
@@ -107,6 +119,7 @@ def test_everything_that_is_given_arrives() -> None:
         batch_bytes=1 << 20,
         slot_timeout_seconds=30.0,
         snapshot_idle_seconds=300.0,
+        max_connections=20,
     )
 
 
@@ -118,7 +131,10 @@ def test_everything_that_is_given_arrives() -> None:
         ({"query": "SELECT 1", "columns": "a"}, "columns is not used with query"),
         ({"query": "SELECT 1", "where": "a"}, "where is not used with query"),
         ({"query": "SELECT 1", "partitionBytes": "1MB"}, "partitionBytes is not used with query"),
-        ({"query": "SELECT 1", "numPartitions": "1"}, "numPartitions is not used with query"),
+        ({"dbtable": "(SELECT 1) t", "query": "SELECT 1"}, "both dbtable and query"),
+        ({"dbtable": "(SELECT 1) t", "columns": "a"}, "columns is not used with a sub-select in dbtable"),
+        ({"dbtable": "(SELECT 1) t", "where": "a"}, "where is not used with a sub-select in dbtable"),
+        ({"dbtable": "(SELECT 1) t", "partitionBytes": "1MB"}, "partitionBytes is not used with a sub-select"),
         ({"dbtable": "t", "numPartitions": "1", "partitionBytes": "1MB"}, "partitionBytes and numPartitions"),
         ({"dbtable": "t", "snapshot": "0-1", "slot": "s"}, "slot is not used with snapshot"),
         ({"dbtable": "t", "snapshot": "0-1", "consistentPoint": "auto"}, "consistentPoint is not used with snapshot"),
