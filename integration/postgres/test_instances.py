@@ -19,9 +19,11 @@ from watch import slots
 from pg_cdc_source import open_snapshot
 from pg_cdc_source.cli.preflight import check
 from pg_cdc_source.errors import ServerSetupError, SnapshotLostError
+from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.instances import read_instance, require_instance
+from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 from pg_cdc_source.spark import pgcdc
 
 Spread = Callable[[Callable[[str], bool]], str]
@@ -64,18 +66,18 @@ def test_a_keeper_that_comes_to_another_server_says_so(spark: SparkSession, spre
 
 @pytest.mark.parametrize("point", ["require", "off"])
 def test_a_snapshot_is_not_made_on_one_server_and_held_on_another(
-    pair: tuple[str, Standby], spread: Spread, point: str
+    pair: tuple[str, Standby], spread: Spread, point: ConsistentPoint
 ) -> None:
     names: list[str] = []
 
     def leads_away(name: str) -> bool:
-        if ":open:" in name:
+        if ":making:" in name:
             names.append(name)
-        return len(names) > 1 and ":open:" in name
+        return len(names) > 1 and ":making:" in name
 
-    url = spread(leads_away)
-    with pytest.raises(ServerSetupError) as caught, open_snapshot(url, tables=["t"], consistentPoint=point):
-        pass
+    connection = parse_connection_options({"url": spread(leads_away)})
+    with pytest.raises(ServerSetupError) as caught:
+        make_snapshot(connection, SnapshotSpec(point, None, 10.0), lambda name: f"test:making:{name}", holders=2)
     doing = "creating slot pgsnapshot_" if point == "require" else "holding a snapshot"
     assert caught.value.what.startswith(doing)
     assert all(part in str(caught.value) for part in SAYS)

@@ -18,7 +18,9 @@ from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
 from roles import SETTINGS_OF_ROLES, TELLING_COLUMNS, conninfo, role
 
-from pg_cdc_source.errors import DefiniteError, UnrepresentableError
+from pg_cdc_source.errors import DefiniteError, QueryError, UnrepresentableError
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.stream import capture
 
 Drive = Callable[..., Driver]
@@ -258,3 +260,14 @@ def test_settings_of_role_and_database_change_nothing_in_a_stream(
         "\\x00ff41",
         "2024-02-03 04:05:06+00",
     ]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "UTF8", "SQL_ASCII"])
+def test_the_place_of_an_error_in_the_users_sql_is_counted_in_characters(server: str, encoding: str) -> None:
+    with database(server, f"ENCODING '{encoding}' LOCALE 'C'") as (url, _):
+        options = parse_snapshot_options({"url": url, "query": "SELECT 'größe' AS a, x"})
+        with pytest.raises(QueryError) as caught:
+            make_plan(options)
+    # The last one counts bytes, which say nothing here.
+    place = ", at character 22 of the option query" if encoding != "SQL_ASCII" else ""
+    assert caught.value.what == f'reading the query: column "x" does not exist (SQLSTATE 42703){place}'

@@ -13,8 +13,9 @@ from roles import conninfo, role
 from servers import second_server
 from watch import holders, session_names, wait_until
 
-from pg_cdc_source.errors import DefiniteError, PgCdcError, SnapshotLostError, TransientError
+from pg_cdc_source.errors import DefiniteError, PgCdcError, ServerFullError, SnapshotLostError, TransientError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.snapshot import driver
 from pg_cdc_source.snapshot.keeper import launch
 from pg_cdc_source.snapshot.reader import read_range
@@ -125,7 +126,8 @@ def test_a_server_that_cuts_queries_short_leaves_the_class_and_the_beginning() -
         assert error.remedy == "the driver's standard error says why"
 
 
-def test_a_keeper_that_cannot_start_says_why(db: str, pg: Session) -> None:
+def test_a_keeper_that_cannot_start_says_why(db: str, pg: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_FULL", Backoff(0.2, within_seconds=1.0))
     run(pg, "CREATE TABLE t AS SELECT 1 AS id")
     with role(pg, db) as login:
         run(pg, f"GRANT SELECT ON t TO {login['user']}")
@@ -137,7 +139,7 @@ def test_a_keeper_that_cannot_start_says_why(db: str, pg: Session) -> None:
         with pytest.raises(PgCdcError) as caught:
             plan_ranges(plan, parsed)
     error = caught.value
-    assert type(error) is TransientError
+    assert type(error) is ServerFullError
     assert error.what.startswith("the keeper (process that holds snapshots) could not start: ")
     assert "too many connections" in error.what
     assert "let fewer tasks read at a time" in error.remedy

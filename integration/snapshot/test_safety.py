@@ -163,11 +163,6 @@ def test_a_server_that_does_not_answer_is_named_within_seconds(
     assert reader["password"] not in text
 
 
-def test_a_role_with_too_many_connections_is_told_so(pg: Session, spark: SparkSession, reader: dict[str, str]) -> None:
-    run(pg, f"ALTER ROLE {reader['user']} CONNECTION LIMIT 0")
-    refusal(lambda: load(spark, conninfo(reader), dbtable="t"), "TransientError", "too many connections", "fewer tasks")
-
-
 def test_a_misspelt_option_is_refused_before_anything_connects(spark: SparkSession) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)

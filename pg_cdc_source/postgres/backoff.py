@@ -49,13 +49,13 @@ class Backoff:
             time.sleep(pause_seconds)
             yield
 
-    def retrying(self, action: Callable[[], T]) -> T:
-        """The result of ``action``, which is run again after a TransientError; the last one is raised."""
+    def retrying(self, action: Callable[[], T], after: type[TransientError] = TransientError) -> T:
+        """The result of ``action``, which is run again after an error ``after``; the last one is raised."""
         pauses = self.pauses()
         while True:
             try:
                 return action()
-            except TransientError:
+            except after:
                 pause_seconds = next(pauses, None)
                 if pause_seconds is None:
                     raise

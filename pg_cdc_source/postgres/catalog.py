@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psycopg2 import sql
@@ -28,7 +29,6 @@ class Server:
     wal_level: str
     effective_wal_level: str
     block_size: int
-    max_connections: int
     role: str
     may_replicate: bool
     encoding: str
@@ -68,7 +68,6 @@ SELECT current_setting('server_version_num')::int,
     current_setting('wal_level'),
     coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')),
     current_setting('block_size')::int,
-    current_setting('max_connections')::int,
     current_user::text,
     EXISTS (
         SELECT
@@ -92,10 +91,10 @@ def read_server(session: Session) -> Server:
 
 
 _FIND_RELATION = """
-SELECT c.oid, n.nspname, c.relname, c.relkind
-FROM pg_catalog.pg_class AS c
-JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.oid = to_regclass(%s)
+SELECT current_database(), c.oid, n.nspname, c.relname, c.relkind
+FROM (VALUES (to_regclass(%s))) AS named (oid)
+LEFT JOIN pg_catalog.pg_class AS c ON c.oid = named.oid
+LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 """
 
 
@@ -104,21 +103,16 @@ def find_relation(session: Session, name: QualifiedName) -> Relation:
 
     Raises AccessError that suggests a near name, OptionError for another database or for what cannot be read.
     """
-    parts = name.parts
+    parts = name.parts[-2:]
     with translated(f"looking for {name}"), session.cursor() as cursor:
-        cursor.execute("SELECT current_database()")
-        database = cursor.fetchone()[0]
-        if len(parts) == 3:
-            if parts[0] != database:
-                raise OptionError(
-                    f"dbtable {name} names the database {quoted(parts[0])}, the connection is to {quoted(database)}",
-                    remedy="leave the database out of dbtable and set it in the connection options",
-                )
-            parts = parts[1:]
-        text = sql.Identifier(*parts).as_string(session)
-        cursor.execute(_FIND_RELATION, (text,))
-        row = cursor.fetchone()
-        if row is None:
+        cursor.execute(_FIND_RELATION, (sql.Identifier(*parts).as_string(session),))
+        database, *row = cursor.fetchone()
+        if len(name.parts) == 3 and name.parts[0] != database:
+            raise OptionError(
+                f"dbtable {name} names the database {quoted(name.parts[0])}, the connection is to {quoted(database)}",
+                remedy="leave the database out of dbtable and set it in the connection options",
+            )
+        if row[0] is None:
             raise AccessError(
                 f"{name} does not exist in database {quoted(database)}, or this role may not use its schema",
                 remedy=_near_names(session, parts),
@@ -160,9 +154,15 @@ def _near_names(session: Session, parts: tuple[str, ...]) -> str:
     return f"did you mean {hint}?" if hint else "check the schema and the spelling; quote names that are not lower case"
 
 
-def oid_of(session: Session, relation: Relation) -> int | None:
-    """The oid of what has this relation's name now."""
-    with translated(f"looking for {relation}"), session.cursor() as cursor:
-        cursor.execute("SELECT to_regclass(%s)::oid::bigint", (relation.identifier.as_string(session),))
-        found: int | None = cursor.fetchone()[0]
-        return found
+_READ_OIDS = """
+SELECT to_regclass(t.name)::oid::bigint
+FROM unnest(%s::text[]) WITH ORDINALITY AS t (name, i)
+ORDER BY t.i
+"""
+
+
+def oids_of(session: Session, relations: Sequence[Relation]) -> list[int | None]:
+    """The oids of what has these relations' names now."""
+    with translated(f"looking for {relations[0]}"), session.cursor() as cursor:
+        cursor.execute(_READ_OIDS, ([relation.identifier.as_string(session) for relation in relations],))
+        return [oid for (oid,) in cursor]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import random
 import time
 from typing import Any
 
@@ -9,11 +11,13 @@ import psycopg2
 import psycopg2.extras
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import ServerSetupError
+from pg_cdc_source.errors import ServerFullError, ServerSetupError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.passwords import ask_password
 from pg_cdc_source.postgres.server_errors import connect_error, is_refused_login, translate, translated
+
+log = logging.getLogger(__name__)
 
 # Either side notices a dead peer after about 30 + 3 * 10 seconds. Users' own keywords win.
 _DEFAULT_KEYWORDS = {
@@ -68,16 +72,50 @@ _SETTINGS_SINCE = {
 _REPLACED = Backoff(0.5, attempts=3)
 
 
+# How long planning, and making a snapshot, wait for a connection of a server that has none left. Others want one too.
+FULL_SECONDS = 60.0
+
+
 def connect(
-    options: ConnectionOptions, application_name: str, *, replication: bool = False, retry_seconds: float = 0
+    options: ConnectionOptions,
+    application_name: str,
+    *,
+    replication: bool = False,
+    retry_seconds: float = 0,
+    full_seconds: float = 0,
 ) -> Session:
     """Open a read-only session in autocommit mode with this package's settings.
 
-    A server that does not answer is tried again for ``retry_seconds``; a refused login is not, but with a password that
-    is asked for again. Raises ConnectError, or TransientError when the time is over.
+    A server that does not answer is tried again for ``retry_seconds``, one that has no connection left for
+    ``full_seconds`` where that is longer; a refused login is not, but with a password that is asked for again. Raises
+    ConnectError, or TransientError when the time is over.
     """
-    backoff = Backoff(0.1, longest_seconds=2.0, within_seconds=retry_seconds)
-    return backoff.retrying(lambda: _connect_once(options, application_name, replication=replication))
+    began = time.monotonic()
+    away = Backoff(0.1, longest_seconds=2.0, within_seconds=retry_seconds).pauses()
+    full = Backoff(0.1, longest_seconds=1.0, within_seconds=max(full_seconds, retry_seconds)).pauses()
+    said = False
+    while True:
+        try:
+            return _connect_once(options, application_name, replication=replication)
+        except ServerFullError as error:
+            pause_seconds = next(full, None)
+            if pause_seconds is None:
+                raise _still_full(error, time.monotonic() - began) from None
+            if not said:
+                log.warning("%s; waiting for a connection, at most %g s", error.what, max(full_seconds, retry_seconds))
+                said = True
+            # Those who wait, on many hosts, are not to come all at once.
+            time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - nobody has to guess it
+        except TransientError:
+            pause_seconds = next(away, None)
+            if pause_seconds is None:
+                raise
+            time.sleep(pause_seconds)
+
+
+def _still_full(error: ServerFullError, seconds: float) -> ServerFullError:
+    waited = f", after {seconds:.0f} s of waiting for a connection" if seconds >= 1 else ""
+    return ServerFullError(f"{error.what}{waited}", remedy=error.remedy)
 
 
 def _connect_once(options: ConnectionOptions, application_name: str, *, replication: bool) -> Session:

@@ -46,6 +46,14 @@ put_copy_data = _function(_WAITING, "PQputCopyData", ctypes.c_int, _connection, 
 flush = _function(_WAITING, "PQflush", ctypes.c_int, _connection)
 # PQexec: runs a COPY without the cursor that psycopg2 would give its rows to.
 execute = _function(_WAITING, "PQexec", _result, _connection, ctypes.c_char_p)
+# PQprepare and PQdescribePrepared: what columns a statement gives, without planning it.
+_prepare = _function(
+    _WAITING,
+    "PQprepare",
+    _result,
+    *(_connection, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p),
+)
+_describe_prepared = _function(_WAITING, "PQdescribePrepared", _result, _connection, ctypes.c_char_p)
 # PQgetResult: how a COPY ended; NULL once there is nothing more.
 get_result = _function(_WAITING, "PQgetResult", _result, _connection)
 # PQresultStatus: an ExecStatusType, of which these are used (libpq-fe.h).
@@ -57,6 +65,8 @@ _clear = _function(_QUICK, "PQclear", None, _result)
 _error_message = _function(_QUICK, "PQerrorMessage", ctypes.c_char_p, _connection)
 _error_field = _function(_QUICK, "PQresultErrorField", ctypes.c_char_p, _result, ctypes.c_int)
 _column_count = _function(_QUICK, "PQnfields", ctypes.c_int, _result)
+_column_table_column = _function(_QUICK, "PQftablecol", ctypes.c_int, _result, ctypes.c_int)
+_column_type = _function(_QUICK, "PQftype", ctypes.c_uint, _result, ctypes.c_int)
 _column_modifier = _function(_QUICK, "PQfmod", ctypes.c_int, _result, ctypes.c_int)
 
 # Addresses of the same functions, for the C accelerator to call.
@@ -99,7 +109,7 @@ def error_of(pgconn: int, result: int | None, doing: str, otherwise: str) -> PgC
     if code is None:
         text = " ".join((_error_message(pgconn) or b"").decode(errors="replace").split())
         return TransientError(f"{doing}: {text or otherwise}")
-    return classified(code, message(result), doing, _field(result, "R"))
+    return classified(code, message(result), doing, _field(result, "R"), hint=_field(result, "H"))
 
 
 def column_modifiers(cursor: Any) -> list[int]:
@@ -109,3 +119,24 @@ def column_modifiers(cursor: Any) -> list[int]:
     """
     result = cursor.pgresult_ptr
     return [_column_modifier(result, i) for i in range(_column_count(result))]
+
+
+def described(pgconn: int, statement: bytes, doing: str) -> list[tuple[int, int, int]]:
+    """The columns that a statement would give: number in its table (0: none), type's oid, type modifier.
+
+    The server parses the statement, which locks the tables that it names, and does not plan it. The unnamed prepared
+    statement is replaced.
+    """
+    with cleared(_prepare(pgconn, b"", statement, 0, None)) as result:
+        _expect_ok(pgconn, result, doing)
+    with cleared(_describe_prepared(pgconn, b"")) as result:
+        _expect_ok(pgconn, result, doing)
+        return [
+            (_column_table_column(result, i), _column_type(result, i), _column_modifier(result, i))
+            for i in range(_column_count(result))
+        ]
+
+
+def _expect_ok(pgconn: int, result: int | None, doing: str) -> None:
+    if result_status(result) != COMMAND_OK:
+        raise error_of(pgconn, result, doing, "the server did not describe a statement")

@@ -7,11 +7,15 @@ pg_dump takes it) keeps such DDL away from then on, and the checks here, made un
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.errors import SchemaChangedError, TransientError
+from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.server_errors import translated
 
 # A new action does not help where the snapshot outlives actions.
@@ -36,7 +40,8 @@ def release_locks(session: Session) -> None:
 # pg_class as a query sees it belongs to the snapshot; the names of regclass are those of the catalog as it is now, and
 # an oid where there is none.
 _READ_NAMES = """
-SELECT format('%%I.%%I', n.nspname, c.relname), nullif(%s::regclass::text, c.oid::text)
+SELECT format('%%I.%%I', n.nspname, c.relname), nullif(%s::regclass::text, c.oid::text),
+    c.relkind = 'p' AND has_table_privilege(c.oid, 'SELECT')
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = %s
@@ -47,21 +52,22 @@ def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
     """Lock a relation and all it consists of (ACCESS SHARE), for as long as the transaction runs.
 
     A SELECT also locks partitions, children and the tables under a view; it needs only column privileges, and works for
-    kinds that LOCK TABLE refuses. Nothing is done for a relation that the snapshot does not have. Raises
-    SchemaChangedError for one that was dropped after it.
+    kinds that LOCK TABLE refuses. For 2,000 partitions it takes 0.2 s of the server's CPU, LOCK TABLE 10 ms. Nothing is
+    done for a relation that the snapshot does not have. Raises SchemaChangedError for one that was dropped after it.
     """
     with translated(f"locking the relation with oid {oid}"), session.cursor() as cursor:
         cursor.execute(_READ_NAMES, (oid, oid))
         row = cursor.fetchone()
         if row is None:
             return
-        name, name_now = row
+        name, name_now, lockable = row
         if name_now is None:
             raise _dropped(name)
         cursor.execute("SAVEPOINT locks")
         try:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", (timeout,))
-            cursor.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(sql.SQL(name_now)))
+            lock = "LOCK TABLE {} IN ACCESS SHARE MODE" if lockable else "SELECT FROM {} LIMIT 0"
+            cursor.execute(sql.SQL(lock).format(sql.SQL(name_now)))
         except psycopg2.errors.UndefinedTable:
             cursor.execute("ROLLBACK TO locks")
             raise _dropped(name) from None
@@ -71,6 +77,31 @@ def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
             raise
         finally:
             cursor.execute("RELEASE locks")
+
+
+# As long as a session waits for one lock (lock_timeout).
+_LOCKED = Backoff(0.005, longest_seconds=0.25, within_seconds=60)
+
+
+def lock_together(session: Session, tables: Sequence[Relation], doing: str) -> None:
+    """Lock several tables (ACCESS SHARE), each by itself. Call it after ``begin_locking`` or ``release_locks``.
+
+    None is waited for while others are held, because DDL that locks several, as TRUNCATE of a partitioned table does,
+    must not meet a session that does as well. So all are let go while one cannot be had.
+    """
+    statement = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE NOWAIT").format(
+        sql.SQL(", ").join(sql.SQL("ONLY {}").format(table.identifier) for table in tables)
+    )
+    locked_by_others = ""
+    for _ in _LOCKED.polls():
+        with translated(doing), session.cursor() as cursor:
+            try:
+                cursor.execute(statement)
+                return
+            except psycopg2.errors.LockNotAvailable as error:
+                locked_by_others = str(error.diag.message_primary)
+                cursor.execute("ROLLBACK TO unlocked")
+    raise TransientError(f"{doing}: {locked_by_others}")
 
 
 # pg_class as a query sees it belongs to the snapshot; pg_relation_filenode() looks at the catalog as it is now.
@@ -95,8 +126,28 @@ def check_files(session: Session, doing: str) -> None:
 
     Under a lock, the same file in the snapshot and now means that the heap still holds what the snapshot should see.
     """
+    _check_files(session, _FIND_OTHER_FILE, (), doing)
+
+
+# All that a backend holds is found in pg_locks only among the locks of all backends, some thousands where a snapshot of
+# a table with as many partitions is held.
+_FIND_OTHER_FILE_OF = """
+SELECT t.oid::regclass::text, c.oid IS NULL
+FROM unnest(%s::oid[]) AS t (oid)
+LEFT JOIN pg_catalog.pg_class AS c ON c.oid = t.oid
+WHERE c.oid IS NULL OR c.relfilenode <> 0 AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+LIMIT 1
+"""
+
+
+def check_files_of(session: Session, tables: Sequence[Relation], doing: str) -> None:
+    """As ``check_files``, of these tables only, which are locked."""
+    _check_files(session, _FIND_OTHER_FILE_OF, ([table.oid for table in tables],), doing)
+
+
+def _check_files(session: Session, query: str, parameters: tuple[object, ...], doing: str) -> None:
     with translated(doing), session.cursor() as cursor:
-        cursor.execute(_FIND_OTHER_FILE)
+        cursor.execute(query, parameters or None)
         row = cursor.fetchone()
     if row is not None:
         name, is_new = row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from pg_cdc_source.errors import (
     DefiniteError,
     PgCdcError,
     QueryError,
+    ServerFullError,
     ServerSetupError,
     SlotLostError,
     TransientError,
@@ -81,8 +82,8 @@ _FAILURES = (
         "ALTER ROLE … REPLICATION (only pgsnapshot can do without, with consistentPoint=off)",
     ),
     _Failure(
-        ("too many connections", "too many clients", "remaining connection slots"),
-        TransientError,
+        ("too many connections", "too many clients", "remaining connection slots", "no more connections allowed"),
+        ServerFullError,
         "let fewer tasks read at a time, or raise max_connections or the role's or database's CONNECTION LIMIT",
     ),
 )
@@ -107,7 +108,10 @@ def connect_error(options: ConnectionOptions, given: dict[str, str], error: psyc
 # --- in a session ----------------------------------------------------------------------------------------------------
 
 # Lost sessions, connections or locks that cannot be had now, serialization, a slot in use: none of them has to stay so.
-_TRANSIENT = ("08", "57P01", "57P02", "57P03", "57P05", "53300", "40001", "40P01", "55P03", "55006")
+_TRANSIENT = ("08", "57P01", "57P02", "57P03", "57P05", "40001", "40P01", "55P03", "55006")
+
+# Syntax, names of columns and functions that are missing or ambiguous, and what cannot be grouped, cast or compared.
+_OF_USERS_SQL = ("42601", "42702", "42703", "42725", "42803", "42804", "42846", "42883", "42P20")
 
 # The server's functions that refuse an invalidated slot: up to 15, from 16 and from 18 on. Their SQLSTATE has other
 # meanings elsewhere.
@@ -115,12 +119,12 @@ _INVALIDATED_IN = ("StartLogicalReplication", "CreateDecodingContext", "Replicat
 
 
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
-    """Run a block whose psycopg2 errors become errors of this package. ``doing`` is as in ``translate``."""
+def translated(doing: str, written: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Run a block whose psycopg2 errors become errors of this package. The arguments are as in ``translate``."""
     try:
         yield
     except psycopg2.Error as error:
-        raise translate(error, doing) from None
+        raise translate(error, doing, written) from None
     except UnicodeDecodeError as error:
         raise DefiniteError(
             f"{doing}: {error.object!r} is not UTF-8, and the database's encoding, SQL_ASCII, does not say what it is",
@@ -128,32 +132,64 @@ def translated(doing: str) -> Iterator[None]:
         ) from None
 
 
-def translate(error: psycopg2.Error, doing: str) -> PgCdcError:
+def translate(error: psycopg2.Error, doing: str, written: Mapping[str, str] | None = None) -> PgCdcError:
     """The error of this package for an error of psycopg2.
 
-    ``doing`` says what was tried, with the names of table, range or slot.
+    ``doing`` says what was tried, with the names of table, range or slot. ``written`` has, by option, what the user has
+    written of the statement.
     """
     code: str | None = error.pgcode
     primary: str | None = error.diag.message_primary if code else None
     text = primary or " ".join(str(error).split())
     if code is None:
         return TransientError(f"{doing}: {text}")
-    return classified(code, text, doing, error.diag.source_function)
+    place = _place(error, written or {})
+    return classified(code, text, doing, error.diag.source_function, place=place, hint=error.diag.message_hint)
 
 
-def classified(code: str, text: str, doing: str, source_function: str | None = None) -> PgCdcError:
-    """The error of this package for an SQLSTATE and a message of the server."""
-    where = f"{doing}: {text} (SQLSTATE {code})"
+def _place(error: psycopg2.Error, written: Mapping[str, str]) -> str:
+    """Where in the user's SQL PostgreSQL has found the error; empty where it is not there.
+
+    Only numbers: the SQL itself may hold a secret.
+    """
+    if error.diag.statement_position is None or error.cursor is None:
+        return ""
+    statement = error.cursor.query.decode()
+    if not statement.isascii() and error.cursor.connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        # Such a server counts bytes.
+        return ""
+    at = int(error.diag.statement_position) - 1
+    for option, text in written.items():
+        start = statement.rfind(text, 0, at + len(text))
+        # A parser that expects more finds the parenthesis behind the text, which stands in the next line.
+        if 0 <= start <= at <= start + len(text) + 1:
+            before = text[: at - start].split("\n")
+            line = f"line {len(before)}, " if "\n" in text else ""
+            return f", at {line}character {len(before[-1]) + 1} of the option {option}"
+    return ""
+
+
+def classified(
+    code: str, text: str, doing: str, source_function: str | None = None, *, place: str = "", hint: str | None = None
+) -> PgCdcError:
+    """The error of this package for an SQLSTATE, a message and a hint of the server.
+
+    ``place`` says where in the user's SQL it is.
+    """
+    where = f"{doing}: {text} (SQLSTATE {code}){place}"
+    with_hint = where + (f"\n  PostgreSQL's hint: {hint}" if hint else "")
+    if code == "53300":
+        return ServerFullError(where)
     if code.startswith(_TRANSIENT):
         return TransientError(where)
     if code == "42501":
         return _access_error(where, source_function)
     if code in ("42P01", "3F000"):
-        return AccessError(where, remedy="check the name; quote names that are not all lower case")
-    if code in ("42703", "42883", "42601", "42804", "42702") or code.startswith("22"):
-        return QueryError(where, remedy="check the options columns, where and query")
+        return AccessError(with_hint, remedy="check the name; quote names that are not all lower case")
+    if code in _OF_USERS_SQL or code.startswith("22"):
+        return QueryError(with_hint, remedy="check the options columns, where and query")
     if code == "25006":
-        return QueryError(where, remedy="sessions of this format only read: leave out what writes")
+        return QueryError(with_hint, remedy="sessions of this format only read: leave out what writes")
     if code == "42704" and text.startswith("publication "):
         # pgoutput's, before 18. It looks the publication up as of each change's own time, so it stays like this.
         return SlotLostError(
@@ -174,7 +210,7 @@ def classified(code: str, text: str, doing: str, source_function: str | None = N
         return TransientError(where)
     if code in ("53400", "0A000"):
         return ServerSetupError(where)
-    return DefiniteError(where)
+    return DefiniteError(with_hint)
 
 
 def _access_error(where: str, source_function: str | None) -> AccessError:

@@ -9,8 +9,10 @@ into "the snapshot at this LSN".
 - Any transaction that imported a snapshot can export it again, and the new id outlives the first exporter. So the
   session with the slot leaves as soon as plain sessions hold the snapshot: no walsender is kept.
 - Every id dies with the session that exported it, so each holder exports an id of its own and announces it in its
-  ``application_name``. Its LSN it announces as a shared advisory lock with that key. Both are visible to every session
-  of the role, on primaries and standbys, without a table, a port or a file.
+  ``application_name``. The LSN, and what else there is to say, it announces as shared advisory locks with those keys.
+  Both are visible to every session of the role, on primaries and standbys, without a table, a port or a file.
+- The session that has looked at the server and watched the slot become ready is the first holder. So a snapshot takes
+  one session, and a walsender for a moment.
 
 TRUNCATE and rewrites of tables do not follow snapshots. ``locks`` has what a reader does about that under its own lock;
 the holder's locks only make it rare.
@@ -19,6 +21,7 @@ the holder's locks only make it rare.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +32,7 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import ServerSetupError, SnapshotLostError, TransientError
+from pg_cdc_source.errors import PgCdcError, ServerSetupError, SnapshotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import ConsistentPoint
@@ -42,9 +45,14 @@ from pg_cdc_source.postgres.slot_creation import (
     NewSlot,
     create_slot,
     drop_slot,
+    lacks_for_slot,
     refuse_existing_slot,
-    require_consistent_point,
 )
+
+log = logging.getLogger(__name__)
+
+# The two numbers of an advisory lock's key.
+LockKey = tuple[int, int]
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -69,23 +77,25 @@ class Held:
 
     lsn: Lsn | None
     instance: Instance
+    announced: Sequence[LockKey] = ()
     holders: list[tuple[Session, str]] = field(default_factory=list)
 
-    def add_holder(self, options: ConnectionOptions, name_for: Callable[[str], str], source_id: str) -> None:
-        """Import ``source_id`` into one more session, export it there, and announce it under ``name_for(id)``."""
+    def add_holder(self, options: ConnectionOptions, name_for: Callable[[str], str]) -> None:
+        """Have one more session import the snapshot from the first, export it, and announce it as ``name_for(id)``."""
         session = connect(options, name_for(""))
         try:
             require_instance(session, self.instance, "holding a snapshot")
-            import_snapshot(session, source_id)
-            own_id = export_snapshot(session)
-            with translated("announcing a snapshot"), session.cursor() as cursor:
-                if self.lsn is not None:
-                    cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (int(self.lsn),))
-                cursor.execute("SELECT set_config('application_name', %s, false)", (name_for(own_id),))
-            begin_locking(session)
+            import_snapshot(session, self.holders[0][1])
+            self.begin_holding(session, name_for)
         except BaseException:
             session.close()
             raise
+
+    def begin_holding(self, session: Session, name_for: Callable[[str], str]) -> None:
+        """Make a session that is in the snapshot's transaction a holder of it."""
+        own_id = export_snapshot(session)
+        announce(session, self.lsn, self.announced, name_for(own_id))
+        begin_locking(session)
         self.holders.append((session, own_id))
 
     def lock(self, oids: Sequence[int], *, timeout: str) -> None:
@@ -113,45 +123,84 @@ def make_snapshot(
     *,
     holders: int,
     stream: bool = False,
+    announced: Sequence[LockKey] = (),
+    full_seconds: float = 0,
 ) -> Held:
     """Make a snapshot as ``spec`` says, and hold it on ``holders`` plain sessions.
 
     ``name_for`` gives the application_name for a snapshot id ("" before there is one). With a consistent point the LSN
     is that point minus one, the greatest position the snapshot contains. Raises what prevents a consistent point that
     is required; with ``auto`` a plain snapshot without an LSN is made instead. ``stream`` words errors for the slot of
-    a stream, which cannot do without.
+    a stream, which cannot do without. Holders also announce the keys ``announced``. A server that has no connection
+    left is waited for, ``full_seconds`` at most.
     """
-    session = connect(options, name_for(""))
+    session = connect(options, name_for(""), full_seconds=full_seconds)
     try:
         server, instance = read_server(session), read_instance(session)
-        # On a standby a slot waits for a record that the primary writes now and then, or never: too long for ``auto``.
-        # Nor is it for a read to have a server write more WAL, for everybody and for each action anew.
-        auto = spec.consistent_point == "auto" and not server.in_recovery and not server.decodes_on_demand
-        if spec.consistent_point == "require" or auto:
+        # What fails within the block drops a durable slot again.
+        with contextlib.ExitStack() as slot:
+            lsn = _begin(options, spec, name_for(""), session, server, instance, slot, stream=stream)
+            held = Held(lsn, instance, announced)
             try:
-                require_consistent_point(server, stream=stream, failover=spec.failover)
-                new_slot = _at_new_slot(options, spec, name_for(""), session, server, instance, stream=stream)
-                with new_slot as (consistent_point, snapshot_id):
-                    held = Held(Lsn(consistent_point - 1), instance)
-                    return _hold(options, held, name_for, holders, snapshot_id)
-            except (ServerSetupError, TransientError):
-                if spec.consistent_point == "require":
-                    raise
-        with translated("opening a snapshot"), session.cursor() as cursor:
-            cursor.execute(_BEGIN)
-        return _hold(options, Held(None, instance), name_for, holders, export_snapshot(session))
-    finally:
-        session.close()
-
-
-def _hold(options: ConnectionOptions, held: Held, name_for: Callable[[str], str], holders: int, source_id: str) -> Held:
-    try:
-        for _ in range(holders):
-            held.add_holder(options, name_for, source_id)
+                held.begin_holding(session, name_for)
+                while len(held.holders) < holders:
+                    held.add_holder(options, name_for)
+            except BaseException:
+                for other, _ in held.holders[1:]:
+                    other.close()
+                raise
+        return held
     except BaseException:
-        held.close()
+        session.close()
         raise
-    return held
+
+
+def _begin(
+    options: ConnectionOptions,
+    spec: SnapshotSpec,
+    name: str,
+    session: Session,
+    server: Server,
+    instance: Instance,
+    slot: contextlib.ExitStack,
+    *,
+    stream: bool,
+) -> Lsn | None:
+    """Begin the session's transaction in a new snapshot and return its LSN, None for one without."""
+    # On a standby a slot waits for a record that the primary writes now and then, or never: too long for ``auto``.
+    # Nor is it for a read to have a server write more WAL, for everybody and for each action anew.
+    auto = spec.consistent_point == "auto" and not server.in_recovery and not server.decodes_on_demand
+    if spec.consistent_point == "require" or auto:
+        lacks = list(lacks_for_slot(server, stream=stream, failover=spec.failover, messages=False))
+        if lacks and not auto:
+            raise lacks[0]
+        try:
+            if not lacks:
+                new_slot = _at_new_slot(options, spec, name, session, server, instance, stream=stream)
+                consistent_point, snapshot_id = slot.enter_context(new_slot)
+                import_snapshot(session, snapshot_id)
+                return Lsn(consistent_point - 1)
+        except (ServerSetupError, TransientError) as error:
+            if not auto:
+                raise
+            _say_once_without_lsn(error)
+    with translated("opening a snapshot"), session.cursor() as cursor:
+        cursor.execute(_BEGIN)
+    return None
+
+
+_said: set[type[PgCdcError]] = set()
+
+
+def _say_once_without_lsn(error: PgCdcError) -> None:
+    """Log that snapshots do without an LSN, once in this process for each kind of reason."""
+    if type(error) not in _said:
+        _said.add(type(error))
+        log.warning(
+            "snapshots have no LSN while this lasts, which is said once (consistentPoint=auto): %s\n  Remedy: %s",
+            error.what,
+            error.remedy,
+        )
 
 
 @contextmanager
@@ -196,14 +245,48 @@ def _at_new_slot(
     except BaseException:
         session.close()
         if created and not slot.temporary:
+            with translated("leaving a snapshot"), watcher.cursor() as cursor:
+                cursor.execute("ROLLBACK")  # of the transaction that it may have begun
             drop_slot(watcher, slot.name)
         raise
     finally:
         session.close()
 
 
+def open_exporter(options: ConnectionOptions, name: str, *, full_seconds: float) -> tuple[Session, Instance]:
+    """A session whose transaction can export any number of snapshots, each as of then; all last as long as it does.
+
+    That takes READ COMMITTED, in which a statement has a snapshot of its own. Such a transaction cannot import one, as
+    that of a slot, so these snapshots have no LSN. Nor can it release locks (``begin_locking``), so it takes none.
+    """
+    session = connect(options, name, full_seconds=full_seconds)
+    try:
+        instance = read_instance(session)
+        with translated("opening a snapshot"), session.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
+    except BaseException:
+        session.close()
+        raise
+    return session, instance
+
+
+def announce(session: Session, lsn: Lsn | None, keys: Sequence[LockKey], name: str) -> None:
+    """Have a session say that it is a holder: by shared locks, until its transaction ends, and its application_name."""
+    with translated("announcing a snapshot"), session.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT pg_advisory_xact_lock_shared(lsn)
+            FROM unnest(%s::bigint[]) AS given (lsn);
+            SELECT pg_advisory_xact_lock_shared(of, number)
+            FROM unnest(%s::int[], %s::int[]) AS key (of, number);
+            SELECT set_config('application_name', %s, false)
+            """,
+            ([] if lsn is None else [int(lsn)], [of for of, _ in keys], [number for _, number in keys], name),
+        )
+
+
 def export_snapshot(session: Session) -> str:
-    """Export the snapshot of the session's transaction; the id is valid until the transaction ends."""
+    """Export the transaction's snapshot, or the statement's under READ COMMITTED; valid until the transaction ends."""
     with translated("exporting a snapshot"), session.cursor() as cursor:
         cursor.execute("SELECT pg_catalog.pg_export_snapshot()")
         return str(cursor.fetchone()[0])

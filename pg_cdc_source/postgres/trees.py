@@ -174,9 +174,14 @@ def identify_heaps(session: Session, relation: Relation) -> int:
         return int(cursor.fetchone()[0])
 
 
-def read_blocks(session: Session, server_block_size: int, heap: Relation) -> int:
-    """Blocks the heap has now."""
-    with translated(f"reading the size of {heap}"), session.cursor() as cursor:
-        cursor.execute("SELECT pg_relation_size(%s)", (heap.oid,))
-        size_bytes: int = cursor.fetchone()[0]
-        return -(-size_bytes // server_block_size)
+_READ_SIZES = """
+SELECT oid::bigint, pg_relation_size(oid)
+FROM unnest(%s::oid[]) AS heap (oid)
+"""
+
+
+def read_blocks(session: Session, server_block_size: int, oids: Sequence[int], doing: str) -> dict[int, int]:
+    """Blocks that heaps have now, by their oids; a heap that is gone has none."""
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(_READ_SIZES, (list(oids),))
+        return {oid: -(-(size_bytes or 0) // server_block_size) for oid, size_bytes in cursor}

@@ -5,10 +5,12 @@ Every session says in its ``application_name`` what it is, and ``pg_stat_activit
 
     pgsnapshot:<keeper>                        the keeper itself, waiting for notifications
     pgsnapshot:<keeper>:<execution>?<oid>      a task that reads the relation <oid> in <execution>
-    pgsnapshot:<keeper>:<execution>:<id>       a holder: snapshot <id> is the one of <execution>
+    pgsnapshot:<keeper>:<execution>:<id>       a holder: snapshot <id> is the one of <execution> and maybe of others
     pgsnapshot:<keeper>:<execution>!           <execution> has no snapshot; the session's last query is the reason
 
-PostgreSQL is the one thing that all of them can reach, so no port is opened and no file is shared. A name has 63 bytes.
+PostgreSQL is the one thing that all of them can reach, so no port is opened and no file is shared. A name has 63 bytes,
+room for one execution. So a holder and a mark say by shared advisory locks, which all can see too, whom they are for,
+and a holder that has exported several snapshots, which of them.
 """
 
 from __future__ import annotations
@@ -24,21 +26,28 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.instances import Instance, other_server, read_instance
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.snapshots import SnapshotSpec
+from pg_cdc_source.postgres.snapshots import LockKey, SnapshotSpec
 from pg_cdc_source.snapshot.reasons import error_in
 
-ANSWER_SECONDS = 30.0  # on top of slotTimeout
+ANSWER_SECONDS = 30.0  # on top of slotTimeout and of waiting in line
+LINE_SECONDS = 600.0  # how long an execution waits in line for a snapshot, where maxConnections lets no more be held
 LOST_KEEPER_SECONDS = 5.0
 RING_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a task asks for. ``planned_at`` is the server's clock (epoch seconds) when the task's scan was planned."""
+    """What a task asks for. ``planned_at`` is the server's clock (epoch seconds) when the task's scan was planned.
+
+    ``max_connections`` bounds the sessions of planning and keeper together. ``shows_lsn`` is whether the scan has a
+    column for the snapshot's LSN.
+    """
 
     execution: str
     planned_at: float
     snapshot_idle_seconds: float
+    max_connections: int
+    shows_lsn: bool
     spec: SnapshotSpec
 
     @property
@@ -77,6 +86,27 @@ def reader_name(keeper: str, execution: str, oid: int) -> str:
     return f"pgsnapshot:{keeper}:{execution}?{oid}"
 
 
+# The first numbers of the keys by which holders and marks say whom they are for: any that nobody else is likely to use.
+# On top is the snapshot's number in a transaction that has exported several, or 0. Ids differ in that number alone.
+_STAGES, _EXECUTIONS = 1_885_000_000, 1_886_000_000
+MOST_SNAPSHOTS = 999_999  # of a transaction
+
+
+def execution_key(execution: str, number: int = 0) -> LockKey:
+    """The advisory lock that stands for an execution, or for a stage under ``df.rdd``, and a snapshot's number."""
+    of = _STAGES if execution.startswith("r") else _EXECUTIONS
+    return of + number, int(execution.removeprefix("r")) % 2**31
+
+
+def snapshot_number(snapshot_id: str) -> int:
+    """The number of a snapshot in the transaction that has exported it: snapmgr.c, XactExportFilePath."""
+    return int(snapshot_id.rsplit("-", 1)[1])
+
+
+def _nth(snapshot_id: str, number: int) -> str:
+    return f"{snapshot_id.rsplit('-', 1)[0]}-{number}" if number else snapshot_id
+
+
 def holder_name(keeper: str, execution: str, snapshot_id: str) -> str:
     return f"pgsnapshot:{keeper}:{execution}:{snapshot_id}"
 
@@ -112,7 +142,7 @@ def find_snapshot(session: Session, keeper: str, request: Request, planned_on: I
     ServerSetupError where that is because this session has come to another server than ``planned_on``.
     """
     start = next_ring = time.monotonic()
-    answer_seconds = ANSWER_SECONDS + request.spec.slot_timeout_seconds
+    answer_seconds = ANSWER_SECONDS + LINE_SECONDS + request.spec.slot_timeout_seconds
     for _ in Backoff(0.005, growth=1.2, longest_seconds=0.25, within_seconds=answer_seconds).polls():
         if time.monotonic() >= next_ring:
             # Also where the snapshot exists, because a request keeps it from being released. And more than once,
@@ -139,7 +169,7 @@ def find_snapshot(session: Session, keeper: str, request: Request, planned_on: I
 def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapshot | None]:
     own_name = keeper_name(keeper)
     rows = _read_board(session, keeper, request)
-    if any(query == _HIDDEN for _, query, _, _ in rows):
+    if any(row[1] == _HIDDEN for row in rows):
         # ALTER ROLE ... SET role gives sessions a role that may not see their own queries.
         with translated("looking for the snapshot"), session.cursor() as cursor:
             cursor.execute("SET ROLE NONE")
@@ -149,13 +179,13 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
                 cursor.execute("RESET ROLE")
     ids = []
     lsn = None
-    for name, query, since, lock_key in rows:
+    for name, query, since, lock_key, number in rows:
         if name == own_name or (request.is_stage and since is not None and since < request.planned_at):
             continue
-        if name == mark_name(keeper, request.execution):
+        if name.endswith("!"):
             raise error_in(query)
         if since is not None or not request.is_stage:
-            ids.append(name.rsplit(":", 1)[1])
+            ids.append(_nth(name.rsplit(":", 1)[1], number))
             lsn = None if lock_key is None else Lsn(lock_key)
     return any(row[0] == own_name for row in rows), Snapshot(tuple(ids), lsn) if ids else None
 
@@ -164,25 +194,38 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
 _HIDDEN = "<insufficient privilege>"
 
 
-def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[str, str, float | None, int | None]]:
-    """Keeper, holders and mark: name, query, since when it is there, the key of its shared advisory lock."""
+def _read_board(
+    session: Session, keeper: str, request: Request
+) -> list[tuple[str, str, float | None, int | None, int]]:
+    """Keeper, holders and mark: name, query, since when it is there, the LSN and the snapshot's number it announces."""
     own_name = keeper_name(keeper)
+    of, execution = execution_key(request.execution)
     with translated("looking for the snapshot"), session.cursor() as cursor:
         cursor.execute(
             """
+            WITH announced AS MATERIALIZED (
+                SELECT pid, classid, objid, objsubid
+                FROM pg_catalog.pg_locks
+                WHERE locktype = 'advisory' AND mode = 'ShareLock'
+            )
             SELECT a.application_name, a.query, extract(epoch FROM coalesce(a.xact_start, a.backend_start))::float8, (
                 SELECT (l.classid::bigint << 32) | l.objid::bigint
-                FROM pg_catalog.pg_locks AS l
-                WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.mode = 'ShareLock'
+                FROM announced AS l
+                WHERE l.pid = a.pid AND l.objsubid = 1
                 LIMIT 1
-            )
+            ), coalesce(e.classid::bigint - %(of)s, 0)
             FROM pg_catalog.pg_stat_activity AS a
+            LEFT JOIN announced AS e
+                ON e.pid = a.pid
+                AND e.objsubid = 2
+                AND e.classid::bigint BETWEEN %(of)s AND %(of)s + %(most)s
+                AND e.objid = %(execution)s
             WHERE a.datname = current_database()
                 AND a.usename = session_user
-                AND (a.application_name = %s OR a.application_name LIKE %s OR a.application_name = %s)
+                AND (a.application_name = %(keeper)s OR a.application_name LIKE %(any)s AND e.pid IS NOT NULL)
             ORDER BY a.backend_start
             """,
-            (own_name, holder_name(keeper, request.execution, "_%"), mark_name(keeper, request.execution)),
+            {"of": of, "most": MOST_SNAPSHOTS, "execution": execution, "keeper": own_name, "any": f"{own_name}:%"},
         )
         return list(cursor.fetchall())
 

@@ -3,67 +3,100 @@
 Planning may have been an hour ago, and a snapshot does not protect from all DDL: TRUNCATE and rewrites of tables do not
 follow snapshots, and PostgreSQL expands partitions, children and views by its present catalog (see
 ``postgres.locks``). Locks keep things as they were found, for as long as they are read.
+
+The heaps of a step are locked and checked together, with as many statements as one of them takes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import QueryError, SchemaChangedError
 from pg_cdc_source.postgres import locks
-from pg_cdc_source.postgres.columns import describe_columns
+from pg_cdc_source.postgres.columns import describe_columns, describe_tables
 from pg_cdc_source.postgres.connection import connect
-from pg_cdc_source.snapshot.scan import Plan, ScanRange, expect_same, identify_heaps, select_from
+from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.snapshot.scan import Piece, Plan, ScanRange, expect_same, identify_heaps, reading, select_from
 from pg_cdc_source.values.registry import Column
 
 # How long a lost session is replaced before a task gives up.
 RECONNECT_SECONDS = 30.0
 
 
-def lock_and_check(session: Session, plan: Plan, scan_range: ScanRange, doing: str) -> None:
-    """Lock what a range reads; raises SchemaChangedError where that is not what was planned."""
-    relation = plan.relation
+def check_heaps(session: Session, plan: Plan, scan_range: ScanRange, doing: str) -> None:
+    """Raise SchemaChangedError where the snapshot sees other heaps than were planned."""
     # A scan that is not cut into ranges is expanded by PostgreSQL itself.
-    if scan_range.heap and identify_heaps(session, plan) != scan_range.heaps:
+    if scan_range.pieces and identify_heaps(session, plan) != scan_range.heaps:
         raise SchemaChangedError(
-            f"{doing}: {relation} has other partitions or children than when the DataFrame was planned",
+            f"{doing}: {plan.relation} has other partitions or children than when the DataFrame was planned",
             remedy="load the DataFrame again; where open_snapshot() or a stream's query holds the snapshot, open "
             "or start that again",
         )
-    _expect_planned_names(session, plan, scan_range, doing)
-    columns = _describe(session, plan, scan_range, doing)
-    # Once more, since only now the lock keeps the name with its heap.
-    _expect_planned_names(session, plan, scan_range, doing)
-    check_contents(session, plan, scan_range, doing)
-    _check_columns(plan, scan_range, columns, doing)
 
 
-def check_contents(session: Session, plan: Plan, scan_range: ScanRange, doing: str) -> None:
-    """Raise SchemaChangedError where what is locked no longer has, or consists of, what the snapshot should see."""
-    locks.check_files(session, doing)
-    if scan_range.heap is None:
-        with contextlib.closing(
-            connect(plan.spec.connection, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)
-        ) as present:
-            locks.check_expansion(session, present, doing)
+def lock_and_check(session: Session, plan: Plan, pieces: Sequence[Piece]) -> None:
+    """Lock what pieces are read from, or where there are none all of the scan; call it with nothing locked.
 
-
-def _expect_planned_names(session: Session, plan: Plan, scan_range: ScanRange, doing: str) -> None:
-    if scan_range.heap is not None and plan.relation is not None:
-        for planned in dict.fromkeys((plan.relation, scan_range.heap)):
-            expect_same(session, planned, doing)
-
-
-def _describe(session: Session, plan: Plan, scan_range: ScanRange, doing: str) -> Sequence[Column]:
-    """The columns as they are now; describing them locks what they come from."""
+    Raises SchemaChangedError where that is not what was planned.
+    """
+    doing = reading(plan, pieces)
+    if pieces:
+        _lock_and_check_heaps(session, plan, pieces, doing)
+        return
     names: list[sql.Composable] = [sql.Identifier(column.name) for column in plan.columns]
+    with _as_loaded(plan):
+        select, written = select_from(plan, (), names), plan.spec.written
+        columns = describe_columns(session, select, doing, known=plan.columns, written=written)
+    check_contents(session, plan, doing)
+    _check_columns(plan, [column.attnum for column in plan.columns], columns, doing)
+
+
+def check_contents(session: Session, plan: Plan, doing: str) -> None:
+    """Raise SchemaChangedError where what a scan as a whole has locked is no longer what the snapshot should see."""
+    locks.check_files(session, doing)
+    with contextlib.closing(
+        connect(plan.spec.connection, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)
+    ) as present:
+        locks.check_expansion(session, present, doing)
+
+
+def _lock_and_check_heaps(session: Session, plan: Plan, pieces: Sequence[Piece], doing: str) -> None:
+    assert plan.relation is not None
+    attnums = {piece.heap: piece.attnums for piece in pieces}
+    heaps = list(attnums)
+    named = list(dict.fromkeys((plan.relation, *heaps)))
+    expect_same(session, named, doing)
+    with _as_loaded(plan):
+        if len(heaps) > 1:
+            locks.lock_together(session, heaps, doing)
+        columns = describe_tables(session, heaps, plan.columns, doing)
+        if plan.spec.where is not None:
+            _lock_predicate(session, plan, pieces[0], doing)
+    # Once more, since only now the locks keep the names with their heaps.
+    expect_same(session, named, doing)
+    if plan.spec.where is None:
+        locks.check_files_of(session, heaps, doing)
+    else:
+        locks.check_files(session, doing)
+    for heap, found in zip(heaps, columns, strict=True):
+        _check_columns(plan, attnums[heap], found, f"reading {heap}")
+
+
+def _lock_predicate(session: Session, plan: Plan, piece: Piece, doing: str) -> None:
+    """Lock the tables that the predicate reads."""
+    with translated(doing, plan.spec.written), session.cursor() as cursor:
+        cursor.execute(sql.SQL("SELECT FROM ({}) AS scan LIMIT 0").format(select_from(plan, [piece], [])))
+
+
+@contextlib.contextmanager
+def _as_loaded(plan: Plan) -> Iterator[None]:
+    """Run statements that PostgreSQL took as they are when the DataFrame was loaded."""
     try:
-        return describe_columns(session, select_from(plan, scan_range, names, None), doing, known=plan.columns)
+        yield
     except QueryError as error:
         if plan.relation is None:
             raise
@@ -72,18 +105,10 @@ def _describe(session: Session, plan: Plan, scan_range: ScanRange, doing: str) -
         ) from None
 
 
-def _check_columns(plan: Plan, scan_range: ScanRange, columns: Sequence[Column], doing: str) -> None:
-    # A modifier that says nothing about decoding, as varchar's, may have changed.
-    found_codecs = replace(plan, columns=tuple(columns)).codecs
-    for codec, attnum, found_codec in zip(plan.codecs, scan_range.attnums, found_codecs, strict=False):
-        planned, found = codec.column, found_codec.column
-        if (planned.name, attnum, planned.type_oid, codec.decoder, codec.select_sql) != (
-            found.name,
-            found.attnum,
-            found.type_oid,
-            found_codec.decoder,
-            found_codec.select_sql,
-        ):
+def _check_columns(plan: Plan, attnums: Sequence[int], columns: Sequence[Column], doing: str) -> None:
+    """Raise SchemaChangedError where columns are not those of the plan; ``attnums`` are the planned ones there."""
+    for planned, attnum, found in zip(plan.columns, attnums, columns, strict=False):
+        if (planned.name, attnum) != (found.name, found.attnum) or not _decoded_alike(plan, planned, found):
             raise SchemaChangedError(
                 f"{doing}: column {planned.name} ({planned.type_name}) is not the column it was when the "
                 f"DataFrame was loaded; it is {found.name} ({found.type_name}) now",
@@ -91,3 +116,15 @@ def _check_columns(plan: Plan, scan_range: ScanRange, columns: Sequence[Column],
             )
     if len(plan.columns) != len(columns):
         raise SchemaChangedError(f"{doing}: the number of columns has changed", remedy="load the DataFrame again")
+
+
+def _decoded_alike(plan: Plan, planned: Column, found: Column) -> bool:
+    if planned.type == found.type:
+        return True
+    # A modifier that says nothing about decoding, as varchar's, may have changed.
+    codec, found_codec = plan.codec(planned), plan.codec(found)
+    return (planned.type_oid, codec.decoder, codec.select_sql) == (
+        found.type_oid,
+        found_codec.decoder,
+        found_codec.select_sql,
+    )

@@ -2,9 +2,9 @@
 
 Spark's Python workers run the tasks of a scan one after the other. Connecting, importing the snapshot and checking that
 the relation is what was planned costs as much as reading some ten thousand rows, most of it on the server, and far more
-with TLS. So a task that has read its range leaves its session, in its transaction, to the next task. This module holds
-that one session of the process. Nothing tells a worker that it will get no more tasks: a session that no task takes
-within half a second is closed.
+with TLS. So what has read a range leaves its session, in its transaction, to the next range: of the same task, where
+that reads several tables, or of the next one. This module holds that one session of the process. Nothing tells a worker
+that it will get no more tasks: a session that nobody takes within half a second is closed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.snapshot.scan import Plan
 from pg_cdc_source.snapshot.source import Source
@@ -23,21 +24,25 @@ from pg_cdc_source.snapshot.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """All that a reader's transaction depends on: only a task of the same scan in the same execution may take it."""
+    """All that a session and its snapshot depend on: only who needs the same may take it."""
 
-    plan: Plan
+    connection: ConnectionOptions
+    name: str  # the application_name, which may tell what is read
     source: Source
-    heaps: int | None  # what identifies the heaps that were planned
     execution: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A session in its snapshot's transaction; ``heap`` is locked and was found to be what was planned."""
+    """A session in its snapshot's transaction; ``heaps`` are locked and were found to be what was planned.
+
+    ``scan`` is the plan that they belong to, and what identifies all of its heaps.
+    """
 
     session: Session
     lsn: Lsn | None
-    heap: Relation | None
+    scan: tuple[Plan, int | None]
+    heaps: frozenset[Relation]
 
 
 @dataclass(frozen=True, slots=True)

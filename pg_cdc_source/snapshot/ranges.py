@@ -24,25 +24,46 @@ class BlockRange:
 WHOLE = BlockRange(0, None)
 
 
-def cut(blocks: int, blocks_per_range: int) -> list[BlockRange]:
-    """Cut a heap of ``blocks`` into even ranges of at most ``blocks_per_range``; the last one is open.
+def cut(heap_blocks: Sequence[int], blocks_per_range: int) -> list[list[tuple[int, BlockRange]]]:
+    """Cut heaps, laid end to end, into even ranges of at most ``blocks_per_range``; the last one of a heap is open.
 
-    Even ranges finish together; a short last range would leave an executor idle.
+    A range is a list of heaps, by their places in ``heap_blocks``, and their blocks: large heaps have many ranges, and
+    small ones share them. Even ranges finish together; a short last range would leave an executor idle.
     """
-    count = max(1, -(-blocks // blocks_per_range))
-    starts = [blocks * i // count for i in range(count)]
-    ends: list[int | None] = [*starts[1:], None]
-    return [BlockRange(start, end) for start, end in zip(starts, ends, strict=True)]
+    lengths = _lengths(heap_blocks)
+    total = sum(lengths)
+    count = max(1, -(-total // blocks_per_range))
+    ends = [total * i // count for i in range(1, count + 1)]
+    cuts: list[list[tuple[int, BlockRange]]] = [[]]
+    at = 0
+    for heap, length in enumerate(lengths):
+        start = 0
+        while (end := ends[len(cuts) - 1] - at) < length:
+            if end > start:
+                cuts[-1].append((heap, BlockRange(start, end)))
+                start = end
+            cuts.append([])
+        cuts[-1].append((heap, BlockRange(start, None)))
+        at += length
+    return cuts
 
 
 def blocks_per_range(heap_blocks: Sequence[int], block_size: int, range_bytes: int, ranges: int | None) -> int:
-    """Blocks that one range should have, from a target size or from a wanted number of ranges over all heaps.
-
-    A wanted number is met as closely as heaps allow: each has at least one range of its own.
-    """
+    """Blocks that one range should have, from a target size or from a wanted number of ranges over all heaps."""
     if ranges is None:
         return max(1, range_bytes // block_size)
-    return max(1, -(-sum(heap_blocks) // ranges))
+    return max(1, -(-sum(_lengths(heap_blocks)) // ranges))
+
+
+def _lengths(heap_blocks: Sequence[int]) -> list[int]:
+    # An empty heap takes time as well.
+    return [max(1, blocks) for blocks in heap_blocks]
+
+
+def length(blocks: BlockRange, heap_blocks: int) -> int:
+    """How many blocks a range has of a heap of ``heap_blocks``."""
+    end = heap_blocks if blocks.end_block_exclusive is None else blocks.end_block_exclusive
+    return max(0, end - blocks.start_block)
 
 
 def steps(blocks: BlockRange, blocks_now: int, blocks_per_step: int) -> Iterator[BlockRange]:

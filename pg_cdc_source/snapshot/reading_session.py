@@ -2,62 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres import locks
+from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import connect
-from pg_cdc_source.snapshot.checks import RECONNECT_SECONDS, lock_and_check
+from pg_cdc_source.snapshot.checks import RECONNECT_SECONDS, check_heaps, lock_and_check
 from pg_cdc_source.snapshot.handover import HANDOVER, Purpose, Reading
-from pg_cdc_source.snapshot.scan import Plan, ScanRange
+from pg_cdc_source.snapshot.scan import Piece, Plan, ScanRange, reading
 from pg_cdc_source.snapshot.source import Source
+
+# Where tasks themselves fill the server, it is full until one of them is done.
+TASK_FULL_SECONDS = 300.0
 
 
 class ReadingSession:
     """One range's session: taken over from the worker's last task, or begun; begun anew after it was lost."""
 
-    def __init__(self, plan: Plan, source: Source, scan_range: ScanRange, execution: str, doing: str) -> None:
+    def __init__(self, plan: Plan, source: Source, scan_range: ScanRange, execution: str) -> None:
         self._plan = plan
         self._source = source
         self._range = scan_range
         self._execution = execution
-        self._doing = doing
-        self._purpose = Purpose(plan, source, scan_range.heaps, execution)
+        relation = plan.relation
+        name = source.session_name(execution, relation.oid if relation else 0)
+        self._purpose = Purpose(plan.spec.connection, name, source, execution)
+        self._scan = (plan, scan_range.heaps)
         self._session: Session | None = None
+        self._locked: frozenset[Relation] | None = None  # and found to be what was planned; None: nothing was looked at
         self.lsn: Lsn | None = None  # the snapshot's, known once the session is open
 
-    def open(self) -> Session:
-        """The session; where there is none, it is taken over or begun."""
+    def open(self, pieces: Sequence[Piece]) -> Session:
+        """The session with the heaps of these pieces locked, or where there are none, all of the scan."""
+        heaps = frozenset(piece.heap for piece in pieces)
+        session = self._open()
+        if self._locked is None or not heaps <= self._locked:
+            # What is read by one COPY is locked at a time, and nothing else.
+            self._unlock(session)
+            lock_and_check(session, self._plan, pieces)
+            self._locked = heaps
+        return session
+
+    def open_unlocked(self) -> Session:
+        """The session without a lock on any heap, so that it may wait for one."""
+        session = self._open()
+        self._unlock(session)
+        return session
+
+    def _open(self) -> Session:
         if self._session is not None:
             return self._session
-        reading = HANDOVER.take(self._purpose)
-        if reading is None:
-            # Kept before it is ready, so that close() ends it whatever fails.
-            self._session = session = self._connect()
-            self.lsn = self._source.import_into(session, self._execution, self._doing)
+        doing = reading(self._plan, self._range.pieces)
+        taken = HANDOVER.take(self._purpose)
+        # Kept before it is ready, so that close() ends it whatever fails.
+        self._session = session = self._connect() if taken is None else taken.session
+        if taken is None:
+            self.lsn = self._source.import_into(session, self._execution, doing)
             locks.begin_locking(session)
         else:
-            self._session = session = reading.session
-            self.lsn = reading.lsn
-            if reading.heap == self._range.heap:
+            self.lsn = taken.lsn
+            if taken.scan == self._scan:
+                self._locked = taken.heaps
                 return session
-            # One table is locked at a time: DDL that locks several must not meet a session that does as well.
-            locks.release_locks(session)
-        lock_and_check(session, self._plan, self._range, self._doing)
+        check_heaps(session, self._plan, self._range, doing)
         return session
 
     def _connect(self) -> Session:
-        relation = self._plan.relation
-        name = self._source.session_name(self._execution, relation.oid if relation else 0)
-        return connect(self._plan.spec.connection, name, retry_seconds=RECONNECT_SECONDS)
+        purpose = self._purpose
+        return connect(
+            purpose.connection, purpose.name, retry_seconds=RECONNECT_SECONDS, full_seconds=TASK_FULL_SECONDS
+        )
+
+    def _unlock(self, session: Session) -> None:
+        self._locked = None
+        locks.release_locks(session)
 
     def leave(self) -> None:
         """Leave the session to the worker's next task."""
         if self._session is not None:
-            HANDOVER.leave(self._purpose, Reading(self._session, self.lsn, self._range.heap))
-            self._session = None
+            HANDOVER.leave(self._purpose, Reading(self._session, self.lsn, self._scan, self._locked or frozenset()))
+            self._session = self._locked = None
 
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
-            self._session = None
+            self._session = self._locked = None

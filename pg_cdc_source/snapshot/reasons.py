@@ -14,8 +14,8 @@ import zlib
 
 from pg_cdc_source.errors import DefiniteError, PgCdcError, error_of
 
-# One statement, so that whoever sees the name sees the reason as well.
-REASON_QUERY = "SELECT %s AS reason, set_config('application_name', %s, false)"
+# One statement, so that whoever sees the name and the lock, which says whom the mark is for, sees the reason as well.
+REASON_QUERY = "SELECT %s AS reason, set_config('application_name', %s, false), pg_advisory_lock_shared(%s, %s)"
 
 _QUERY = re.compile(r"SELECT '([A-Z_]+) ([^']*)('?)")
 _SEPARATOR = "\0"

@@ -16,12 +16,12 @@ from pg_cdc_source.logs import fields
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import snapshots
-from pg_cdc_source.postgres.connection import connect
-from pg_cdc_source.postgres.instances import Instance, read_instance, require_instance
+from pg_cdc_source.postgres.instances import Instance, require_instance
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board
-from pg_cdc_source.snapshot.keeper.launch import ensure_keeper
+from pg_cdc_source.snapshot.connections import bound, planning_session
+from pg_cdc_source.snapshot.keeper.launch import ensure_keeper, read_site
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, ranges_in
 
 log = logging.getLogger(__name__)
@@ -83,19 +83,18 @@ Source = GivenSnapshot | KeptSnapshot
 
 def plan_ranges(plan: Plan, options: SnapshotOptions) -> tuple[Source, list[ScanRange]]:
     """Cut a scan into ranges, and make sure that its tasks will find the snapshot that the options ask for."""
-    with contextlib.closing(connect(plan.spec.connection, "pgsnapshot:planning")) as session:
+    with planning_session(plan.spec.connection, options.max_connections) as session:
         with translated(f"planning {plan.what}"), session.cursor() as cursor:
             # One transaction, so that the ranges and the identity of the heaps belong to the same heaps.
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             ranges = ranges_in(session, plan)
-            cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
-            planned_at = float(cursor.fetchone()[0])
-            cursor.execute("COMMIT")
         log.info("planned %s", fields(table=plan.what, ranges=len(ranges), snapshot=options.snapshot))
-        instance = read_instance(session)
+        site = read_site(session)
         if options.snapshot is not None:
-            return GivenSnapshot(options.snapshot, instance), ranges
+            return GivenSnapshot(options.snapshot, site.instance), ranges
         spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
-        request = board.Request("", planned_at, options.snapshot_idle_seconds, spec)
-        name = ensure_keeper(plan.spec.connection, session, instance, request)
-    return KeptSnapshot(name, request, instance), ranges
+        max_connections = bound(options.max_connections, site.connections_left)
+        shows_lsn = options.lsn_column is not None
+        request = board.Request("", site.clock, options.snapshot_idle_seconds, max_connections, shows_lsn, spec)
+        name = ensure_keeper(plan.spec.connection, session, site, request)
+    return KeptSnapshot(name, request, site.instance), ranges

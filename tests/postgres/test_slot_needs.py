@@ -16,7 +16,6 @@ REPLICA = Server(
     wal_level="replica",
     effective_wal_level="replica",
     block_size=8192,
-    max_connections=100,
     role="reader",
     may_replicate=True,
     encoding="UTF8",

@@ -22,12 +22,12 @@ class OpenSession:
 
 
 def purpose(execution: str) -> Purpose:
-    return Purpose(cast(Any, "plan"), cast(Any, "source"), None, execution)
+    return Purpose(cast(Any, "connection"), "name", cast(Any, "source"), execution)
 
 
 def left(handover: Handover, execution: str) -> OpenSession:
     session = OpenSession()
-    handover.leave(purpose(execution), Reading(cast(Any, session), None, None))
+    handover.leave(purpose(execution), Reading(cast(Any, session), None, (cast(Any, "plan"), None), frozenset()))
     return session
 
 

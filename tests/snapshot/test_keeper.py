@@ -14,15 +14,13 @@ from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.instances import Instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board, driver
-from pg_cdc_source.snapshot.board import Request
+from pg_cdc_source.snapshot.board import MOST_SNAPSHOTS, Request, execution_key
 from pg_cdc_source.snapshot.driver import Process
-from pg_cdc_source.snapshot.keeper.executions import Execution
 from pg_cdc_source.snapshot.keeper.handshake import READY, TAKEN, Settings, answer_of, read_answer
 from pg_cdc_source.snapshot.keeper.identity import name_pattern, new_name
-from pg_cdc_source.snapshot.keeper.readers import idle_kept, longest_idle
 
 INSTANCE = Instance("2026-11-22 18:00:00.123456", "10.0.0.1:5432", False)
-REQUEST = Request("17", 1795230000.25, 60.0, SnapshotSpec("require", "orders_slot", 10.0))
+REQUEST = Request("17", 1795230000.25, 60.0, 20, True, SnapshotSpec("require", "orders_slot", 10.0))
 
 
 def test_a_request_survives_its_journey() -> None:
@@ -30,7 +28,7 @@ def test_a_request_survives_its_journey() -> None:
 
 
 def test_the_longest_request_fits_a_notification() -> None:
-    longest = Request("9" * 19, 1e18, 86400.0, SnapshotSpec("require", "s" * 63, 86400.0))
+    longest = Request("9" * 19, 1e18, 86400.0, 100_000, False, SnapshotSpec("require", "s" * 63, 86400.0))
     assert len(longest.to_json()) < 8000
 
 
@@ -40,6 +38,13 @@ def test_names_fit_application_name() -> None:
     # Snapshot ids are two numbers of 8 hexadecimal digits and a counter: snapmgr.c, XactExportFilePath.
     assert len(f"pgsnapshot:{name}:{10**8}:00000003-0000001B-12345") <= 63
     assert len(board.reader_name(name, str(10**8), 2**32 - 1)) <= 63
+
+
+def test_no_two_executions_or_stages_have_the_same_key() -> None:
+    keys = [execution_key(key, number) for key in ("7", "8", "r7") for number in (0, 1, MOST_SNAPSHOTS)]
+    assert len(set(keys)) == len(keys)
+    # Either number of an advisory lock's key is an integer of PostgreSQL's.
+    assert all(0 <= part < 2**31 for key in [*keys, execution_key(str(2**40))] for part in key)
 
 
 def test_settings_survive_their_journey() -> None:
@@ -71,16 +76,6 @@ def test_a_keeper_that_gives_no_answer_is_looked_for_in_the_log(line: str, what:
     assert type(found) is DefiniteError
     assert found.what.endswith(what)
     assert "standard error" in found.remedy
-
-
-def test_snapshots_that_wait_for_readers_take_a_tenth_of_the_connections() -> None:
-    assert [idle_kept(connections) for connections in (20, 100, 1000)] == [4, 5, 50]
-
-
-def test_those_longest_without_a_reader_are_released_first() -> None:
-    idle = [Execution(REQUEST, 0.0, last_reader) for last_reader in (30.0, 10.0, 20.0)]
-    assert [execution.last_reader for execution in longest_idle(idle, 1)] == [10.0, 20.0]
-    assert longest_idle(idle, 3) == []
 
 
 def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:

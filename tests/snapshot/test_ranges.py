@@ -1,14 +1,17 @@
-"""Ranges cover every block exactly once."""
+"""Ranges cover every block of every heap exactly once, and steps every block of a range."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pg_cdc_source.snapshot.ranges import BlockRange, blocks_per_range, cut, steps
+from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.snapshot.ranges import WHOLE, BlockRange, blocks_per_range, cut, steps
+from pg_cdc_source.snapshot.scan import Piece, reading, steps_of
 
 
 def assert_adjoining(ranges: list[BlockRange]) -> None:
@@ -17,17 +20,75 @@ def assert_adjoining(ranges: list[BlockRange]) -> None:
         assert left.start_block < right.start_block
 
 
-@given(blocks=st.integers(0, 200_000), step=st.integers(1, 50_000))
-def test_ranges_cover_every_block_once_and_the_last_is_open(blocks: int, step: int) -> None:
-    if blocks // step > 5_000:
-        step = blocks // 5_000 + 1
-    ranges = cut(blocks, step)
-    assert ranges[0].start_block == 0
-    assert ranges[-1].end_block_exclusive is None
-    assert_adjoining(ranges)
-    lengths = [(blocks if r.end_block_exclusive is None else r.end_block_exclusive) - r.start_block for r in ranges]
-    assert max(lengths) <= step
-    assert max(lengths) - min(lengths) <= 1
+def length(blocks: BlockRange, of: int) -> int:
+    return (of if blocks.end_block_exclusive is None else blocks.end_block_exclusive) - blocks.start_block
+
+
+# --- ranges -----------------------------------------------------------------------------------------------------------
+
+
+@given(heaps=st.lists(st.integers(0, 3_000), min_size=1, max_size=60), size=st.integers(1, 2_000))
+def test_ranges_cover_every_block_of_every_heap_once_and_are_even(heaps: list[int], size: int) -> None:
+    cuts = cut(heaps, size)
+    of_heap: dict[int, list[BlockRange]] = {}
+    for heap, blocks in itertools.chain.from_iterable(cuts):
+        of_heap.setdefault(heap, []).append(blocks)
+    assert list(of_heap) == list(range(len(heaps)))
+    for ranges in of_heap.values():
+        assert ranges[0].start_block == 0
+        assert ranges[-1].end_block_exclusive is None
+        assert_adjoining(ranges)
+    # An empty heap counts as a block.
+    sizes = [sum(length(blocks, max(1, heaps[heap])) for heap, blocks in pieces) for pieces in cuts]
+    assert max(sizes) <= size
+    assert max(sizes) - min(sizes) <= 1
+    assert len(cuts) == -(-sum(max(1, blocks) for blocks in heaps) // size)
+
+
+@given(blocks=st.integers(0, 3_000), heaps=st.integers(1, 50), size=st.integers(1, 500))
+def test_a_size_means_the_same_for_one_heap_and_for_many(blocks: int, heaps: int, size: int) -> None:
+    each = max(1, blocks)
+    assert len(cut([each] * heaps, size)) == len(cut([each * heaps], size))
+
+
+def test_small_heaps_share_ranges_and_a_large_one_among_them_is_cut() -> None:
+    assert cut([10, 0, 100, 1, 8], 30) == [
+        [(0, WHOLE), (1, WHOLE), (2, BlockRange(0, 19))],
+        [(2, BlockRange(19, 49))],
+        [(2, BlockRange(49, 79))],
+        [(2, BlockRange(79, None)), (3, WHOLE), (4, WHOLE)],
+    ]
+    # Where a range ends with a heap, the next one begins with the next heap.
+    assert cut([10, 10], 10) == [[(0, WHOLE)], [(1, WHOLE)]]
+
+
+@pytest.mark.parametrize(
+    ("heap_blocks", "range_bytes", "ranges", "expected"),
+    [
+        ([100], 8192, None, 1),
+        ([100], 80_000, None, 9),
+        ([100], 1, None, 1),
+        ([100], 0, 7, 15),
+        ([50, 50], 0, 4, 25),
+        ([0, 0], 0, 4, 1),
+        ([1] * 2000, 64 << 20, None, 8192),
+    ],
+)
+def test_blocks_per_range(heap_blocks: list[int], range_bytes: int, ranges: int | None, expected: int) -> None:
+    assert blocks_per_range(heap_blocks, 8192, range_bytes, ranges) == expected
+
+
+@pytest.mark.parametrize("heaps", [[1000], [1] * 1000, [0] * 1000, [900, *[1] * 100], [0, 3, 500, 500, 0, 1]])
+def test_a_wanted_number_of_ranges_is_met(heaps: list[int]) -> None:
+    for wanted in range(1, 200):
+        # As closely as ranges of whole blocks and of one size can.
+        count = len(cut(heaps, blocks_per_range(heaps, 8192, 0, wanted)))
+        assert wanted * 0.8 <= count <= wanted
+    assert len(cut(heaps, blocks_per_range(heaps, 8192, 0, 1))) == 1
+    assert len(cut(heaps, blocks_per_range(heaps, 8192, 0, 8))) == 8
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -48,21 +109,35 @@ def test_steps_of_an_open_range_follow_the_table_as_it_is_now() -> None:
     assert list(steps(BlockRange(0, None), 5, 2)) == [BlockRange(0, 2), BlockRange(2, 4), BlockRange(4, None)]
 
 
-@pytest.mark.parametrize(
-    ("heap_blocks", "range_bytes", "ranges", "expected"),
-    [
-        ([100], 8192, None, 1),
-        ([100], 80_000, None, 9),
-        ([100], 1, None, 1),
-        ([100], 0, 7, 15),
-        ([50, 50], 0, 4, 25),
-        ([0, 0], 0, 4, 1),
-    ],
-)
-def test_blocks_per_range(heap_blocks: list[int], range_bytes: int, ranges: int | None, expected: int) -> None:
-    assert blocks_per_range(heap_blocks, 8192, range_bytes, ranges) == expected
+def piece(oid: int, blocks: BlockRange = WHOLE) -> Piece:
+    return Piece(Relation(oid, "public", f"t_{oid}", "r"), (1, 2), blocks)
 
 
-def test_a_wanted_number_of_ranges_is_met() -> None:
-    for wanted in range(1, 200):
-        assert len(cut(1000, blocks_per_range([1000], 8192, 0, wanted))) <= wanted
+@given(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=60), most=st.integers(1, 100), heaps=st.integers(1, 9))
+def test_steps_cover_the_pieces_in_their_order_and_keep_both_bounds(sizes: list[int], most: int, heaps: int) -> None:
+    found = list(steps_of(map(piece, range(len(sizes))), dict(enumerate(sizes)), most, heaps))
+    flat = [part for step in found for part in step]
+    expected = [(oid, blocks) for oid, size in enumerate(sizes) for blocks in steps(WHOLE, size, most)]
+    assert [(part.heap.oid, part.blocks) for part in flat] == expected
+    for step in found:
+        assert 1 <= len(step) <= heaps
+        assert sum(length(part.blocks, sizes[part.heap.oid]) for part in step) <= most
+    # None of them could have been joined with the next one.
+    for left, right in itertools.pairwise(found):
+        joined = sum(length(part.blocks, sizes[part.heap.oid]) for part in (*left, right[0]))
+        assert len(left) == heaps or joined > most
+
+
+def test_a_heap_that_has_grown_or_gone_since_it_was_planned_is_in_the_steps() -> None:
+    pieces = [piece(1), piece(2, BlockRange(0, 3)), piece(3)]
+    assert [[(p.heap.oid, str(p.blocks)) for p in step] for step in steps_of(pieces, {1: 5}, 4, 64)] == [
+        [(1, "blocks [0, 4)")],
+        [(1, "blocks [4, end)"), (2, "blocks [0, 3)"), (3, "blocks [0, end)")],
+    ]
+
+
+def test_what_is_read_is_named() -> None:
+    plan = cast(Any, type("Plan", (), {"what": "public.t"}))
+    assert reading(plan, ()) == "reading public.t"
+    assert reading(plan, [piece(1, BlockRange(3, 7))]) == "reading public.t_1, blocks [3, 7)"
+    assert reading(plan, [piece(1), piece(2), piece(3)]) == "reading public.t, 3 tables from public.t_1 to public.t_3"

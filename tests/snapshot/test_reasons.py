@@ -19,7 +19,7 @@ ENDED = SnapshotLostError(
 
 def shown(error: PgCdcError, size: int = 1 << 20) -> str:
     """What pg_stat_activity shows of the query, up to ``size`` bytes."""
-    return (REASON_QUERY % (f"'{to_reason(error)}'", "'pgsnapshot:abc:1!'"))[: size - 1]
+    return (REASON_QUERY % (f"'{to_reason(error)}'", "'pgsnapshot:abc:1!'", 1, 2))[: size - 1]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ found here, before anything is read:
   there. This package never does that to a production database: it does not create such a publication. With
   ``keyless=insertOnly`` such tables have a second one, which sends neither and stops neither.
 - **Identity of partitions.** WAL has the old values of the leaf's identity, pgoutput labels them by the root's. Where
-  the leaf's has less, columns would look NULL that are not: refused.
+  the leaf's has less, columns would look NULL that are not: refused. Where a stream has begun and its rows say what
+  becomes of tables (``onSchemaChange=emit``), such a table leaves it, and the others go on.
 - **Row filters, column lists.** A stream has the rows and columns that its publication sends, from its snapshot on.
   The server sends an update that brings a row under a filter as an insert, and one that takes it away as a delete: so
   the rows under the filter are a table of their own. Another filter or list leaves a gap, and so does a table that was
@@ -33,7 +34,13 @@ from pg_cdc_source.postgres.publication.plan import (
     require_rights,
 )
 from pg_cdc_source.postgres.publication.read import Publication, PublishedTable, existing_names, read_publication
-from pg_cdc_source.postgres.publication.sent import SentTable, Unpublished, read_sent_tables, read_unpublished
+from pg_cdc_source.postgres.publication.sent import (
+    SentTable,
+    Unpublished,
+    find_lesser_identities,
+    read_sent_tables,
+    read_unpublished,
+)
 
 __all__ = [
     "CREATE_AGAIN",
@@ -47,6 +54,7 @@ __all__ = [
     "entry_of",
     "existing_names",
     "find_change",
+    "find_lesser_identities",
     "find_table_change",
     "mark_of",
     "plan_publication",

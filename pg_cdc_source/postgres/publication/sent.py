@@ -60,7 +60,9 @@ def read_sent_tables(
     tables = []
     for relation in relations:
         if (publication.updates or publication.deletes) and not published[relation.oid].inserts_only:
-            _refuse_lesser_identities(session, [node.relation for node in trees[relation.oid]], identities)
+            lesser = _lesser_identities(session, [node.relation for node in trees[relation.oid]], identities)
+            if lesser is not None:
+                raise lesser
             if whole:
                 _require_whole(session, relation, identities[relation.oid])
         identity, missing = identities[relation.oid], unpublished[relation.oid].columns
@@ -73,20 +75,44 @@ def read_sent_tables(
     return tuple(tables)
 
 
-def _refuse_lesser_identities(
+def find_lesser_identities(
+    session: Session, publication: Publication, relations: Sequence[Relation]
+) -> dict[int, ServerSetupError]:
+    """Those of the tables, by oid, of which old values of a partition would be taken for those of the root's identity.
+
+    Each with the error that :func:`read_sent_tables` raises for it.
+    """
+    inserts_only = {table.relation.oid for table in publication.tables if table.inserts_only}
+    partitioned = [relation for relation in relations if relation.kind == "p" and relation.oid not in inserts_only]
+    if not partitioned or not (publication.updates or publication.deletes):
+        return {}
+    trees = {
+        root: [node.relation for node in tree if node.relation.kind in "rp"]
+        for root, tree in read_trees(session, partitioned).items()
+    }
+    identities = read_identities(session, [relation.oid for tree in trees.values() for relation in tree])
+    # One that was dropped in between has none.
+    there = {root: [r for r in tree if r.oid in identities] for root, tree in trees.items() if root in identities}
+    found = ((root, _lesser_identities(session, tree, identities)) for root, tree in there.items())
+    return {root: lesser for root, lesser in found if lesser is not None}
+
+
+def _lesser_identities(
     session: Session, tree: Sequence[Relation], identities: dict[int, ReplicaIdentity]
-) -> None:
+) -> ServerSetupError | None:
+    """The error for a tree, the root first, with partitions whose identity has less than the root's; None for none."""
     root, *below = tree
     of_root = identities[root.oid]
     lesser = [leaf for leaf in below if leaf.kind == "r" and _is_less(identities[leaf.oid], of_root)]
-    if lesser:
-        of_leaf = identities[lesser[0].oid]
-        raise ServerSetupError(
-            f"partitions have another replica identity than their root {root}, by which PostgreSQL labels old values: "
-            f"{listed(lesser)}; of {lesser[0]} WAL has {_named(of_leaf)}, and it would be taken for {_named(of_root)}",
-            remedy="; ".join(identity_sql(session, leaf, "FULL") for leaf in few(lesser))
-            + "; such a statement on the root does not reach its partitions",
-        )
+    if not lesser:
+        return None
+    of_leaf = identities[lesser[0].oid]
+    return ServerSetupError(
+        f"partitions have another replica identity than their root {root}, by which PostgreSQL labels old values: "
+        f"{listed(lesser)}; of {lesser[0]} WAL has {_named(of_leaf)}, and it would be taken for {_named(of_root)}",
+        remedy="; ".join(identity_sql(session, leaf, "FULL") for leaf in few(lesser))
+        + "; such a statement on the root does not reach its partitions",
+    )
 
 
 def _require_whole(session: Session, relation: Relation, identity: ReplicaIdentity) -> None:

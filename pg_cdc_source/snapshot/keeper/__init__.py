@@ -19,9 +19,14 @@ Invariants:
 
 - One keeper per JVM, server, database and role: it holds an advisory lock for its lifetime, and a second one leaves.
 - An execution never changes snapshots. Once all holders are lost or released, it has failed, for good.
-- Two sessions hold each snapshot; one that dies is replaced from the other.
-- A snapshot is released ``snapshotIdle`` after the last session of a reader of its execution was seen, or earlier when
-  later ones without readers would take more than a tenth of the server's connections.
+- Executions that wait at one moment share one snapshot. It is taken after each of them began: a task has asked.
+- The keeper has no more sessions than its share of ``maxConnections``, but always one snapshot; executions beyond wait
+  in line. Two sessions hold a snapshot while that takes at most half of the share; one that dies is replaced from the
+  other. Nobody else waits for a second one.
+- Where there is no room, executions that show no LSN have their snapshots in the *pool*: one session whose READ
+  COMMITTED transaction exports one in each statement. It cannot have a slot's snapshot, release locks, or be replaced.
+- A snapshot is released ``snapshotIdle`` after the last session of a reader of its executions was seen, or earlier when
+  an execution in line needs an LSN and nobody has read in it for a second. That never happens to one in the pool.
 - Tables are locked (ACCESS SHARE) only while tasks of the execution read: DDL does not wait for an idle snapshot. The
   locks are also released once somebody waits for them, since the next tasks would queue behind. A reader that comes
   after DDL finds out by itself, see ``check_files``.
@@ -29,6 +34,6 @@ Invariants:
 
 A standby has no NOTIFY; there the keeper finds requests by looking at the board.
 
-The process runs ``__main__``, which serves a ``server.Keeper``. That keeps ``executions`` and their snapshots, watches
-their ``readers``, and shows with ``marks`` why an execution has no snapshot.
+The process runs ``__main__``, which serves a ``server.Keeper``. That keeps ``executions`` and their snapshots, the
+work on which is ``shared``'s, watches their ``readers``, and shows with ``marks`` why an execution has no snapshot.
 """

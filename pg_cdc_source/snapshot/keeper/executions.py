@@ -1,54 +1,67 @@
 """The SQL executions that a keeper serves: how they get their snapshots, keep them, and lose them for good.
 
-Only the keeper's main thread calls this, and it never waits for PostgreSQL to make, replace or lock anything: threads
-do. While one works on an execution, that is ``busy`` and nothing else touches its sessions.
+An execution waits in line until there is room for one more snapshot among ``most_sessions``. The snapshot that is made
+then is for all that wait for the same: it only has to be taken after they have begun, and they have, since they ask.
+Those that ask while it is being made share the next one. Where there is no room, executions to which an LSN makes no
+difference get a snapshot in the pool, for which there is always a session.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import DefiniteError, PgCdcError, SnapshotLostError
+from pg_cdc_source.errors import PgCdcError, SnapshotLostError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
-from pg_cdc_source.postgres.snapshots import Held, make_snapshot
-from pg_cdc_source.snapshot.board import Request, holder_name
+from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
 from pg_cdc_source.snapshot.keeper.liveness import is_lost
 from pg_cdc_source.snapshot.keeper.marks import Marks
-from pg_cdc_source.snapshot.keeper.workers import Finish, Workers
+from pg_cdc_source.snapshot.keeper.shared import Shared, Work
+from pg_cdc_source.snapshot.keeper.workers import Workers
 
-log = logging.getLogger(__name__)
-
-HOLDERS = 2
-MEND_SECONDS = 1.0  # before another try to replace a holder
 ENDED_REMEMBERED = 100_000
+# A snapshot that has no reader for so long makes room for executions in line. Between two stages of one action there
+# is a shorter pause, unless others have taken all of Spark's slots.
+IDLE_SECONDS = 1.0
+# A pool takes no more snapshots then, where there is room for another: VACUUM waits for its oldest.
+POOL_SECONDS = 10.0
+# Tasks in line ask again every three seconds; an action of which none does has ended.
+GONE_SECONDS = 15.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Execution:
-    """An SQL execution and its snapshot; ``held`` is None until it is made."""
+    """An SQL execution and its snapshot; ``shared`` is None while it waits in line."""
 
     request: Request
     asked_at: float  # epoch seconds, the server's clock
+    began: float  # time.monotonic(), when it was first heard of
     last_reader: float  # time.monotonic(); until then it may have had a reader
     being_read: bool = False  # at the last look
-    held: Held | None = None
-    locked: set[int] = field(default_factory=set)  # the oids of relations
-    busy: bool = False  # a thread works on it
-    mend_after: float = 0.0  # time.monotonic(); a server that refuses sessions is not asked in a loop
+    shared: Shared | None = None
 
     @property
     def key(self) -> str:
         return self.request.execution
 
     @property
-    def holding(self) -> Held | None:
-        """Its snapshot, where no thread works on that now."""
-        return None if self.busy else self.held
+    def company(self) -> object:
+        """Executions of which this is the same may share a snapshot.
+
+        A slot is made for one action. A stage's number may come again, and its snapshot must not be found then.
+        """
+        request = self.request
+        alone = request.spec.slot or request.is_stage
+        return request.execution if alone else (request.spec, request.shows_lsn)
+
+    @property
+    def may_do_without_lsn(self) -> bool:
+        """Whether the pool will do: it is no use to stages, who tell snapshots apart by when transactions began."""
+        point = self.request.spec.consistent_point
+        return not self.request.is_stage and (point == "off" or (point == "auto" and not self.request.shows_lsn))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +73,17 @@ class Ended:
 
 
 class Executions:
-    """The executions of one keeper, by their keys, and why others have no snapshot any more."""
+    """The executions of one keeper, by their keys, and why others have no snapshot any more.
+
+    ``most_sessions`` bounds the sessions of the keeper, its own and those of marks included.
+    """
 
     def __init__(self, options: ConnectionOptions, keeper: str, marks: Marks, workers: Workers) -> None:
-        self._options = options
-        self._keeper = keeper
         self._marks = marks
-        self._workers = workers
+        self._work = Work(options, keeper, workers, self._fail)
         self._running: dict[str, Execution] = {}
         self._ended: dict[str, Ended] = {}  # oldest first
-        self.made_some = False  # since it was set to False
+        self.most_sessions = 0
 
     def __len__(self) -> int:
         return len(self._running)
@@ -80,44 +94,73 @@ class Executions:
     def all(self) -> list[Execution]:
         return list(self._running.values())
 
+    def snapshots(self) -> dict[Shared, list[Execution]]:
+        """The snapshots that are there or being made, and which executions share each."""
+        found: dict[Shared, list[Execution]] = {}
+        for execution in self._running.values():
+            if execution.shared is not None:
+                found.setdefault(execution.shared, []).append(execution)
+        return found
+
+    def any_in_line(self) -> bool:
+        return any(execution.shared is None for execution in self._running.values())
+
     def idle_holders(self) -> Iterable[Session]:
         """The holders' sessions that no thread uses; one becomes readable when the server ends it."""
-        return (session for e in self.all() if e.holding for session, _ in e.holding.holders if not session.closed)
+        return (
+            session for s in self.snapshots() if s.holding for session, _ in s.holding.holders if not session.closed
+        )
 
     def hold_any(self) -> bool:
         """Whether any snapshot is still there."""
-        return any(not is_lost(session) for e in self.all() if e.held for session, _ in e.held.holders)
+        return any(not is_lost(session) for s in self.snapshots() if s.held for session, _ in s.held.holders)
+
+    def take_made_some(self) -> bool:
+        """Whether a snapshot was made since this was last asked."""
+        made, self._work.made_some = self._work.made_some, False
+        return made
 
     def close(self) -> None:
-        for execution in self.all():
-            if execution.held:
-                execution.held.close()
+        for shared in self.snapshots():
+            if shared.held:
+                shared.held.close()
 
     # --- beginning and end --------------------------------------------------------------------------------------------
 
     def begin(self, request: Request, asked_at: float) -> None:
-        """Make a snapshot for a new execution."""
-        execution = self._running[request.execution] = Execution(request, asked_at, time.monotonic())
-        self._submit(execution, self._make)
+        """Have a new execution wait in line for a snapshot."""
+        now = time.monotonic()
+        self._running[request.execution] = Execution(request, asked_at, now, now)
 
     def end(self, execution: Execution, why: PgCdcError) -> None:
-        """End an execution's snapshot for good; ``why`` is what later requests for it are told."""
-        if execution.held:
-            execution.held.close()
-        if self._running.get(execution.key, execution) is not execution:
+        """End an execution; ``why`` is what later requests are told. A snapshot ends with its last execution."""
+        if self._running.get(execution.key) is not execution:
             return  # it has ended before, and another one has its key
-        self._running.pop(execution.key, None)
+        self._leave(execution)
         self._ended[execution.key] = Ended(why, execution.asked_at)
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
+    def end_all_of(self, shared: Shared, why: PgCdcError) -> None:
+        for execution in self.snapshots().get(shared, ()):
+            self.end(execution, why)
+
+    def _leave(self, execution: Execution) -> None:
+        del self._running[execution.key]
+        if execution.shared is not None and execution.shared not in self.snapshots():
+            execution.shared.leave()
+
+    def _fail(self, shared: Shared, why: PgCdcError) -> None:
+        for execution in self.snapshots().get(shared, ()):
+            self.end(execution, why)
+            self.tell_why_ended(execution.key)
+
     def forget_older(self, key: str, planned_at: float) -> None:
         """Forget an execution that was asked for before ``planned_at``, so that another one may have its key."""
         execution = self._running.get(key)
-        if execution is not None and execution.asked_at < planned_at and not execution.busy:
-            del self._running[key]
-            if execution.held:
-                execution.held.close()
+        busy = execution is not None and execution.shared is not None and execution.shared.busy
+        if execution is not None and execution.asked_at < planned_at and not busy:
+            self._leave(execution)
         ended = self._ended.get(key)
         if ended is not None and ended.asked_at < planned_at:
             del self._ended[key]
@@ -130,110 +173,117 @@ class Executions:
         self._marks.show(key, self._ended[key].why)
         return True
 
-    # --- work for threads ---------------------------------------------------------------------------------------------
+    # --- the line -----------------------------------------------------------------------------------------------------
 
-    def _submit(self, execution: Execution, work: Callable[[Execution], Finish | None]) -> None:
-        """Run ``work`` in a thread; an error ends the execution."""
-        execution.busy = True
+    def serve_line(self, now: float) -> None:
+        """Make snapshots for those that wait in line, as far as there is room: one for all that may share it."""
+        for execution in [execution for execution in self.all() if execution.shared is None]:
+            if now - execution.began > LINE_SECONDS:
+                self.end(execution, _line_error(self.most_sessions))
+                self.tell_why_ended(execution.key)
+            elif now - execution.last_reader > GONE_SECONDS:
+                self._leave(execution)
+        for group in self._line():
+            self._serve(group, now)
 
-        def run() -> Finish:
-            finish: Finish | None
-            try:
-                finish = work(execution)
-            except PgCdcError as error:
-                finish = self._failing(execution, error)
-            except Exception as error:
-                log.exception("execution %s", execution.key)
-                finish = self._failing(execution, DefiniteError(str(error)))
+    def _serve(self, group: list[Execution], now: float) -> None:
+        """Have a snapshot made for a group of the line, unless it has to go on waiting."""
+        request, keys = group[0].request, tuple(execution.key for execution in group)
+        if self._has_room():
+            shared = Shared(request, keys)
+            self._work.make(shared)
+        elif group[0].may_do_without_lsn and (pool := self._pool(request, keys, now)) is not None:
+            shared = pool
+            self._work.export(pool, keys)
+        else:
+            return
+        for execution in group:
+            execution.shared = shared
 
-            def finish_and_rest() -> None:
-                execution.busy = False
-                if finish is not None:
-                    finish()
+    def _has_room(self) -> bool:
+        """Whether there is room for one more session beside those of pools; one snapshot always has."""
+        return not self.snapshots() or self._sessions() + self._pools_to_come() < self.most_sessions
 
-            return finish_and_rest
+    def _pools_to_come(self) -> int:
+        """The sessions that are kept for pools: one that is in use, and an old one that is still read."""
+        return max(0, 2 - sum(shared.pool for shared in self.snapshots()))
 
-        self._workers.submit(run)
+    def _pool(self, request: Request, keys: tuple[str, ...], now: float) -> Shared | None:
+        """The pool for one more snapshot; None while it is busy. A new one where the last is old and there is room."""
+        last = max((shared for shared in self.snapshots() if shared.pool), key=lambda pool: pool.since, default=None)
+        if last is None or (now - last.since > POOL_SECONDS and self._sessions() < self.most_sessions):
+            return Shared(request, keys, pool=True)
+        return None if last.busy else last
 
-    def _failing(self, execution: Execution, why: PgCdcError) -> Finish:
-        def fail() -> None:
-            self.end(execution, why)
-            self.tell_why_ended(execution.key)
+    def _line(self) -> list[list[Execution]]:
+        """Those in line, by who shares a snapshot, without those who came too late for one that is being made now."""
+        line: dict[object, list[Execution]] = {}
+        for execution in self.all():
+            if execution.shared is None:
+                line.setdefault(execution.company, []).append(execution)
+        # Until that one is made, the next one gathers more of the same company.
+        being_made = {group[0].company for shared, group in self.snapshots().items() if shared.held is None}
+        return [group for company, group in line.items() if company not in being_made]
 
-        return fail
+    def make_room(self, now: float) -> None:
+        """Close sessions where the line needs them: second holders, then those longest without a reader.
 
-    def _make(self, execution: Execution) -> Finish:
-        held = make_snapshot(self._options, execution.request.spec, self._namer(execution), holders=HOLDERS)
+        It has to be known who reads ``now``.
+        """
+        snapshots = self.snapshots()
+        line = sum(not group[0].may_do_without_lsn for group in self._line())
+        wanted = line and line + self._sessions() + self._pools_to_come() - self.most_sessions
+        for shared in snapshots:
+            if wanted > 0 and shared.drop_second_holder():
+                wanted -= 1
+        idle_since = {shared: max(execution.last_reader for execution in group) for shared, group in snapshots.items()}
+        for shared in sorted(snapshots, key=lambda shared: idle_since[shared]):
+            if wanted > 0 and shared.holding and not shared.pool and now - idle_since[shared] > IDLE_SECONDS:
+                self.end_all_of(shared, _surplus_error())
+                wanted -= 1
 
-        def take() -> None:
-            execution.held = held
-            if self._running.get(execution.key) is not execution:
-                held.close()  # it was ended while it was made
-            execution.last_reader = time.monotonic()
-            self.made_some = True
+    def _sessions(self) -> int:
+        """The sessions that the keeper has."""
+        return 1 + len(self._marks) + sum(shared.sessions for shared in self.snapshots())
 
-        return take
-
-    def _namer(self, execution: Execution) -> Callable[[str], str]:
-        # While an id is not known, the name must not look like a holder's.
-        return lambda snapshot_id: (
-            holder_name(self._keeper, execution.key, snapshot_id) if snapshot_id else "pgsnapshot:making"
-        )
-
-    # --- holders ------------------------------------------------------------------------------------------------------
+    # --- holders and locks --------------------------------------------------------------------------------------------
 
     def mend(self) -> None:
-        """Replace the holders that were lost; an execution that has none left ends."""
-        for execution in self.all():
-            held = execution.holding
-            if held is None:
-                continue
-            for session, snapshot_id in [holder for holder in held.holders if is_lost(holder[0])]:
-                session.close()
-                held.holders.remove((session, snapshot_id))
-            if not held.holders:
-                self.end(
-                    execution,
+        """Replace the holders that were lost; executions that have none left end.
+
+        Second holders are those that can be done without: they take at most half of the sessions.
+        """
+        for shared in self.snapshots():
+            may_add = self._sessions() < self.most_sessions / 2 and not self.any_in_line()
+            if not self._work.mend(shared, may_add=may_add):
+                self.end_all_of(
+                    shared,
                     SnapshotLostError(
                         "the snapshot of this action has ended, because PostgreSQL ended all sessions that held it",
                         remedy="run the action again: it takes a new snapshot",
                     ),
                 )
-            elif len(held.holders) < HOLDERS and time.monotonic() > execution.mend_after:
-                self._submit(execution, self._replace_holder)
 
-    def _replace_holder(self, execution: Execution) -> None:
-        held = execution.held
-        assert held is not None
-        try:
-            held.add_holder(self._options, self._namer(execution), held.holders[0][1])
-        except PgCdcError as error:
-            # The other holder still works; a later tick tries again, or finds that one lost as well.
-            execution.mend_after = time.monotonic() + MEND_SECONDS
-            log.warning("execution %s: a holder could not be replaced: %s", execution.key, error)
-        self._lock(execution)
+    @property
+    def lock(self) -> Callable[[Shared, set[int]], None]:
+        return self._work.lock
 
-    # --- locks --------------------------------------------------------------------------------------------------------
+    @property
+    def unlock(self) -> Callable[[Shared], None]:
+        return self._work.unlock
 
-    def lock(self, execution: Execution, oids: set[int]) -> None:
-        """Lock further relations on every holder."""
-        execution.locked |= oids
-        self._submit(execution, self._lock)
 
-    def unlock(self, execution: Execution) -> None:
-        """Let go of all locks of an execution's holders."""
-        execution.locked.clear()
-        self._submit(execution, self._unlock)
+def _surplus_error() -> SnapshotLostError:
+    return SnapshotLostError(
+        "the snapshot of this action has ended, because later ones needed its session, and no task read in it",
+        remedy="run fewer actions at a time, read all tables of an action early (cache()), raise maxConnections, or "
+        "raise the server's max_connections",
+    )
 
-    def _lock(self, execution: Execution) -> None:
-        held = execution.held
-        assert held is not None
-        try:
-            held.lock(sorted(execution.locked), timeout="10s")
-        except PgCdcError as error:
-            # A reader that is harmed by the missing lock finds out by itself, see check_files.
-            log.warning("execution %s: %s", execution.key, error)
 
-    def _unlock(self, execution: Execution) -> None:
-        assert execution.held is not None
-        execution.held.unlock()
+def _line_error(most_sessions: int) -> TransientError:
+    return TransientError(
+        f"this action has waited {LINE_SECONDS:g} s in line for a snapshot: the keeper may have {most_sessions} "
+        "sessions, and others read in all of them",
+        remedy="run fewer actions at a time, or raise maxConnections",
+    )

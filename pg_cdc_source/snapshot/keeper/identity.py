@@ -12,21 +12,17 @@ import json
 import secrets
 import socket
 
-from psycopg2.extensions import connection as Session
+from psycopg2.extensions import ConnectionInfo
 
-from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot.driver import Process
 
 _TOKEN_CHARACTERS = 10  # 50 bits
 _PROCESS_CHARACTERS = 6
+ANY_TOKEN = f"[a-z2-7]{{{_TOKEN_CHARACTERS}}}"  # a regular expression of PostgreSQL's
 
 
-def token_of(driver: Process, session: Session) -> str:
-    """Tell the driver, and the server, database and role of the session, from every other."""
-    with translated("reading the server's identity"), session.cursor() as cursor:
-        cursor.execute("SELECT current_database(), session_user")
-        database, role = cursor.fetchone()
-    info = session.info
+def token_of(driver: Process, info: ConnectionInfo, database: str, role: str) -> str:
+    """Tell the driver, and the server, database and role of a session, from every other."""
     identity = [socket.gethostname(), driver.pid, driver.started, info.host, info.port, database, role]
     return _base32(hashlib.sha256(json.dumps(identity).encode()).digest(), _TOKEN_CHARACTERS)
 

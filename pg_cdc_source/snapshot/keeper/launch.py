@@ -6,55 +6,105 @@ import os
 import select
 import subprocess
 import sys
+from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import TransientError
+from pg_cdc_source.errors import ServerFullError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.connection import FULL_SECONDS
 from pg_cdc_source.postgres.instances import Instance
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot.board import Request, keeper_name
 from pg_cdc_source.snapshot.driver import driver_process
 from pg_cdc_source.snapshot.keeper.handshake import Settings, read_answer
-from pg_cdc_source.snapshot.keeper.identity import name_pattern, token_of
+from pg_cdc_source.snapshot.keeper.identity import ANY_TOKEN, name_pattern, token_of
 
 _START_SECONDS = 30.0
+_FULL = Backoff(0.5, longest_seconds=5.0, within_seconds=FULL_SECONDS)
 _LOOKS = Backoff(0.02, growth=1.5, longest_seconds=0.25, within_seconds=_START_SECONDS)
 
 
-def ensure_keeper(options: ConnectionOptions, session: Session, instance: Instance, example: Request) -> str:
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a session sees of the server that matters to the keeper.
+
+    ``clock`` is the server's, in epoch seconds. ``connections_left`` are those that the server, the role and the
+    database have for this role, if all sessions of pgsnapshot ended. ``keepers`` are the names of those that run.
+    """
+
+    instance: Instance
+    clock: float
+    database: str
+    role: str
+    connections_left: int
+    keepers: tuple[str, ...]
+
+
+# Backends with a database are those of clients, and workers of autovacuum; of others' sessions a role sees no more. In
+# one statement, because each is a round trip of planning.
+_READ_SITE = """
+SELECT (pg_postmaster_start_time() AT TIME ZONE 'UTC')::text,
+    coalesce(host(inet_server_addr()) || ':' || inet_server_port(), ''),
+    pg_is_in_recovery(),
+    extract(epoch FROM clock_timestamp())::float8,
+    current_database(),
+    session_user::text,
+    (
+        SELECT least(
+            current_setting('max_connections')::int
+                - current_setting('superuser_reserved_connections')::int
+                - coalesce(current_setting('reserved_connections', true)::int, 0)
+                - count(*),
+            nullif(r.rolconnlimit, -1) - count(*) FILTER (WHERE a.usename = r.rolname),
+            nullif(d.datconnlimit, -1) - count(*) FILTER (WHERE a.datname = d.datname)
+        )::int
+        FROM pg_catalog.pg_roles AS r
+        JOIN pg_catalog.pg_database AS d ON d.datname = current_database()
+        LEFT JOIN pg_catalog.pg_stat_activity AS a
+            ON a.datid IS NOT NULL AND NOT (a.usename = r.rolname AND a.application_name LIKE 'pgsnapshot:%%')
+        WHERE r.rolname = session_user
+        GROUP BY r.rolname, r.rolconnlimit, d.datname, d.datconnlimit
+    ),
+    ARRAY(
+        SELECT application_name
+        FROM pg_catalog.pg_stat_activity
+        WHERE datname = current_database() AND usename = session_user AND application_name ~ %s
+        ORDER BY backend_start, pid
+    )
+"""
+
+
+def read_site(session: Session) -> Site:
+    """Look at the server; a transaction that the session is in ends with it."""
+    with translated("looking for the keeper"), session.cursor() as cursor:
+        cursor.execute(f"COMMIT; {_READ_SITE}", (f"^{keeper_name(name_pattern(ANY_TOKEN))}$",))
+        started, address, in_recovery, clock, database, role, left, names = cursor.fetchone()
+    keepers = tuple(name.split(":")[1] for name in names)
+    return Site(Instance(started, address, in_recovery), clock, database, role, left, keepers)
+
+
+def ensure_keeper(options: ConnectionOptions, session: Session, site: Site, example: Request) -> str:
     """Name of the keeper for this driver and database, started if none runs.
 
-    ``instance`` is the server of ``session``. ``example`` is what a keeper on a standby takes for a request, since
+    ``site`` is what ``session`` has just seen. ``example`` is what a keeper on a standby takes for a request, since
     there it only sees that somebody asks.
     """
     driver = driver_process()
-    token = token_of(driver, session)
-    started = False
+    token = token_of(driver, session.info, site.database, site.role)
+    if (name := _find(site, token)) is not None:
+        return name
+    settings = Settings(options, token, driver, example, site.instance)
+    _FULL.retrying(lambda: _start(settings), ServerFullError)
     for _ in _LOOKS.polls():
-        if (name := _find(session, token)) is not None:
+        if (name := _find(read_site(session), token)) is not None:
             return name
-        if not started:
-            _start(Settings(options, token, driver, example, instance))
-            started = True
     raise TransientError(f"the keeper (process that holds snapshots) did not start within {_START_SECONDS:g} s")
 
 
-def _find(session: Session, token: str) -> str | None:
-    with translated("looking for the keeper"), session.cursor() as cursor:
-        cursor.execute(
-            """
-            SELECT application_name
-            FROM pg_catalog.pg_stat_activity
-            WHERE datname = current_database() AND usename = session_user AND application_name ~ %s
-            ORDER BY backend_start, pid
-            LIMIT 1
-            """,
-            (f"^{keeper_name(name_pattern(token))}$",),
-        )
-        row = cursor.fetchone()
-        return None if row is None else str(row[0]).split(":")[1]
+def _find(site: Site, token: str) -> str | None:
+    return next((name for name in site.keepers if name.startswith(token)), None)
 
 
 def _start(settings: Settings) -> None:

@@ -1,23 +1,36 @@
-"""Show the readers of an execution why it has no snapshot: a session for each, whose last query is the reason."""
+"""Show the readers of executions why these have no snapshot: a session for each reason, which is its last query."""
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, field
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.snapshot.board import mark_name
+from pg_cdc_source.snapshot.board import execution_key, mark_name
 from pg_cdc_source.snapshot.keeper.liveness import is_lost
 from pg_cdc_source.snapshot.reasons import REASON_QUERY, to_reason
 
 log = logging.getLogger(__name__)
 
 _SECONDS = 60.0  # after it was last asked for
+# Most marks at a time. Readers look four times a second, and ask again after three.
+_MOST = 2
+_SHOWN_AT_LEAST_SECONDS = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Mark:
+    session: Session
+    reason: str
+    name: str
+    since: float  # time.monotonic()
+    executions: dict[str, float] = field(default_factory=dict)  # when each was last asked for (time.monotonic())
 
 
 class Marks:
@@ -26,37 +39,68 @@ class Marks:
     def __init__(self, options: ConnectionOptions, keeper: str) -> None:
         self._options = options
         self._keeper = keeper
-        self._shown: dict[str, tuple[Session, float]] = {}  # execution -> session, last asked for (time.monotonic())
+        self._shown: list[_Mark] = []
 
     def __contains__(self, execution: str) -> bool:
-        return execution in self._shown
+        return any(execution in mark.executions for mark in self._shown)
 
-    def __bool__(self) -> bool:
-        return bool(self._shown)
+    def __len__(self) -> int:
+        """How many sessions show marks."""
+        return len(self._shown)
 
     def show(self, execution: str, why: PgCdcError) -> None:
-        """Show the mark of an execution, for a minute from now on."""
-        session = self._shown[execution][0] if execution in self._shown else None
-        if session is None or is_lost(session):
+        """Show why an execution has no snapshot, for a minute from now on.
+
+        Nothing is shown where there is no session to be had for it now: readers ask again.
+        """
+        now, reason = time.monotonic(), to_reason(why)
+        if execution not in self:
             # Readers may see only the beginning of the reason, or nothing of it.
             log.warning("execution %s has no snapshot: %s", execution, why)
+        mark = next((mark for mark in self._shown if mark.reason == reason), None)
+        if mark is not None and is_lost(mark.session):
+            self._close(mark)
+            mark = None
+        if mark is None:
+            mark = self._new(execution, reason, now)
+        if mark is None:
+            return
+        if execution not in mark.executions:
+            with translated("announcing a failure"), mark.session.cursor() as cursor:
+                cursor.execute(REASON_QUERY, (mark.reason, mark.name, *execution_key(execution)))
+        mark.executions[execution] = now
+
+    def _new(self, execution: str, reason: str, now: float) -> _Mark | None:
+        """A session for another reason, in place of the oldest where there are enough."""
+        if len(self._shown) >= _MOST:
+            oldest = min(self._shown, key=lambda mark: mark.since)
+            if now - oldest.since < _SHOWN_AT_LEAST_SECONDS:
+                return None
+            self._close(oldest)
+        try:
             session = connect(self._options, "pgsnapshot:failing")
-            with translated("announcing a failure"), session.cursor() as cursor:
-                cursor.execute(REASON_QUERY, (to_reason(why), mark_name(self._keeper, execution)))
-        self._shown[execution] = (session, time.monotonic())
+        except TransientError as error:
+            log.warning("it cannot be shown why execution %s has no snapshot: %s", execution, error)
+            return None
+        mark = _Mark(session, reason, mark_name(self._keeper, execution), now)
+        self._shown.append(mark)
+        return mark
+
+    def _close(self, mark: _Mark) -> None:
+        mark.session.close()
+        self._shown.remove(mark)
 
     def take_away(self, execution: str) -> None:
-        if execution in self._shown:
-            session, _ = self._shown.pop(execution)
-            session.close()
+        """End the mark of an execution. Others that failed alike ask for theirs again."""
+        for mark in [mark for mark in self._shown if execution in mark.executions]:
+            self._close(mark)
 
     def end_old(self, now: float) -> None:
         """Take away the marks that nobody has asked for in the last minute."""
-        for execution, (_, asked) in list(self._shown.items()):
-            if now - asked > _SECONDS:
-                self.take_away(execution)
+        for mark in list(self._shown):
+            if now - max(mark.executions.values(), default=mark.since) > _SECONDS:
+                self._close(mark)
 
     def close(self) -> None:
-        for session, _ in self._shown.values():
-            session.close()
-        self._shown.clear()
+        for mark in list(self._shown):
+            self._close(mark)

@@ -19,6 +19,7 @@ from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.instances import require_instance
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot.board import Request, keeper_name
+from pg_cdc_source.snapshot.connections import keeper_share
 from pg_cdc_source.snapshot.keeper import readers
 from pg_cdc_source.snapshot.keeper.executions import Executions
 from pg_cdc_source.snapshot.keeper.handshake import Settings
@@ -45,9 +46,8 @@ class Keeper:
         self._executions = Executions(settings.connection, self.name, self._marks, self._workers)
         self._board: Session | None = None
         self._standby = False
-        self._idle_kept = 0
         self._last_request = time.monotonic()
-        self._next_look = 0.0
+        self._looked = 0.0  # time.monotonic()
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -63,9 +63,7 @@ class Keeper:
         try:
             if first:
                 require_instance(session, self._settings.planned_on, "starting the keeper")
-            server = read_server(session)
-            self._standby = server.in_recovery
-            self._idle_kept = readers.idle_kept(server.max_connections)
+            self._standby = read_server(session).in_recovery
             with translated("becoming the keeper"), session.cursor() as cursor:
                 cursor.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(self._settings.token),))
                 if not cursor.fetchone()[0]:
@@ -119,11 +117,11 @@ class Keeper:
         self._executions.mend()
         now = time.monotonic()
         # A snapshot that was just made has readers who wait for it, and what they read is locked at once.
-        if self._executions.made_some or now >= self._next_look:
-            self._executions.made_some = False
-            if self._standby or self._executions or self._marks:
-                self._next_look = now + self._look_seconds()
-                self._look(board, now)
+        due = self._executions.take_made_some() or now - self._looked >= self._look_seconds()
+        if due and (self._standby or self._executions or self._marks):
+            self._looked = now
+            self._look(board, now)
+        self._executions.serve_line(now)
 
     def _accept(self, board: Session, request: Request) -> None:
         key = request.execution
@@ -132,6 +130,7 @@ class Keeper:
             # What is older than the plan belongs to a stage with the same number, of an earlier SparkContext. On a
             # standby nothing tells when the task that asks was planned.
             self._executions.forget_older(key, math.inf if self._standby else request.planned_at)
+        self._executions.most_sessions = keeper_share(request.max_connections)
         known = self._executions.get(key)
         if known is not None:
             known.last_reader = now
@@ -152,7 +151,7 @@ class Keeper:
 
     def _look(self, board: Session, now: float) -> None:
         """Take in which executions have readers; a reader of one that is not known waits for something."""
-        for key in readers.watch(board, self.name, self._executions, self._idle_kept, now):
+        for key in readers.watch(board, self.name, self._executions, now):
             if self._standby:
                 self._accept(board, replace(self._settings.example, execution=key))
             elif key in self._marks:

@@ -1,0 +1,421 @@
+"""Tables of many small partitions: they share tasks, statements and locks, and every row is read exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg2
+import pytest
+from databases import connect
+from driving import driving, run
+from frames import load
+from losses import ending_sessions
+from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
+from pyspark.sql import SparkSession
+from roles import conninfo, role
+from watch import session_names, wait_until
+
+from pg_cdc_source import OpenSnapshot, open_snapshot
+from pg_cdc_source.errors import AccessError, SchemaChangedError, UnrepresentableError
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres import trees
+from pg_cdc_source.postgres.connection import connect as connect_session
+from pg_cdc_source.snapshot import reader, reading_session, receiving
+from pg_cdc_source.snapshot.handover import Handover
+from pg_cdc_source.snapshot.reader import read_range
+from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
+from pg_cdc_source.snapshot.source import Source, plan_ranges
+from pg_cdc_source.spark import pgcdc
+
+LEAVES = 330
+ROWS = 20  # of a leaf that is neither empty nor large
+EMPTY = range(40, 50)
+LARGE = 150
+LARGE_ROWS = 6_000
+
+Planned = tuple[Plan, Source, list[ScanRange]]
+
+
+@pytest.fixture(autouse=True)
+def _ranges(pg: Session) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("ctid ranges came with PostgreSQL 14")
+
+
+@pytest.fixture
+def leaves(pg: Session) -> None:
+    """``p``: partitions with columns in three orders, some empty, one large, and many small ones."""
+    shapes = (
+        "mood mood, id int NOT NULL, n numeric(10,2), part int NOT NULL, name text,"
+        " twice int GENERATED ALWAYS AS (id * 2) STORED",
+        "gone int, name text, part int NOT NULL, id int NOT NULL, twice int GENERATED ALWAYS AS (id * 2) STORED,"
+        " gone_too text, n numeric(10,2), mood mood",
+        "part int NOT NULL, gone int, twice int GENERATED ALWAYS AS (id * 2) STORED, n numeric(10,2), mood mood,"
+        " id int NOT NULL, name text",
+    )
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "CREATE TYPE mood AS ENUM ('fine', 'bad');"
+            "CREATE TABLE p (id int NOT NULL, part int NOT NULL, name text, n numeric(10,2), mood mood,"
+            " twice int GENERATED ALWAYS AS (id * 2) STORED) PARTITION BY LIST (part)"
+        )
+        for i in range(LEAVES):
+            cursor.execute(f"CREATE TABLE p_{i} ({shapes[i % 3]})")
+            if i % 3:
+                cursor.execute(f"ALTER TABLE p_{i} DROP COLUMN gone, DROP COLUMN IF EXISTS gone_too")
+            cursor.execute(f"ALTER TABLE p ATTACH PARTITION p_{i} FOR VALUES IN ({i})")
+        cursor.execute(
+            "INSERT INTO p (id, part, name, n, mood)"
+            " SELECT part * 10000 + i, part, CASE WHEN i % 5 > 0 THEN 'n' || i END, i * 0.25,"
+            " (ARRAY['fine', 'bad'])[1 + i % 2]::mood"
+            f" FROM generate_series(0, {LEAVES - 1}) AS part, generate_series(1, {LARGE_ROWS}) AS i"
+            f" WHERE NOT part BETWEEN {EMPTY[0]} AND {EMPTY[-1]} AND (i <= {ROWS} OR part = {LARGE})"
+        )
+
+
+ALL_ROWS = (LEAVES - len(EMPTY) - 1) * ROWS + LARGE_ROWS
+
+
+def planned(opened: OpenSnapshot, **options: str) -> Planned:
+    parsed = parse_snapshot_options({**opened.options, "dbtable": "p", **options})
+    plan = make_plan(parsed)
+    return plan, *plan_ranges(plan, parsed)
+
+
+def rows_of(planned: Planned) -> list[dict[str, Any]]:
+    plan, source, ranges = planned
+    batches = [batch for scan_range in ranges for batch in read_range(plan, source, scan_range, "test")]
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def ids(planned: Planned) -> list[int]:
+    return [row["id"] for row in rows_of(planned)]
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("leaves")
+def test_leaves_of_any_shape_are_read_by_as_many_tasks_as_the_options_say(
+    db: str, pg: Session, spark: SparkSession
+) -> None:
+    expected = Counter(tuple(row) for row in run(pg, "SELECT id, part, name, n, mood::text, twice FROM p"))
+    assert sum(expected.values()) == ALL_ROWS
+    [(blocks,)] = run(
+        pg,
+        "SELECT sum(greatest(1, pg_relation_size(relid) / 8192)) FROM pg_partition_tree('p') WHERE isleaf",
+    )
+    by_size = -(-int(blocks) // 16)
+    for cut, tasks in (
+        ({}, 1),
+        ({"numPartitions": 1}, 1),
+        ({"numPartitions": 7}, 7),
+        ({"partitionBytes": "128kB"}, by_size),
+    ):
+        frame = load(spark, db, dbtable="p", **cut)
+        assert frame.rdd.getNumPartitions() == tasks
+        assert Counter(tuple(row) for row in frame.collect()) == expected
+    filtered = load(spark, db, dbtable="p", columns="name, id", where="id IN (SELECT max(id) FROM p GROUP BY part)")
+    assert sorted(row.id for row in filtered.collect()) == [
+        id for (id,) in run(pg, "SELECT max(id) FROM p GROUP BY part ORDER BY 1")
+    ]
+
+
+@pytest.mark.usefixtures("leaves")
+def test_a_large_leaf_is_read_in_steps_of_its_own(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "BLOCKS_PER_STEP", 10)
+    with open_snapshot(db) as opened:
+        found = ids(planned(opened))
+    assert len(found) == len(set(found)) == ALL_ROWS
+
+
+def test_a_leaf_that_has_grown_after_planning_is_read_whole(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE p (id int) PARTITION BY RANGE (id)",
+        *(f"CREATE TABLE p_{i} PARTITION OF p FOR VALUES FROM ({i * 10000}) TO ({(i + 1) * 10000})" for i in range(70)),
+        "INSERT INTO p SELECT i * 10000 FROM generate_series(0, 69) AS i")  # fmt: skip
+    with open_snapshot(db) as opened:
+        plan, _, ranges = planned(opened)
+        # As Spark 4.1 and later do: the ranges of the first action serve the next one.
+        run(pg, "INSERT INTO p SELECT i * 10000 + j FROM generate_series(0, 69) AS i, generate_series(1, 500) AS j")
+    with open_snapshot(db) as opened:
+        _, source, _ = planned(opened)
+        found = ids((plan, source, ranges))
+    assert len(found) == len(set(found)) == 70 * 501
+
+
+def test_rows_without_columns_are_counted(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE p ()", *(f"CREATE TABLE p_{i} () INHERITS (p)" for i in range(5)),
+        "INSERT INTO p_1 DEFAULT VALUES", "INSERT INTO p_4 DEFAULT VALUES")  # fmt: skip
+    with open_snapshot(db) as opened:
+        assert len(rows_of(planned(opened, lsnColumn="lsn"))) == 2
+
+
+def test_wide_leaves_are_read(db: str, pg: Session) -> None:
+    columns = ", ".join(f"c{i} int" for i in range(500))
+    run(pg, f"CREATE TABLE p (id int, {columns}) PARTITION BY LIST (id)",
+        *(f"CREATE TABLE p_{i} PARTITION OF p FOR VALUES IN ({i})" for i in range(10)),
+        "INSERT INTO p (id, c499) SELECT i, i * 2 FROM generate_series(0, 9) AS i")  # fmt: skip
+    with open_snapshot(db) as opened:
+        found = rows_of(planned(opened))
+    assert sorted((row["id"], row["c499"]) for row in found) == [(i, i * 2) for i in range(10)]
+
+
+def test_small_tables_of_a_stream_share_tasks_and_sessions(
+    pg: Session, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pg, *(f"CREATE TABLE t_{i:02} (id int PRIMARY KEY, name text)" for i in range(40)),
+        *(f"INSERT INTO t_{i:02} SELECT {i} * 10000 + j, 'n' FROM generate_series(1, {i}) AS j" for i in range(40)),
+        # Some 65 blocks.
+        "INSERT INTO t_20 SELECT 200000 + j, repeat('x', 100) FROM generate_series(100, 4000) AS j")  # fmt: skip
+    made: list[Any] = []
+    connected: list[str] = []
+    partitions = pgcdc._partitions
+
+    def partitions_seen(batch: Any) -> list[Any]:
+        found = list(partitions(batch))
+        made.extend(partition for partition in found if isinstance(partition, pgcdc.SnapshotPartition))
+        return found
+
+    def connecting_seen(options: Any, name: str, **more: Any) -> Session:
+        connected.append(name)
+        return connect_session(options, name, **more)
+
+    monkeypatch.setattr(pgcdc, "_partitions", partitions_seen)
+    monkeypatch.setattr(reading_session, "connect", connecting_seen)
+    # It waits for the next range however long that takes.
+    monkeypatch.setattr(reading_session, "HANDOVER", Handover(60.0))
+    if pgcdc.HAS_LIMITS:
+        # All tables in one batch, as with Trigger.Once; otherwise each has its own.
+        from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+        monkeypatch.setattr(pgcdc.READER, "getDefaultReadLimit", lambda self: ReadAllAvailable())
+    with driving(pg, db, monkeypatch) as drive:
+        rows = drive(tables="public.*", partitionBytes="256kB").batch()
+    expected = {id for i in range(40) for (id,) in run(pg, f"SELECT id FROM t_{i:02}")}
+    found = [json.loads(row["after"])["id"] for row in rows]
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+    # Blocks: 20 tables before the large one, whose ranges are three, and 19 after it.
+    assert [len(partition.parts) for partition in made] == [20, 1, 1, 1 + 9, 10]
+    assert len(connected) == 1
+
+
+# --- what a leaf costs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("leaves")
+def test_a_range_of_many_leaves_is_small(db: str) -> None:
+    with open_snapshot(db) as opened:
+        _, _, [scan_range] = planned(opened)
+    packed = pickle.dumps(scan_range)
+    assert len(scan_range.pieces) == LEAVES
+    assert len(packed) < 10_000
+    assert pickle.loads(packed) == scan_range  # noqa: S301 - our own bytes
+
+
+@pytest.mark.usefixtures("leaves")
+def test_statements_and_locks_are_for_many_leaves_at_a_time(
+    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+    locked: list[int] = []
+    connecting, receive = psycopg2.connect, receiving.receive
+
+    class Counting(Cursor):  # type: ignore[misc]
+        def execute(self, query: Any, vars: Any = None) -> None:
+            statements.append(str(query))
+            super().execute(query, vars)
+
+    def receiving_counted(session: Session, *arguments: Any) -> Any:
+        statements.append("COPY")
+        yield from receive(session, *arguments)
+        [(count,)] = run(
+            pg,
+            "SELECT count(*) FROM pg_locks JOIN pg_class ON pg_class.oid = relation"
+            f" WHERE pid = {session.info.backend_pid} AND relname ~ '^p_[0-9]+$'",
+        )
+        locked.append(count)
+
+    with open_snapshot(db) as opened:
+        plan = planned(opened)
+        monkeypatch.setattr(
+            psycopg2, "connect", lambda *args, **kwargs: connecting(*args, cursor_factory=Counting, **kwargs)
+        )
+        monkeypatch.setattr(reader, "receive", receiving_counted)
+        assert len(ids(plan)) == ALL_ROWS
+    copies = statements.count("COPY")
+    # 330 leaves, 64 at a time.
+    assert copies == 6
+    # Beside those of the session: release, names, lock, names again, types of the user (two), files, and the COPY.
+    assert len(statements) <= 12 + 8 * copies
+    assert max(locked) == 64
+    assert len(locked) == copies
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("leaves")
+@pytest.mark.parametrize("where", [None, "id % 2 = 1"])
+def test_a_value_that_spark_cannot_hold_is_named_by_its_leaf_and_ctid(where: str | None, db: str, pg: Session) -> None:
+    run(pg, "DELETE FROM p_237 WHERE id = 2370003", "UPDATE p SET n = 'NaN' WHERE id = 2370007")
+    [(ctid,)] = run(pg, "SELECT ctid::text FROM p WHERE id = 2370007")
+    with open_snapshot(db) as opened:
+        given = planned(opened, **({"where": where} if where else {}))
+        with pytest.raises(UnrepresentableError) as refused:
+            rows_of(given)
+    assert refused.value.what == f"public.p_237, column n (numeric(10,2)), ctid {ctid}: NaN"
+
+
+@pytest.mark.usefixtures("leaves")
+def test_a_session_that_is_lost_among_leaves_repeats_no_row_and_misses_none(
+    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Batches of 30 rows, so that rows of a statement are handed on before it ends.
+    monkeypatch.setattr(receiving, "ROWS_PER_CHUNK", 30)
+    # Every leaf makes the server wait, and what it has sent before is too little to fill a buffer.
+    slow = "id % 10000 <> 10 OR pg_sleep(0.01) IS NOT NULL"
+    found: list[int] = []
+    with open_snapshot(db) as opened:
+        plan, source, ranges = planned(opened, where=slow)
+        plan = replace(plan, spec=replace(plan.spec, batch_bytes=1))
+        for number, batch in enumerate(read_range(plan, source, ranges[0], "test")):
+            found += [row["id"] for row in batch.to_pylist()]
+            if number in (5, 30, 90):
+                run(pg, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name = 'pgsnapshot:reading'")  # fmt: skip
+    assert caplog.text.count("connecting again") == 3
+    assert Counter(found) == Counter(id for (id,) in run(pg, "SELECT id FROM p"))
+
+
+@pytest.mark.usefixtures("leaves")
+def test_sessions_that_are_lost_again_and_again_in_spark(db: str, pg: Session, spark: SparkSession) -> None:
+    frame = load(spark, db, dbtable="p", numPartitions=3, where="id % 10000 <> 1 OR pg_sleep(0.01) IS NOT NULL")
+    # Seldom enough that a statement, begun again, comes to its end in between.
+    with ending_sessions(db, "pgsnapshot:%?%", 1.2, "state = 'active' AND query LIKE 'COPY%%'") as ended:
+        for _ in range(10):
+            found = Counter(row.id for row in frame.select("id").collect())
+            assert found == Counter(id for (id,) in run(pg, "SELECT id FROM p"))
+            if ended:
+                break
+    assert ended
+
+
+RELOAD = "was dropped, renamed or replaced after the DataFrame was loaded"
+SWAP = (
+    "ALTER TABLE p DETACH PARTITION p_200; ALTER TABLE p_200 RENAME name TO x; ALTER TABLE p_200 ADD name text;"
+    " ALTER TABLE p_200 DROP x; ALTER TABLE p ATTACH PARTITION p_200 FOR VALUES IN (200)"
+)
+CHANGES = {
+    "truncated": ("TRUNCATE p_200", "p_200 was truncated or rewritten after the snapshot was taken"),
+    "rewritten": ("VACUUM FULL p_200", "p_200 was truncated or rewritten after the snapshot was taken"),
+    "dropped": ("DROP TABLE p_200", f"public.p_200 {RELOAD}"),
+    "renamed": ("ALTER TABLE p_200 RENAME TO other", f"public.p_200 {RELOAD}"),
+    "created again": ("DROP TABLE p_200; CREATE TABLE p_200 PARTITION OF p FOR VALUES IN (200)", RELOAD),
+    "column replaced": (SWAP, "reading public.p_200: column name (text) is not the column it was"),
+    "all truncated": ("TRUNCATE p", "was truncated or rewritten after the snapshot was taken"),
+    "column retyped": ("ALTER TABLE p ALTER name TYPE varchar", "column name (text) is not the column it was"),
+    "column dropped": ("ALTER TABLE p DROP name", "column p_0.name does not exist"),
+}
+
+
+@pytest.mark.usefixtures("leaves")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_leaf_changed_between_plan_and_read_is_refused(change: str, db: str, pg: Session) -> None:
+    statements, expected = CHANGES[change]
+    with open_snapshot(db) as opened:
+        given = planned(opened)
+        for statement in statements.split("; "):
+            run(pg, statement)
+        with pytest.raises(SchemaChangedError) as refused:
+            rows_of(given)
+    assert expected in refused.value.what
+
+
+@pytest.mark.usefixtures("leaves")
+def test_a_leaf_that_is_detached_after_the_snapshot_is_read(db: str, pg: Session) -> None:
+    with open_snapshot(db) as opened:
+        given = planned(opened)
+        run(pg, "ALTER TABLE p DETACH PARTITION p_200", "DELETE FROM p_200", "UPDATE p_201 SET name = 'later'")
+        found = rows_of(given)
+    assert len(found) == ALL_ROWS
+    assert "later" not in {row["name"] for row in found}
+
+
+@pytest.mark.usefixtures("leaves")
+def test_a_right_that_is_taken_away_names_the_leaf(db: str, pg: Session) -> None:
+    with role(pg, db) as login:
+        names = ", ".join(["p", *(f"p_{i}" for i in range(LEAVES))])
+        run(pg, f"GRANT SELECT ON {names} TO {login['user']}")
+        with open_snapshot(conninfo(login), consistentPoint="off") as opened:
+            given = planned(opened)
+            assert len(given[2][0].pieces) == LEAVES
+            run(pg, f"REVOKE SELECT ON p_200 FROM {login['user']}")
+            with pytest.raises(AccessError, match="p_200"):
+                rows_of(given)
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def locking(db: str, table: str) -> Iterator[None]:
+    with connect(db) as session, session.cursor() as cursor:
+        cursor.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        yield
+        cursor.execute("ROLLBACK")
+
+
+@pytest.mark.usefixtures("leaves")
+def test_an_open_snapshot_locks_every_leaf(db: str, pg: Session) -> None:
+    run(pg, "SET lock_timeout = '50ms'")
+    with role(pg, db) as login:
+        # The right to some columns is not enough for LOCK TABLE.
+        run(pg, f"GRANT SELECT (id) ON p TO {login['user']}")
+        for url in (db, conninfo(login)):
+            with open_snapshot(url, tables=["p"], consistentPoint="off"):
+                for leaf in ("p_0", f"p_{LEAVES - 1}"):
+                    with pytest.raises(psycopg2.errors.LockNotAvailable):
+                        run(pg, f"TRUNCATE {leaf}")
+            run(pg, "TRUNCATE p_0")
+
+
+@pytest.mark.usefixtures("leaves")
+def test_a_reader_that_waits_for_a_leaf_holds_no_other_leaf(
+    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    waited = threading.Event()
+    open_session = reading_session.ReadingSession.open
+
+    def opening(self: Any, pieces: Any) -> Session:
+        waited.set()
+        return open_session(self, pieces)
+
+    with open_snapshot(db) as opened:
+        given = planned(opened)
+        monkeypatch.setattr(reading_session.ReadingSession, "open", opening)
+        # pg_relation_size() waits as well, with nothing locked.
+        monkeypatch.setattr(trees, "read_blocks", lambda *arguments: {})
+        reading = threading.Thread(target=lambda: found.extend(ids(given)))
+        with locking(db, "p_30"):
+            reading.start()
+            assert waited.wait(60)
+            for _ in range(20):
+                for other in ("p_0", "p_29", "p_31"):
+                    # Longer than a try to lock all takes, and shorter than the reader waits.
+                    run(pg, "BEGIN", "SET LOCAL lock_timeout = '2s'",
+                        f"LOCK TABLE {other} IN ACCESS EXCLUSIVE MODE", "ROLLBACK")  # fmt: skip
+            assert session_names(pg, "pgsnapshot:reading")
+            assert not found
+        reading.join(60)
+    assert len(found) == ALL_ROWS
+    wait_until(lambda: not session_names(pg, "pgsnapshot:reading"))

@@ -1,0 +1,226 @@
+"""Many actions at once: they share snapshots, wait in line for sessions, and leave the server to others."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import psycopg2
+import pytest
+from databases import connect
+from frames import load
+from psycopg2.extensions import connection as Session
+from pyspark.sql import SparkSession
+from roles import conninfo, role
+from servers import second_server
+from watch import holders, session_names, wait_until
+
+from pg_cdc_source.errors import ServerFullError
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres.snapshots import _said
+from pg_cdc_source.snapshot import connections, driver
+from pg_cdc_source.snapshot.keeper import launch
+from pg_cdc_source.snapshot.reader import read_range
+from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.snapshot.source import plan_ranges
+from pg_cdc_source.spark.open_snapshot import open_snapshot
+
+THREADS = 20
+COUNTS = 3
+
+
+class Watch:
+    """What others see of a server meanwhile: our sessions when there were most, and who was not let in."""
+
+    def __init__(self) -> None:
+        self.most: Counter[str] = Counter()
+        self.let_in = 0
+        self.refused: list[str] = []
+
+
+@contextmanager
+def watched(superuser: str, other: str) -> Iterator[Watch]:
+    """Look at our sessions, and connect as somebody else, again and again until the block ends."""
+    watch, ended = Watch(), threading.Event()
+
+    def look() -> None:
+        with connect(superuser) as session, session.cursor() as cursor:
+            while not ended.wait(0.02):
+                cursor.execute(
+                    "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'pgsnapshot:%'"
+                )
+                watch.most = max(watch.most, Counter(name for (name,) in cursor), key=Counter.total)
+
+    def visit() -> None:
+        while not ended.wait(0.05):
+            try:
+                psycopg2.connect(other).close()
+                watch.let_in += 1
+            except psycopg2.Error as error:
+                watch.refused.append(str(error))
+
+    threads = [threading.Thread(target=target) for target in (look, visit)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield watch
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_many_actions_leave_a_small_server_to_others(spark: SparkSession) -> None:
+    with second_server({"max_connections": "30"}) as url, connect(url) as pg, role(pg, url) as other:
+
+        def run(statement: str) -> None:
+            with pg.cursor() as cursor:
+                cursor.execute(statement)
+
+        def counts(number: int) -> list[int]:
+            run(f"CREATE TABLE t{number} AS SELECT generate_series(1, {number}) AS id")
+            found = []
+            for _ in range(COUNTS):
+                # What is committed before an action begins belongs to it, whoever shares its snapshot.
+                run(f"INSERT INTO t{number} VALUES (0)")
+                found.append(load(spark, url, dbtable=f"t{number}").count())
+            return found
+
+        with watched(url, conninfo(other)) as watch, ThreadPoolExecutor(THREADS) as pool:
+            found = list(pool.map(counts, range(THREADS)))
+    assert found == [[number + 1, number + 2, number + 3] for number in range(THREADS)]
+    assert watch.refused == []
+    assert watch.let_in > 20
+    assert watch.most.total() <= 12, watch.most
+
+
+# --- without Spark ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process in place of Spark's JVM; keepers end with it."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found = driver._find_process(process.pid)
+        assert found is not None
+        monkeypatch.setattr(launch, "driver_process", lambda: found[0])
+        yield
+        process.kill()
+
+
+def run(pg: Session, *statements: str) -> None:
+    with pg.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+@pytest.mark.usefixtures("_driver")
+def test_executions_that_wait_share_a_snapshot_taken_after_each_began(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id", "CREATE TABLE other (id int)")
+    options = parse_snapshot_options({"url": db, "dbtable": "t", "slotTimeout": "60s", "consistentPoint": "require"})
+    plan = make_plan(options)
+    source, [part] = plan_ranges(plan, options)
+
+    def rows(execution: int) -> int:
+        return sum(batch.num_rows for batch in read_range(plan, source, part, str(execution)))
+
+    with connect(db) as writer, ThreadPoolExecutor(10) as pool:
+        # The first one's slot waits for this transaction, the others wait for the keeper to be done with that.
+        run(writer, "BEGIN", "INSERT INTO other VALUES (1)")
+        first = pool.submit(rows, 1)
+        wait_until(lambda: session_names(pg, "pgsnapshot:making", "backend_type = 'walsender'"))
+        run(pg, "INSERT INTO t VALUES (2)")
+        others = [pool.submit(rows, execution) for execution in range(2, 11)]
+        wait_until(lambda: len(session_names(pg, "pgsnapshot:%?%")) == 10)
+        run(writer, "COMMIT")
+        assert [other.result(60) for other in others] == [2] * 9
+        assert first.result(60) in (1, 2)
+        # The snapshots that are there are of no use to who begins later.
+        run(pg, "INSERT INTO t VALUES (3)")
+        assert rows(11) == 3
+        snapshots = {name.split(":")[2] for name in holders(pg)}
+    assert len(snapshots) == 3
+
+
+@pytest.mark.usefixtures("_driver")
+def test_executions_without_room_have_snapshots_of_their_own_in_one_session(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t (id int)")
+    options = parse_snapshot_options({"url": db, "dbtable": "t", "maxConnections": "4"})
+    plan = make_plan(options)
+    source, [part] = plan_ranges(plan, options)
+
+    def rows(execution: int) -> int:
+        return sum(batch.num_rows for batch in read_range(plan, source, part, str(execution)))
+
+    for execution in range(1, 11):
+        run(pg, f"INSERT INTO t VALUES ({execution})")
+        assert rows(execution) == execution
+    # Each goes on seeing what it saw, in the sessions of two.
+    assert [rows(execution) for execution in range(1, 11)] == list(range(1, 11))
+    assert len(holders(pg)) == 2
+
+
+def test_a_full_server_is_waited_for(
+    db: str, pg: Session, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id")
+    with role(pg, db) as login:
+        run(pg, f"GRANT SELECT ON t TO {login['user']}", f"ALTER ROLE {login['user']} CONNECTION LIMIT 0")
+        options = parse_snapshot_options({"url": conninfo(login), "dbtable": "t"})
+        with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING):
+            planned = pool.submit(make_plan, options)
+            wait_until(lambda: caplog.messages)
+            run(pg, f"ALTER ROLE {login['user']} CONNECTION LIMIT -1")
+            assert [column.name for column in planned.result(60).columns] == ["id"]
+        [message] = caplog.messages
+        assert "too many connections" in message
+        assert message.endswith("waiting for a connection, at most 60 s")
+
+        run(pg, f"ALTER ROLE {login['user']} CONNECTION LIMIT 0")
+        monkeypatch.setattr(connections, "FULL_SECONDS", 1.0)
+        with pytest.raises(ServerFullError, match="after 1 s of waiting for a connection") as full:
+            make_plan(options)
+        assert "let fewer tasks read at a time" in full.value.remedy
+
+
+def test_planning_waits_in_line(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id")
+    options = parse_snapshot_options({"url": db, "dbtable": "t"})
+    most = 0
+    ended = threading.Event()
+
+    def look() -> None:
+        nonlocal most
+        while not ended.wait(0.005):
+            most = max(most, len(session_names(pg, "pgsnapshot:planning")))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            plans = list(pool.map(lambda _: make_plan(options), range(40)))
+    finally:
+        ended.set()
+        looking.join()
+    assert len(plans) == 40
+    # A session may still be ending on the server while the next one begins.
+    assert 1 <= most <= 4
+
+
+def test_a_snapshot_does_without_a_slot_where_slots_are_short_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _said.clear()
+    with second_server({"max_wal_senders": "0"}) as url, caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            with open_snapshot(url) as snapshot:
+                assert snapshot.lsn is None
+    [message] = caplog.messages
+    assert message.startswith("snapshots have no LSN while this lasts, which is said once (consistentPoint=auto): ")
+    assert "max_wal_senders" in message

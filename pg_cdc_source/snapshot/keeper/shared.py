@@ -1,0 +1,214 @@
+"""Snapshots that executions share, and the work on their sessions, which threads do.
+
+A snapshot with a consistent point takes a session, and a second one that can replace it. Where the keeper has no room
+for that, and nobody is to see an LSN, all snapshots are those of one session, the *pool*: a statement each.
+
+Only the keeper's main thread calls this, and it never waits for PostgreSQL to make, replace or lock anything. While a
+thread works on a snapshot, that is ``busy`` and nothing else touches its sessions.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pg_cdc_source.errors import DefiniteError, PgCdcError
+from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.postgres.connection import FULL_SECONDS
+from pg_cdc_source.postgres.snapshots import Held, announce, export_snapshot, make_snapshot, open_exporter
+from pg_cdc_source.snapshot.board import Request, execution_key, holder_name, snapshot_number
+from pg_cdc_source.snapshot.keeper.liveness import is_lost
+from pg_cdc_source.snapshot.keeper.workers import Finish, Workers
+
+log = logging.getLogger(__name__)
+
+HOLDERS = 2
+MEND_SECONDS = 1.0  # before another try to replace a holder
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """A snapshot for the executions ``keys``, as ``request``, the first one's, asks for it.
+
+    A ``pool`` is a session that has exported others besides, for executions that came later.
+    """
+
+    request: Request
+    keys: tuple[str, ...]
+    pool: bool = False
+    since: float = field(default_factory=time.monotonic)
+    held: Held | None = None  # None until it is made
+    locked: set[int] = field(default_factory=set)  # the oids of relations
+    busy: bool = False  # a thread works on it
+    mend_after: float = 0.0  # time.monotonic(); a server that refuses sessions is not asked in a loop
+    left: bool = False  # nobody is to have it any more
+
+    @property
+    def holding(self) -> Held | None:
+        """The snapshot, where no thread works on it now."""
+        return None if self.busy else self.held
+
+    @property
+    def sessions(self) -> int:
+        return 1 if self.held is None else len(self.held.holders)
+
+    def leave(self) -> None:
+        """Let the snapshot go; while a thread works on it, once that is done."""
+        self.left = True
+        if self.held is not None and not self.busy:
+            self.held.close()
+
+    def drop_second_holder(self) -> bool:
+        """Do with one session from now on; False where there is no other."""
+        if self.holding is None or len(self.holding.holders) < HOLDERS:
+            return False
+        session, _ = self.holding.holders.pop()
+        session.close()
+        return True
+
+
+class Work:
+    """What threads do to the snapshots of one keeper. ``failed`` is told of one that could not be made."""
+
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        keeper: str,
+        workers: Workers,
+        failed: Callable[[Shared, PgCdcError], None],
+    ) -> None:
+        self._options = options
+        self._keeper = keeper
+        self._workers = workers
+        self._failed = failed
+        self.made_some = False  # since it was set to False
+
+    def _submit(self, shared: Shared, work: Callable[[Shared], Finish | None]) -> None:
+        """Run ``work`` in a thread; an error ends the snapshot."""
+        shared.busy = True
+
+        def run() -> Finish:
+            finish: Finish | None
+            try:
+                finish = work(shared)
+            except PgCdcError as error:
+                finish = self._failing(shared, error)
+            except Exception as error:
+                log.exception("execution %s", shared.request.execution)
+                finish = self._failing(shared, DefiniteError(str(error)))
+
+            def finish_and_rest() -> None:
+                shared.busy = False
+                if finish is not None:
+                    finish()
+                if shared.left:
+                    shared.leave()
+
+            return finish_and_rest
+
+        self._workers.submit(run)
+
+    def _failing(self, shared: Shared, why: PgCdcError) -> Finish:
+        return lambda: self._failed(shared, why)
+
+    def make(self, shared: Shared) -> None:
+        self._submit(shared, self._make)
+
+    def _make(self, shared: Shared) -> Finish:
+        held = make_snapshot(
+            self._options,
+            shared.request.spec,
+            self._namer(shared),
+            holders=1,
+            announced=[execution_key(key) for key in shared.keys],
+            full_seconds=FULL_SECONDS,
+        )
+
+        def take() -> None:
+            shared.held = held
+            self.made_some = True
+
+        return take
+
+    def export(self, shared: Shared, keys: tuple[str, ...]) -> None:
+        """Take a snapshot in a pool, the first or another, for the executions ``keys``."""
+        self._submit(shared, lambda pool: self._export(pool, keys))
+
+    def _export(self, pool: Shared, keys: tuple[str, ...]) -> Finish:
+        held = pool.held
+        if held is None:
+            session, instance = open_exporter(self._options, "pgsnapshot:making", full_seconds=FULL_SECONDS)
+            held = Held(None, instance)
+        else:
+            session, _ = held.holders[0]
+        try:
+            snapshot_id = export_snapshot(session)
+            if not held.holders:
+                held.holders.append((session, snapshot_id))
+            number = snapshot_number(snapshot_id)
+            name = self._namer(pool)(held.holders[0][1])
+            announce(session, None, [execution_key(key, number) for key in keys], name)
+        except BaseException:
+            session.close()
+            raise
+
+        def take() -> None:
+            pool.held = held
+            self.made_some = True
+
+        return take
+
+    def _namer(self, shared: Shared) -> Callable[[str], str]:
+        # While an id is not known, the name must not look like a holder's.
+        return lambda snapshot_id: (
+            holder_name(self._keeper, shared.request.execution, snapshot_id) if snapshot_id else "pgsnapshot:making"
+        )
+
+    def mend(self, shared: Shared, *, may_add: bool) -> bool:
+        """Close the holders that were lost, and add one where ``may_add`` allows; False where none is left."""
+        held = shared.holding
+        if held is None:
+            return True
+        for session, snapshot_id in [holder for holder in held.holders if is_lost(holder[0])]:
+            session.close()
+            held.holders.remove((session, snapshot_id))
+        may_add = may_add and not shared.pool
+        if held.holders and len(held.holders) < HOLDERS and may_add and time.monotonic() > shared.mend_after:
+            self._submit(shared, self._add_holder)
+        return bool(held.holders)
+
+    def _add_holder(self, shared: Shared) -> None:
+        held = shared.held
+        assert held is not None
+        try:
+            held.add_holder(self._options, self._namer(shared))
+        except PgCdcError as error:
+            # The other holder still works; a later tick tries again, or finds that one lost as well.
+            shared.mend_after = time.monotonic() + MEND_SECONDS
+            log.warning("execution %s: there is no second holder: %s", shared.request.execution, error)
+        self._lock(shared)
+
+    def lock(self, shared: Shared, oids: set[int]) -> None:
+        """Lock further relations on every holder."""
+        shared.locked |= oids
+        self._submit(shared, self._lock)
+
+    def unlock(self, shared: Shared) -> None:
+        """Let go of all locks of a snapshot's holders."""
+        shared.locked.clear()
+        self._submit(shared, self._unlock)
+
+    def _lock(self, shared: Shared) -> None:
+        held = shared.held
+        assert held is not None
+        try:
+            held.lock(sorted(shared.locked), timeout="10s")
+        except PgCdcError as error:
+            # A reader that is harmed by the missing lock finds out by itself, see check_files.
+            log.warning("execution %s: %s", shared.request.execution, error)
+
+    def _unlock(self, shared: Shared) -> None:
+        assert shared.held is not None
+        shared.held.unlock()

@@ -1,0 +1,242 @@
+"""Executions in line for snapshots: who shares one, and when there is room for one more, without a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from pg_cdc_source.errors import PgCdcError, SnapshotLostError, TransientError
+from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.declared import ConsistentPoint
+from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
+from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
+from pg_cdc_source.snapshot.connections import keeper_share, planning_share
+from pg_cdc_source.snapshot.keeper.executions import GONE_SECONDS, IDLE_SECONDS, POOL_SECONDS, Executions
+from pg_cdc_source.snapshot.keeper.shared import Shared
+
+
+class OpenSession:
+    """Stands for a holder's session."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed = 1
+
+
+class NoMarks:
+    """Stands for marks; knows which executions have one."""
+
+    def __init__(self) -> None:
+        self.shown: dict[str, PgCdcError] = {}
+
+    def show(self, execution: str, why: PgCdcError) -> None:
+        self.shown[execution] = why
+
+    def __len__(self) -> int:
+        return 0
+
+
+class NoWorkers:
+    """Takes work and leaves it undone."""
+
+    def submit(self, work: Callable[[], Any]) -> None:
+        pass
+
+
+class Line:
+    """The executions of a keeper of ``most_sessions`` that makes its snapshots when ``make`` is called."""
+
+    def __init__(self, most_sessions: int = 100) -> None:
+        self.marks = NoMarks()
+        self.executions = Executions(ConnectionOptions(), "k", cast(Any, self.marks), cast(Any, NoWorkers()))
+        self.executions.most_sessions = most_sessions
+
+    def ask(self, *keys: str, point: ConsistentPoint = "auto", slot: str | None = None, shows_lsn: bool = True) -> None:
+        for key in keys:
+            self.executions.begin(Request(key, 0.0, 60.0, 20, shows_lsn, SnapshotSpec(point, slot, 10.0)), 0.0)
+
+    def serve(self, after_seconds: float = 0.0) -> list[tuple[str, ...]]:
+        """Look, and serve the line; returns for whom snapshots are being made then."""
+        self.executions.make_room(time.monotonic() + after_seconds)
+        self.executions.serve_line(time.monotonic() + after_seconds)
+        return [shared.keys for shared in self.executions.snapshots() if shared.held is None]
+
+    def shared(self, key: str) -> Shared | None:
+        execution = self.executions.get(key)
+        assert execution is not None
+        return execution.shared
+
+    def make(self, holders: int = 1) -> list[Shared]:
+        """Make the snapshots that are being made, each with sessions that nobody has."""
+        made = [shared for shared in self.executions.snapshots() if shared.held is None]
+        for shared in made:
+            shared.held = Held(None, cast(Any, None), (), [(cast(Any, OpenSession()), "id") for _ in range(holders)])
+            shared.busy = False
+        return made
+
+
+def test_all_that_wait_at_a_moment_share_one_snapshot() -> None:
+    line = Line()
+    line.ask("1", "2", "3")
+    assert line.serve() == [("1", "2", "3")]
+
+
+def test_who_asks_while_a_snapshot_is_made_shares_the_next_one() -> None:
+    line = Line()
+    line.ask("1")
+    line.serve()
+    line.ask("2", "3")
+    assert line.serve() == [("1",)]
+    line.make()
+    assert line.serve() == [("2", "3")]
+
+
+def test_only_those_share_who_ask_for_the_same() -> None:
+    line = Line()
+    line.ask("1", "2")
+    line.ask("3", point="off")
+    line.ask("4", "5", slot="s")
+    line.ask("r6", "r7")
+    assert line.serve() == [("1", "2"), ("3",), ("4",), ("5",), ("r6",), ("r7",)]
+
+
+def test_a_snapshot_ends_with_its_last_execution() -> None:
+    line = Line()
+    line.ask("1", "2")
+    line.serve()
+    [shared] = line.make()
+    assert shared.held is not None
+    [(session, _)] = shared.held.holders
+    why = SnapshotLostError("over")
+    for key, closed in (("1", 0), ("2", 1)):
+        execution = line.executions.get(key)
+        assert execution is not None
+        line.executions.end(execution, why)
+        assert session.closed == closed
+
+
+def test_without_room_executions_wait_and_then_share() -> None:
+    line = Line(most_sessions=5)  # the keeper's own, two, and two that are kept for pools
+    for key in ("1", "2"):
+        line.ask(key)
+        line.serve()
+        line.make()
+    line.ask("3", "4")
+    assert line.serve() == []
+    # Once nobody has read in the oldest for a while, it makes room.
+    assert line.serve(IDLE_SECONDS + 0.1) == [("3", "4")]
+    assert line.executions.get("1") is None
+    assert line.executions.get("2") is not None
+    assert line.executions.tell_why_ended("1")
+    assert type(line.marks.shown["1"]) is SnapshotLostError
+    assert "maxConnections" in line.marks.shown["1"].remedy
+
+
+def test_a_snapshot_that_is_read_makes_no_room() -> None:
+    line = Line(most_sessions=2)
+    line.ask("1")
+    line.serve()
+    line.make()
+    line.ask("2")
+    read = line.executions.get("1")
+    assert read is not None
+    read.last_reader = time.monotonic() + IDLE_SECONDS
+    assert line.serve(IDLE_SECONDS + 0.1) == []
+
+
+def test_a_second_holder_makes_room_first() -> None:
+    line = Line(most_sessions=5)
+    line.ask("1")
+    line.serve()
+    [shared] = line.make(holders=2)
+    line.ask("2")
+    assert line.serve() == [("2",)]
+    assert shared.held is not None
+    assert len(shared.held.holders) == 1
+
+
+def test_without_room_those_who_show_no_lsn_share_a_session() -> None:
+    line = Line(most_sessions=4)
+    line.ask("1", shows_lsn=False)
+    line.serve()
+    line.make()
+    line.ask("2", "3", shows_lsn=False)
+    assert line.serve() == [("2", "3")]
+    [pool] = line.make()
+    assert pool.pool
+    # Each has the snapshot of a statement of its own; while one is taken, others wait.
+    line.ask("4", shows_lsn=False)
+    assert line.serve() == []
+    line.ask("5", shows_lsn=False)
+    line.serve()
+    assert pool.busy
+    assert [line.shared(key) for key in "2345"] == [pool, pool, pool, None]
+    pool.busy = False
+    line.serve()
+    assert line.shared("5") is pool
+    # Nobody had to go, and another one waits.
+    line.ask("6")
+    assert line.serve() == []
+    assert {execution.key for execution in line.executions.all()} == set("123456")
+
+
+def test_an_old_pool_takes_no_more_snapshots() -> None:
+    line = Line(most_sessions=4)
+    for key in ("1", "2"):
+        line.ask(key, shows_lsn=False)
+        line.serve()
+        line.make()
+    line.ask("3", shows_lsn=False)
+    # The one that is there is old by then.
+    assert line.serve(POOL_SECONDS + 0.1) == [("3",)]
+    assert line.shared("3") is not line.shared("2")
+
+
+def test_one_snapshot_always_has_room() -> None:
+    line = Line(most_sessions=1)
+    line.ask("1")
+    assert line.serve() == [("1",)]
+
+
+def test_waiting_in_line_is_bounded() -> None:
+    line = Line(most_sessions=2)
+    line.ask("1")
+    line.serve()
+    line.make()
+    line.ask("2")
+    read = line.executions.get("1")
+    assert read is not None
+    waits = line.executions.get("2")
+    assert waits is not None
+    read.last_reader = waits.last_reader = time.monotonic() + LINE_SECONDS
+    line.serve(LINE_SECONDS + 1)
+    assert line.executions.get("2") is None
+    error = line.marks.shown["2"]
+    assert type(error) is TransientError
+    assert "600 s in line" in error.what
+    assert "maxConnections" in error.remedy
+
+
+def test_who_does_not_ask_any_more_is_not_in_line() -> None:
+    line = Line(most_sessions=2)
+    line.ask("1")
+    line.serve()
+    line.make()
+    line.ask("2")
+    read = line.executions.get("1")
+    assert read is not None
+    read.last_reader = time.monotonic() + GONE_SECONDS
+    line.serve(GONE_SECONDS + 0.1)
+    assert [execution.key for execution in line.executions.all()] == ["1"]
+    assert not line.marks.shown
+
+
+@pytest.mark.parametrize(("connections", "planning", "keeper"), [(4, 1, 3), (8, 2, 6), (16, 4, 12), (300, 4, 296)])
+def test_planning_and_keeper_have_the_connections_together(connections: int, planning: int, keeper: int) -> None:
+    assert planning_share(connections) == planning
+    assert keeper_share(connections) == keeper
