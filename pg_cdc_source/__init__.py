@@ -20,6 +20,8 @@ if _typing.TYPE_CHECKING:
     from pg_cdc_source.spark.pgcdc import PgCdcDataSource as PgCdcDataSource
     from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource as PgSnapshotDataSource
     from pg_cdc_source.spark.project import project as project
+    from pg_cdc_source.spark.read import read as read
+    from pg_cdc_source.spark.read import stream as stream
     from pg_cdc_source.spark.register import register as register
 
 _follow_environment()
@@ -39,8 +41,14 @@ _HOME = {
     "OpenSnapshot": "spark.open_snapshot",
     "mirror": "mirrors.query",
     "mirror_at": "mirrors.query",
+    "read": "spark.read",
+    "stream": "spark.read",
     "open_snapshot": "spark.open_snapshot",
 }
+
+# The folder stream/ has the name of a function. Python binds a folder's name when it is imported for the first time.
+_importlib.import_module(f"{__name__}.stream")
+del globals()["stream"]
 
 __all__ = ["__version__", *sorted(_HOME)]
 

@@ -4,6 +4,7 @@
 
     PgCdcError
     ├── TransientError              retry: the same call may succeed later (session lost, server starting, lock busy)
+    │   └── ServerFullError         the server, the role or the database has no connection left
     └── DefiniteError               do not retry: something has to be changed first
         ├── OptionError             an option is unknown, malformed, contradictory or unused
         ├── ConnectError            the server cannot be reached or does not let this role in
@@ -48,6 +49,12 @@ class TransientError(PgCdcError):
     """The same call may succeed later."""
 
     code = "TRANSIENT"
+
+
+class ServerFullError(TransientError):
+    """The server has no connection left, or the role or the database has reached its CONNECTION LIMIT."""
+
+    code = "SERVER_FULL"
 
 
 class DefiniteError(PgCdcError):
@@ -137,8 +144,9 @@ class WireError(DefiniteError):
 _BY_CODE: dict[str, type[PgCdcError]] = {
     error.code: error
     for error in (
-        *(TransientError, DefiniteError, OptionError, ConnectError, AccessError, ServerSetupError, SnapshotLostError),
-        *(SlotLostError, SchemaChangedError, QueryError, UnrepresentableError, ForeignWriterError, WireError),
+        *(TransientError, ServerFullError, DefiniteError, OptionError, ConnectError, AccessError, ServerSetupError),
+        *(SnapshotLostError, SlotLostError, SchemaChangedError, QueryError, UnrepresentableError, ForeignWriterError),
+        WireError,
     )
 }
 

@@ -39,7 +39,7 @@ def test_the_schedule_prints_the_tables_of_the_documentation() -> None:
     ("module", "arguments", "given", "told"),
     [
         ("bench.to_arrow", ("pgsnapshot", "t"), NOWHERE, "cannot connect to PostgreSQL at 127.0.0.1:1/x as u"),
-        ("bench.writer", ("t", "1", "1"), NOWHERE, "OperationalError: connection to server"),
+        ("bench.writer", ('["SELECT $1"]', "1", "1"), NOWHERE, "OperationalError: connection to server"),
         ("snapshot.keeper", (), "no settings", "JSONDecodeError"),
     ],
 )

@@ -18,6 +18,7 @@ CODES = {
     "TransientError": "TRANSIENT",
     "DefiniteError": "DEFINITE",
     "OptionError": "OPTION",
+    "ServerFullError": "SERVER_FULL",
     "ConnectError": "CONNECT",
     "AccessError": "ACCESS",
     "ServerSetupError": "SERVER_SETUP",

@@ -42,7 +42,8 @@ PLACES: dict[str, set[str]] = {
     "cli": {"psycopg2", "pyarrow", "pyspark", "rich", "typer"},
     "demo": {"deltalake", "psycopg2", "pyspark", "rich"},
     "bench": {
-        *("adbc_driver_postgresql", "connectorx", "duckdb", "duckdb_extension_postgres_scanner", "matplotlib"),
+        *("adbc_driver_postgresql", "connectorx", "deltalake", "duckdb"),
+        *("duckdb_extension_postgres_scanner", "matplotlib"),
         *("numpy", "psutil", "psycopg2", "pyarrow", "pydbzengine", "pyspark", "rich"),
     },
 }

@@ -108,6 +108,14 @@ def test_a_read_that_works_has_nothing_wrong(pg: Session, db: str) -> None:
 
 
 @pytest.mark.usefixtures("table")
+def test_options_of_sparks_jdbc_source_are_a_warning(db: str) -> None:
+    found, right = check("pgsnapshot", db, dbtable="public.orders", driver="org.postgresql.Driver", fetchsize="10")
+    assert right, found
+    (warning,) = found["options of jdbc"]
+    assert (warning["status"], warning["text"].partition(";")[0]) == ("warning", "driver: no JDBC driver is used")
+
+
+@pytest.mark.usefixtures("table")
 def test_a_stream_is_checked_and_nothing_of_it_is_made(pg: Session, db: str) -> None:
     before = made(pg)
 

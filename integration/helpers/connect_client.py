@@ -12,13 +12,13 @@ from pathlib import Path
 import psycopg2
 from pyspark.sql import SparkSession
 
-from pg_cdc_source import register
+from pg_cdc_source import read, stream
 
 
 def run(spark: SparkSession, url: str, directory: Path) -> None:
-    stream = spark.readStream.format("pgcdc").option("url", url).option("dbtable", "t").option("slot", "connect").load()
     (
-        stream.writeStream.format("parquet")
+        stream(spark, url=url, dbtable="t", slot="connect")
+        .writeStream.format("parquet")
         .option("checkpointLocation", str(directory / "checkpoint"))
         .trigger(availableNow=True)
         .start(str(directory / "rows"))
@@ -28,7 +28,7 @@ def run(spark: SparkSession, url: str, directory: Path) -> None:
 
 def main(url: str, directory: Path) -> None:
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    register(spark)
+    assert read(spark, url=url, dbtable="t", columns=["id"], where="id < 0").collect() == []
     run(spark, url, directory)
     with contextlib.closing(psycopg2.connect(url)) as session, session, session.cursor() as cursor:
         cursor.execute("UPDATE t SET x = 'changed' WHERE id = 1; DELETE FROM t WHERE id = 2")

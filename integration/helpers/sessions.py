@@ -12,7 +12,8 @@ from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 
 # JVMs of tests live for seconds or minutes, have little to do, and share few cores: compiling for speed does not pay,
 # and takes half of all that Spark takes.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# The 48 MB that such a JVM keeps for code are too few for Spark, which then compiles again what was thrown out.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 # What archive_classes.py has made; a JVM that cannot use it would say so on its standard output.
 CLASSES = Path(sys.prefix, "spark-classes.jsa")
 JVM_OPTIONS = f"{QUICK} -XX:SharedArchiveFile={CLASSES} -Xlog:disable" if CLASSES.exists() else QUICK
@@ -29,12 +30,17 @@ class SparkSessions:
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
         self._running: tuple[str, dict[str, str], SparkSession] | None = None
+        self._class_path: str | None = None
 
     def get(self, master: str = "local[2]", **conf: str) -> SparkSession:
         """Return the running session when it is of this kind; stop it and start another when it is not."""
         if self._running is not None and self._running[:2] == (master, conf):
             return self._running[2]
         self.stop()
+        if self._class_path != (class_path := conf.get("spark.driver.extraClassPath")):
+            # A JVM keeps the jars with which it was started.
+            self.end_jvm()
+            self._class_path = class_path
         spark = start_session(master, {**CONF, **conf}, self.scratch)
         self._running = (master, conf, spark)
         register(spark)

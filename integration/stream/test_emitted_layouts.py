@@ -291,6 +291,42 @@ def test_a_table_that_is_rewritten_while_another_joins_comes_again_behind_it(
     assert {name: replica.rows(f"public.{name}") for name in "tu"} == {name: rows_of(pg, name) for name in "tu"}
 
 
+def test_a_table_that_is_altered_behind_the_point_at_which_it_joins_has_its_columns_after_a_crash(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is past the point, without the table's changes, when the point becomes known."""
+    run(pg, *TABLE, "CREATE TABLE u (id int PRIMARY KEY, v text)", "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(**EMIT)
+    take(driver, 2)
+    driver.restart()
+    # Before Spark 4.2, what there is when a process begins joins with its first batch.
+    run(pg, "INSERT INTO t VALUES (9, 90, 'i')")
+    driver.take(1)
+    join, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: join(self, *patience) if late.is_set() else None)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    held = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pgcdc:s:snapshot' AND state LIKE 'idle in%'"
+    made = "SELECT 1 FROM pg_replication_slots WHERE temporary"
+    wait_until(lambda: not driver.batch() and run(pg, held) and not run(pg, made))
+    run(pg, "INSERT INTO u VALUES (1, 'first')", "ALTER TABLE u ADD n int", "INSERT INTO u VALUES (2, 'second', 2)",
+        "INSERT INTO t VALUES (2, 20, 'b')")  # fmt: skip
+    # In no new process, which would take a later point.
+    driver.take(1)
+    late.set()
+    wait_until(lambda: driver.plan(read=False))
+    driver.restart()
+    batch = driver.batch()
+    changes = [row for row in batch if row["_change_type"] not in ("snapshot", "truncate")]
+    assert said(changes) == [
+        ("id v", []),
+        {"id": 1, "v": "first"},
+        ("id v n", ["added 3 n"]),
+        {"id": 2, "v": "second", "n": 2},
+    ]
+    run(pg, "ALTER TABLE u ADD behind int")
+    assert driver.again() == batch
+
+
 def test_the_rows_of_a_rewritten_table_come_again(pg: Session, drive: Drive) -> None:
     run(pg, *TABLE, "CREATE TABLE other (id int PRIMARY KEY)")
     driver = drive(**EMIT)

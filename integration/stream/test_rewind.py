@@ -150,7 +150,7 @@ def test_many_changes_and_large_transactions_are_turned_back(db: str, pg: Sessio
         assert counted(rows) == expected
         replica.apply(rows)
         run(pg, "INSERT INTO t VALUES (0, 424242)")
-        for batch in again.changes_until(end, "424242"):
+        for batch in again.changes_until(end, '"n":424242'):
             replica.apply(batch)
     assert replica.rows("public.t") == rows_of(pg, "public.t")
 

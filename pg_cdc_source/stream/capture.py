@@ -306,13 +306,26 @@ class Capture:
         names = tuple(planned.name for planned in join.tables)
         session, _ = join.held.holders[0]
         self._layouts.note_snapshot(session, [planned.member for planned in join.tables], join.point)
+        end = replace(self._offset(start, position), tables=names, done=len(names), at=join.point)
+        if join.position < position:
+            self._read_layouts(start, end)
         # What was rewritten after the point is said again behind these rows.
         again = self._layouts.rewritten(join.position, position)
         due = tuple(dict.fromkeys((*(name for name in start.due if name not in join.due), *again)))
-        end = replace(self._offset(start, position), tables=names, done=len(names), at=join.point, due=due)
         # What these tables' layouts were from the point on comes again, too.
         begin = min(start.position, join.position)
-        return replace(end, layouts=self._layouts.text(begin, position))
+        return replace(end, due=due, layouts=self._layouts.text(begin, position))
+
+    def _read_layouts(self, start: StreamOffset, end: StreamOffset) -> None:
+        """Come to the layouts that the tables which join had since their point: the stream went past it without them.
+
+        A batch's end carries them, so they have to be known before it is given.
+        """
+        if self._layouts.are_emitted:
+            rows = rows_of(start, end, (), self._membership.plan)
+            begin = rows.begin(start.position)
+            plan = rows.plan_from(self._membership.plan, begin, start.position)
+            self._reader.open(begin, lambda: plan).read_through(end.position, self._is_driver_there)
 
     def _end_of_wal(self, at_least: Position) -> Position:
         return max(at_least, self._target or Position.before(self._source.read_end_of_wal()))
@@ -363,7 +376,7 @@ class Capture:
         elif not is_anew:
             # Nothing was read, and the next batch begins with these layouts.
             chunks += self._layouts.guessed(start, end)
-        chunks += self._layouts.left(start, end)
+        chunks += self._layouts.left(start, end, self._membership.refused)
         return Batch(tuple(first), tuple(parts), tuple(chunks))
 
     def _rows(self, start: StreamOffset | None, end: StreamOffset, joined: Sequence[Member]) -> BatchRows:

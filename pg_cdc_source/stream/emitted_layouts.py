@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
@@ -27,6 +27,7 @@ from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_guesses
 from pg_cdc_source.stream.layout_history import LayoutHistory
+from pg_cdc_source.stream.leaving import Refused
 from pg_cdc_source.stream.schema_history import match_relation
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, narrowed
 from pg_cdc_source.values.registry import Column
@@ -138,14 +139,14 @@ class EmittedLayouts:
         position = Position(end.position.lsn, 0)
         return [self._row(r.layout.as_streamed(), r.to_object(), position) for r in reached if r is not None]
 
-    def left(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
-        """The rows at the end of a batch that say which tables have left the stream with it."""
+    def left(self, start: StreamOffset | None, end: StreamOffset, refused: Mapping[int, Refused]) -> list[Chunk]:
+        """The rows at the end of a batch that say which tables have left with it, and why, if they are ``refused``."""
         if not self.are_emitted or start is None or start.members is None or end.members is None:
             return []
         known = {member.oid for member in end.members} | {member.name for member in end.members}
         position = Position(end.position.next_lsn, 0)
         return [
-            self._row(StreamedTable(member.oid, member.name, (), (), (), ""), json.dumps(_LEFT), position)
+            self._row(StreamedTable(member.oid, member.name, (), (), (), ""), _left(refused.get(member.oid)), position)
             for member in start.members
             if known.isdisjoint((member.oid, member.name))
         ]
@@ -196,8 +197,10 @@ def _kind(column: Column) -> str:
     return EnvelopeColumn("", column.type_oid).kind
 
 
-# What a row says of a table that has left the stream.
-_LEFT = {"columns": [], "changes": [{"change": "left", "attnum": None, "name": None, "was": None}]}
+def _left(refused: Refused | None) -> str:
+    """Return what a row says of a table that has left the stream."""
+    change = {"change": "left", "attnum": None, "name": None, "was": None}
+    return json.dumps({"columns": [], "changes": [change if refused is None else {**change, **asdict(refused)}]})
 
 
 def _of_snapshot(point: Lsn) -> Position:

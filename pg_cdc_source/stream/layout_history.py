@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
@@ -96,6 +97,12 @@ class LayoutHistory:
         of_table = [record for record in self._records if record.layout.oid == relation.oid]
         known = next((record for record in reversed(of_table) if record.position <= position), None)
         if known is not None and (known.position == position or position <= self._settled):
+            if not known.layout.is_sent_as(relation.columns):
+                name = known.layout.name
+                raise DefiniteError(
+                    f"{name}: columns in the commit at {position.lsn} are not those that the checkpoint says",
+                    remedy="start over with a new checkpoint location and a new slot",
+                )
             return known, known.position == position
         layout, changes = self._compare(relation, None if known is None else known.layout, position)
         if known is not None and not changes and layout.columns == known.layout.columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Session
@@ -16,15 +17,26 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a table is not read any more, and what mends that."""
+
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """Tables that have left, and a position after all that they have in the stream."""
 
     members: tuple[Member, ...]
     through: Position
 
-    def tell(self, session: Session, options: StreamOptions) -> None:
-        """Raise, or say so in the log, as ``onSchemaChange`` says."""
-        what = describe_left(session, self.members, options.publication)
+    def tell(self, session: Session, options: StreamOptions, refused: Collection[int]) -> None:
+        """Raise, or say so in the log, as ``onSchemaChange`` says; of those that are ``refused`` the log says why."""
+        members = [member for member in self.members if member.oid not in refused]
+        if not members:
+            return
+        what = describe_left(session, members, options.publication)
         what = f"{what}; the stream has no changes of theirs after {self.through.lsn}"
         if options.dbtable is not None:
             raise SchemaChangedError(

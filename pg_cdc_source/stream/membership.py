@@ -9,6 +9,8 @@ every few seconds while it runs.
 - A table that waits to join is in neither. It joins at a consistent point of its own (``joining``).
 - A member leaves only with an event: an error, the rows that it joins again with, a row ``schema`` where
   ``onSchemaChange`` is ``emit``, a word in the log where it is ``ignore``.
+- A table that cannot be read rightly any more ends the stream; with ``emit`` it is ``refused``, which is as if it were
+  not published: it leaves, the others go on, and it joins again once that is mended.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -29,7 +31,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.snapshots import Held
-from pg_cdc_source.stream.leaving import Leaving
+from pg_cdc_source.stream.leaving import Leaving, Refused
 from pg_cdc_source.stream.members import Difference, compare, find_renamed, members_at, members_of
 from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
 from pg_cdc_source.stream.second_look import settled
@@ -48,6 +50,7 @@ class Membership:
         self.mark = ""
         self.leaving: Leaving | None = None
         self.has_waiting = False  # whether a table waits to join
+        self.refused: Mapping[int, Refused] = {}  # tables that are left out though they are published, by their oids
         self._options = options
         self._schema = schema
         self._source = source
@@ -141,14 +144,31 @@ class Membership:
         self, session: Session, known: Sequence[Member] | None, published: Publication, lsn: Lsn
     ) -> tuple[StreamPlan, str]:
         may_lack = functools.partial(self._may_lack, known, published)
-        plan = plan_stream(session, self._options, published, lsn, may_lack)
+        # Where a stream begins, somebody is there to mend it.
+        refused = () if known == () else self._refused(session, published)
+        plan = plan_stream(session, self._options, published, lsn, may_lack, refused)
         if plan.schema != self._schema:
             raise SchemaChangedError(
                 f"{plan.planned[0].name} has other columns than when the DataFrame was loaded",
                 remedy="load the DataFrame again",
             )
-        self._published = {table.relation.oid for table in published.tables}
+        self._published = {table.relation.oid for table in published.tables}.difference(refused)
         return plan, publication.mark_of(published, session.server_version)
+
+    def _refused(self, session: Session, published: Publication) -> Mapping[int, Refused]:
+        """The tables that cannot be read rightly, by their oids."""
+        options = self._options
+        if options.on_schema_change != "emit":
+            return {}
+        tables = [table.relation for table in published.tables]
+        wanted = [r for r in tables if any(pattern.matches(r.schema, r.name) for pattern in options.tables)]
+        found = publication.find_lesser_identities(session, published, wanted)
+        refused = {oid: Refused(error.what, error.remedy) for oid, error in found.items()}
+        for oid, refusal in refused.items():
+            if oid not in self.refused:
+                log.warning("%s; the stream goes on without it. Remedy: %s", refusal.why, refusal.remedy)
+        self.refused = refused
+        return refused
 
     def _may_lack(self, known: Sequence[Member] | None, published: Publication, pattern: TablePattern) -> bool:
         """Whether a table that the option ``tables`` names may be missing: it leaves, or has left and may come back.
@@ -238,7 +258,8 @@ class Membership:
                 f"publication {quoted(options.publication)} was dropped, so changes may be missing",
                 remedy=publication.CREATE_AGAIN,
             )
-        if published == self._seen:
+        refused = self._refused(session, published)
+        if (published, refused) == self._seen:
             return None
         followed = [planned.member for planned in self.plan.planned]
         try:
@@ -249,11 +270,12 @@ class Membership:
             if self._are_found(published):
                 raise
             relations = tuple(t.relation for t in published.tables if t.relation.oid in _oids(followed))
+        relations = tuple(relation for relation in relations if relation.oid not in refused)
         mark = publication.mark_of(published, session.server_version)
         now = members_of(published, relations, self.plan.lsn)
         difference = self._difference(followed, self.mark, now, mark)
         if not difference.joined and not difference.left:
-            self._seen = published
+            self._seen = published, refused
         return difference
 
     def _are_found(self, published: Publication) -> bool:
@@ -326,7 +348,7 @@ class Membership:
         """Let those that are leaving leave: raise, or say so in the log, as ``onSchemaChange`` says."""
         assert self.leaving is not None
         leaving, options = self.leaving, self._options
-        self._source.ask(lambda session: leaving.tell(session, options))
+        self._source.ask(lambda session: leaving.tell(session, options, self.refused))
         oids = _oids(leaving.members)
         plan = self.plan
         self._plan = replace(

@@ -13,7 +13,8 @@ and t2, and under REPLICA IDENTITY FULL each of them says what the row was befor
 - A table that only grew needs no old images, so whatever its identity, it is turned back all the same.
 - Where a table was truncated, or its rows were changed under less than FULL, old images are missing. Then the rows of
   t2 are taken as they are. The stream repeats the changes since t1 on top of them, so an upsert by key still ends where
-  the source is. The log says which tables that happens to.
+  the source is; but not for a key that was changed with a value that did not travel (TOAST), which is in neither. The
+  log says which tables that happens to.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def rewind(
                 snapshot_lsn,
                 Lsn(origin - 1),
                 images.missing,
-                "and an upsert by key ends right" if table.key or table.identity in "di" else "some of them twice",
+                "which an upsert by key mends, but for large values of a row whose key was changed meanwhile"
+                if table.key or table.identity in "di"
+                else "some of them twice",
             )
             continue
         log.info("the initial snapshot of %s was interrupted and is turned back to %s exactly", table.name, origin)

@@ -13,7 +13,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
+from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import read_end_of_wal
 from pg_cdc_source.stream.second_look import settled
@@ -37,7 +37,7 @@ class SourceSession:
         """The session. Raises what keeps a stream of this server from working."""
         options = self._options
         if self._session is None or self._session.closed:
-            self._session = connect(options.connection, self._name, retry_seconds=30)
+            self._session = connect(options.connection, self._name, retry_seconds=30, full_seconds=FULL_SECONDS)
             refuse_transaction_pooler(options.connection, self._session, self._name)
             server = catalog.read_server(self._session)
             self.in_recovery = server.in_recovery

@@ -16,7 +16,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.columns import read_attnums, read_raw_types
-from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
+from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.publication import Publication, Unpublished
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
 from pg_cdc_source.snapshot import scan
@@ -106,8 +106,9 @@ class StreamPlan:
 def read_typed_schema(options: StreamOptions) -> pa.Schema:
     """Look up the one table of a typed stream, before there is a publication or a slot, and return its rows' schema."""
     assert options.dbtable is not None
-    with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
-        refuse_transaction_pooler(options.connection, session, session_name(options, "planning"))
+    name = session_name(options, "planning")
+    with contextlib.closing(connect(options.connection, name, full_seconds=FULL_SECONDS)) as session:
+        refuse_transaction_pooler(options.connection, session, name)
         relation = catalog.find_relation(session, options.dbtable)
         unpublished = publication.read_unpublished(session, options.publications, relation)
         scanned = _plan_scan(session, options, relation, unpublished, None)
@@ -185,12 +186,15 @@ def plan_stream(
     published: Publication,
     lsn: Lsn,
     may_lack: Callable[[TablePattern], bool] = lambda pattern: False,
+    refused: Collection[int] = (),
 ) -> StreamPlan:
     """Look up the tables of a stream; ``lsn`` is a position that the server had reached before.
 
-    ``may_lack`` is as in :func:`pg_cdc_source.postgres.publication.stream_tables`.
+    ``may_lack`` is as in :func:`pg_cdc_source.postgres.publication.stream_tables`. Tables whose oids are ``refused``
+    are left out.
     """
     relations = publication.stream_tables(session, options, published, may_lack)
+    relations = tuple(relation for relation in relations if relation.oid not in refused)
     facts = publication.read_sent_tables(session, published, relations, whole=options.change_format == "changelog")
     members = members_of(published, relations, lsn)
     planned = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.layout_match import TypeOf
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
@@ -139,3 +140,11 @@ def test_a_snapshot_has_the_layouts_that_rows_behind_it_would_begin(catalog: Cat
     # It is of a time before that change.
     history.add([replace(record, position=at(360, 0), layout=replace(record.layout, files="before"), changes=())])
     assert history.at(7, at(380, 0)) is not None
+
+
+def test_rows_that_an_offset_has_another_layout_for_are_refused(catalog: Catalog) -> None:
+    first, second = LayoutHistory(catalog.look), LayoutHistory(catalog.look)
+    first.describe(relation("id", "a"), at(100))
+    second.begin(from_text(first.text(START, at(200))), at(200))
+    with pytest.raises(DefiniteError, match=r"public.t7: columns in the commit at 0/96 are not those that the checkp"):
+        second.describe(relation("id", "b"), at(150))

@@ -16,6 +16,9 @@ from pg_cdc_source.snapshot import scan
 def check_snapshot(reached: Reached[SnapshotOptions]) -> None:
     checks, options, session = reached.checks, reached.options, reached.session
 
+    if options.values and options().without_effect:
+        checks.add("options of jdbc", "warning", options().without_effect, remedy="leave them out")
+
     def plan() -> str:
         table = options().dbtable
         relation = catalog.find_relation(session(), table) if table else None
