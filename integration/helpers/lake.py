@@ -271,6 +271,14 @@ def rows_of(pg: Session, table: str) -> Rows:
         return Counter(cursor.fetchall())
 
 
+def set_aside(lake: Lake) -> dict[str, str]:
+    """Run one batch; the tables that are set aside then, and why."""
+    lake.step()
+    last = lake.ledger.last()
+    assert last is not None
+    return dict(last.set_aside)
+
+
 def is_same(lake: Lake, pg: Session, *tables: str) -> Callable[[], bool]:
     """A look for ``wait_until``: run a batch, and compare."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from driving import Driver, run
-from lake import Begin, Lake, is_same, rows_of
+from lake import Begin, Lake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
@@ -24,13 +24,6 @@ LESSER = {
         "ALTER TABLE p2 REPLICA IDENTITY FULL",
     ),
 }
-
-
-def set_aside(lake: Lake) -> dict[str, str]:
-    lake.step()
-    last = lake.ledger.last()
-    assert last is not None
-    return dict(last.set_aside)
 
 
 @pytest.mark.parametrize("lesser", LESSER)

@@ -89,8 +89,9 @@ class Sink:
                     log.info("%s is taken up again", table)
                 if outcome["through"]:
                     set_aside[table] = f"{CATCHING_UP}{outcome['through']}"
-        last = {outcome["table"]: outcome["lsn"] for outcome in outcomes}
-        for table, since in {o["gone"]: o["gone_lsn"] for o in outcomes if o["gone"] is not None}.items():
+        last = {outcome["table"]: (outcome["lsn"], outcome["seq"]) for outcome in outcomes}
+        for gone in [gone for outcome in outcomes for gone in outcome["gone"]]:
+            table, since = gone["table"], (gone["lsn"], gone["seq"])
             # Another one may have come under the name.
             if last.get(table, since) <= since:
                 set_aside.pop(table, None)

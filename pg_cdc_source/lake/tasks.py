@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,12 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field("rows", pa.int64()),
         pa.field("error", pa.string()),
         pa.field("lsn", pa.int64()),
+        pa.field("seq", pa.int64()),
         pa.field("commit_ts", pa.timestamp("us", tz="UTC")),
         pa.field("through", pa.int64()),
         pa.field("staged", pa.string()),
         pa.field("is_within", pa.bool_()),
-        pa.field("gone", pa.string()),
-        pa.field("gone_lsn", pa.int64()),
+        pa.field("gone", pa.list_(pa.struct({"table": pa.string(), "lsn": pa.int64(), "seq": pa.int64()}))),
     ]
 )
 
@@ -66,17 +66,20 @@ class Task(ABC):
     def _outcome(self, table: str | None, rows: list[Mapping[str, Any]]) -> dict[str, Any]:
         times = [row["_commit_ts"] for row in rows if row["_commit_ts"] is not None]
         outcome: dict[str, Any] = dict.fromkeys(OUTCOME_SCHEMA.names)
+        lsn, seq = max(map(place_of, rows))
         outcome |= {
             "table": table,
             "rows": sum(row["rows"] for row in rows if row["_change_type"] in ("changes", FILE)),
-            "lsn": max(row["_commit_lsn"] for row in rows),
+            "lsn": lsn,
+            "seq": seq,
             "commit_ts": max(times, default=None),
             "through": max(map(_through, rows)),
             "is_within": any(row["_change_type"] == "position" and row["_seq"] != ALL for row in rows),
+            "gone": [],
         }
         if table is None:
             return outcome
-        outcome["gone"], outcome["gone_lsn"] = _gone(table, rows)
+        outcome["gone"] = list(_gone(table, rows))
         refused = [row["after"] for row in rows if row["_change_type"] == REFUSED]
         if refused:
             return outcome | {"error": refused[0]}
@@ -116,16 +119,18 @@ class Task(ABC):
         """Do it, or prepare it; what the outcome says of it."""
 
 
-def _gone(table: str, rows: Iterable[Mapping[str, Any]]) -> tuple[str | None, int | None]:
-    """The table that is not streamed any more under its name, this one or what it was called before; and since when."""
-    gone: tuple[str | None, int | None] = None, None
-    for row in sorted((row for row in rows if row["_change_type"] == "schema"), key=place_of):
-        for change in json.loads(row["after"])["changes"]:
+def _gone(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Names under which nothing is streamed any more, and since where: this one, and what the table was called before.
+
+    Another table may have a name again: it came later, or had it before this one's new name was noticed (``taken``).
+    """
+    for row in rows:
+        lsn, seq = place_of(row)
+        for change in json.loads(row["after"])["changes"] if row["_change_type"] == "schema" else ():
             if change["change"] == "left" and "why" not in change:
-                gone = table, row["_commit_lsn"]
-            elif change["change"] == "renamed" and change["attnum"] is None:
-                gone = change["was"], row["_commit_lsn"]
-    return gone
+                yield {"table": table, "lsn": lsn, "seq": seq}
+            elif change["change"] == "renamed" and change["attnum"] is None and "taken" not in change:
+                yield {"table": change["was"], "lsn": lsn, "seq": seq}
 
 
 def _through(row: Mapping[str, Any]) -> int:

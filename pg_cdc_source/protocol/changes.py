@@ -197,13 +197,15 @@ class ChangeDecoder:
         """Decode a chunk of at least one message; return its rows after ``skip``, in order, and its last number.
 
         ``runs`` say which commits the messages are of. ``describe`` is called once for each relation that has rows
-        after ``skip``; where it returns None, messages give no rows. Raises WireError, SchemaChangedError for
-        a TRUNCATE if ``on_truncate`` is ``fail``, and UnrepresentableError unless such values become NULL.
+        after ``skip``, in the order of their first ones; where it returns None, messages give no rows. Raises
+        WireError, SchemaChangedError for a TRUNCATE if ``on_truncate`` is ``fail``, and UnrepresentableError unless
+        such values become NULL.
         """
         chunk = _Chunk.of(messages, runs)
         wanted = chunk.after(skip)
         first = chunk.first_changes(wanted, with_truncates=self._layout.on_truncate != "ignore")
-        found = {oid: describe(oid, Position(Lsn(chunk.lsn[i]), number)) for oid, (i, number) in first.items()}
+        in_order = sorted(first.items(), key=lambda item: item[1])
+        found = {oid: describe(oid, Position(Lsn(chunk.lsn[i]), number)) for oid, (i, number) in in_order}
         is_row = wanted & chunk.is_row
         parts: list[_Part] = []
         announced: list[tuple[int, int, Described]] = []

@@ -159,7 +159,12 @@ class LayoutRecord:
         """Whether the rows from before are others now, so that all rows of the table have to come again."""
         return any(change.change == "rewritten" for change in self.changes)
 
-    def to_object(self) -> str:
+    @property
+    def former_name(self) -> str | None:
+        """What the table was called before; None where it has not another name here."""
+        return next((c.was for c in self.changes if c.change == "renamed" and c.attnum is None), None)
+
+    def to_object(self, *, former_name_taken: bool = False) -> str:
         """Return the JSON object that a row of the stream brings."""
         columns = [
             {
@@ -174,7 +179,9 @@ class LayoutRecord:
             for c in self.layout.columns
         ]
         changes = [
-            {"change": c.change, "attnum": c.attnum, "name": c.name, "was": c.was, "fill": c.fill} for c in self.changes
+            {"change": c.change, "attnum": c.attnum, "name": c.name, "was": c.was, "fill": c.fill}
+            | ({"taken": True} if former_name_taken and c.change == "renamed" and c.attnum is None else {})
+            for c in self.changes
         ]
         return json.dumps({"columns": columns, "changes": changes}, ensure_ascii=False, separators=(",", ":"))
 

@@ -137,7 +137,7 @@ class EmittedLayouts:
         for name in self._owed:
             log.warning("%s was rewritten; should the query stop before its rows come, ask for them again", name)
         position = Position(end.position.lsn, 0)
-        return [self._row(r.layout.as_streamed(), r.to_object(), position) for r in reached if r is not None]
+        return [self._row(r.layout.as_streamed(), self._history.said(r), position) for r in reached if r is not None]
 
     def left(self, start: StreamOffset | None, end: StreamOffset, refused: Mapping[int, Refused]) -> list[Chunk]:
         """The rows at the end of a batch that say which tables have left with it, and why, if they are ``refused``."""

@@ -81,8 +81,14 @@ class LayoutHistory:
             layout = self._layout_at(relation, Position(since, 0))
             return Described(layout.as_streamed(), relation, index, since=since)
         record, is_new = self._find(relation, position)
-        announced = record.to_object() if is_new else None
+        announced = self.said(record) if is_new else None
         return Described(record.layout.as_streamed(), relation, index, announced, since)
+
+    def said(self, record: LayoutRecord) -> str:
+        """The JSON object that announces a layout. It also tells whether another table has this one's former name."""
+        name = {r.layout.oid: r.layout.name for r in self._records if r.position <= record.position}
+        taken = any(name[oid] == record.former_name for oid in name if oid != record.layout.oid)
+        return record.to_object(former_name_taken=taken)
 
     def _layout_at(self, relation: RelationMessage, position: Position) -> TableLayout:
         """A layout of ``relation`` that no row begins."""

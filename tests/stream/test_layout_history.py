@@ -148,3 +148,22 @@ def test_rows_that_an_offset_has_another_layout_for_are_refused(catalog: Catalog
     second.begin(from_text(first.text(START, at(200))), at(200))
     with pytest.raises(DefiniteError, match=r"public.t7: columns in the commit at 0/96 are not those that the checkp"):
         second.describe(relation("id", "b"), at(150))
+
+
+def former_names(history: LayoutHistory, sent: RelationMessage, position: Position) -> list[tuple[str, bool]]:
+    changes = json.loads(history.describe(sent, position).announced or "")["changes"]
+    return [(c["was"], "taken" in c) for c in changes if c["change"] == "renamed"]
+
+
+def test_a_renamed_table_says_whether_another_one_has_its_former_name(catalog: Catalog) -> None:
+    history = LayoutHistory(catalog.look)
+    history.begin((), START)
+    one, other = relation("id"), relation("id", oid=OTHER)
+    announced(history, one, at(100)), announced(history, other, at(100, 2))
+    swapped = [replace(one, name=other.name), replace(other, name=one.name)]
+    expected = [[("public.t7", False)], [("public.t8", True)]]
+    assert [former_names(history, r, at(200, n)) for n, r in enumerate(swapped)] == expected
+    # A batch that comes again says the same.
+    again = LayoutHistory(catalog.look)
+    again.begin(from_text(history.text(at(100, 2), at(300))), at(300))
+    assert [former_names(again, r, at(200, n)) for n, r in enumerate(swapped)] == expected
