@@ -1,12 +1,13 @@
 """Keep a Delta table equal to a PostgreSQL table: python stream_to_delta.py URL TABLE KEY[,KEY...] TARGET CHECKPOINT
 
-Needs pg-cdc-source[spark] and deltalake.
+Needs pg-cdc-source[spark] and deltalake. A run that meets another column ends with [SCHEMA_CHANGED], and the next one
+has it; rows from before have NULL there. mirror() does all this for whole schemas, also while it runs.
 """
 
 import sys
 
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from pyspark.sql import DataFrame, SparkSession
 
 from pg_cdc_source import collapse
@@ -23,6 +24,9 @@ def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:
     rows = collapse(batch, keys).toArrow()
     names = rows.column_names[: rows.column_names.index("_change_type")]
     table = DeltaTable.create(path, rows.select(names).schema, mode="ignore")
+    known = {field.name for field in table.schema().fields}
+    if added := [field for field in Schema.from_arrow(rows.select(names).schema).fields if field.name not in known]:
+        table.alter.add_columns(added)
     truncates = pc.equal(rows["_change_type"], "truncate")
     if pc.any(truncates).as_py():
         table.delete()

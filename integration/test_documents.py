@@ -24,6 +24,7 @@ from documents import PAGES, Block, blocks, name_of
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from roles import role
 from sessions import SparkSessions
 from watch import wait_until
@@ -36,7 +37,7 @@ NUMBER = r"\d[\d.,/A-F]*(?: (?:bytes|[kMGT]B))?"
 # Relative paths are Spark's, in whose directory nothing may stay.
 WRITTEN = (
     *("joined", "public.orders", "public.items", "orders", "states", "spark-warehouse"),
-    *("orders-checkpoint", "shop-checkpoint", "states-checkpoint", "lake", "lake-checkpoint"),
+    *("log-checkpoint", "orders-checkpoint", "shop-checkpoint", "states-checkpoint", "lake", "lake-checkpoint"),
 )
 
 SHOP = f"""
@@ -113,12 +114,19 @@ def with_logins(text: str, logins: Logins) -> str:
     return URL.sub(url, text)
 
 
+def end(query: StreamingQuery) -> None:
+    """End a query when it has everything that there is."""
+    query.processAllAvailable()
+    query.stop()
+
+
 def run_python(text: str, namespace: dict[str, object], spark: SparkSession) -> None:
-    """Run a block; the queries that it starts are ended when they have everything that there is."""
-    exec(compile(text, "example", "exec"), namespace)  # noqa: S102 - what the pages show is what is tested
+    """Run a block; the queries that it starts, or waits for, are ended when they have everything that there is."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StreamingQuery, "awaitTermination", end)
+        exec(compile(text, "example", "exec"), namespace)  # noqa: S102 - what the pages show is what is tested
     for query in spark.streams.active:
-        query.processAllAvailable()
-        query.stop()
+        end(query)
 
 
 def run_console(block: str, logins: Logins, directory: Path) -> None:
@@ -176,8 +184,12 @@ def test_the_examples_of_a_page_run(
         else:
             with pg.cursor() as cursor:
                 cursor.execute(block.text)
-    if "orders_log" in [table.name for table in spark.catalog.listTables()]:
+    written = {table.name for table in spark.catalog.listTables()}
+    if "orders_log" in written:
         assert spark.table("orders_log").count() == ORDERS
+    if "changes" in written:
+        rows = spark.table("changes").where("_table = 'public.orders' AND _change_type = 'snapshot'")
+        assert rows.count() == ORDERS
 
 
 def test_every_command_that_is_shown_is_run() -> None:

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 import pytest
 from commands import COMMAND
 from deltalake import DeltaTable
 from psycopg2.extensions import connection as Session
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from sessions import JVM_OPTIONS
@@ -71,6 +73,11 @@ def test_stream_to_delta_keeps_a_table_equal(
         columns = DeltaTable(target).to_pyarrow_table().columns
         return Counter(zip(*(column.to_pylist() for column in columns), strict=True))
 
+    def copied_at_last() -> Counter[tuple[Any, ...]]:
+        with contextlib.suppress(StreamingQueryException):
+            return copied()
+        return Counter()
+
     # The large text is stored out of line, so that it does not travel with an update of the number.
     run(
         pg,
@@ -86,6 +93,10 @@ def test_stream_to_delta_keeps_a_table_equal(
     assert copied() == rows_of(pg, "t"), "a batch without rows changed something"
     run(pg, "TRUNCATE t; INSERT INTO t VALUES (1, 'new', 1.5, NULL, NULL)")
     assert copied() == rows_of(pg, "t")
+    run(pg, "INSERT INTO t VALUES (2, 'before', 2.5, NULL, NULL)")
+    run(pg, "ALTER TABLE t ADD COLUMN note text")
+    run(pg, "INSERT INTO t VALUES (3, 'behind', 2.5, NULL, NULL, 'a note')")
+    wait_until(lambda: copied_at_last() == rows_of(pg, "t"))
 
 
 def test_append_log_has_every_change_once(
@@ -93,9 +104,10 @@ def test_append_log_has_every_change_once(
 ) -> None:
     def log() -> list[tuple[Any, ...]]:
         run_example(monkeypatch, "append_log.py", db, "public", str(tmp_path))
-        written = spark.read.parquet(str(tmp_path / "log")).orderBy("_commit_lsn", "_seq", "_table", "after")
+        written = spark.read.parquet(str(tmp_path / "log")).where("_change_type <> 'schema'")
         value = [f.get_json_object(name, "$.v") for name in ("before", "after")]
-        return [tuple(row) for row in written.select("_table", "_change_type", *value).collect()]
+        rows = written.orderBy("_commit_lsn", "_seq", "table", "after").select("table", "_change_type", *value)
+        return [tuple(row) for row in rows.collect()]
 
     run(pg, "CREATE TABLE a (id int PRIMARY KEY, v text); INSERT INTO a VALUES (1, 'one'), (2, 'two')")
     run(pg, "CREATE TABLE b (v text); ALTER TABLE b REPLICA IDENTITY FULL; INSERT INTO b VALUES ('x')")
@@ -115,6 +127,13 @@ def test_append_log_has_every_change_once(
     ]
     assert log() == expected
     assert log() == expected
+    run(pg, "ALTER TABLE a ADD COLUMN w int")
+    run(pg, "INSERT INTO a VALUES (4, 'four', 4)")
+    expected.append(("public.a", "insert", None, "four"))
+    assert log() == expected
+    seen = pd.read_parquet(tmp_path / "log")
+    assert dict(seen["table"].value_counts()) == {"public.a": 7, "public.b": 3}
+    assert json.loads(seen["after"][seen["_change_type"] == "insert"].max())["w"] == 4
 
 
 def processes_of(scratch: str) -> list[str]:
@@ -151,6 +170,10 @@ def test_the_demo_proves_both_copies_and_leaves_nothing(spark: SparkSession, tmp
         assert list(Path(scratch).iterdir()) == []
     found = json.loads(out)
     assert found["consistent"]
+    ours, jdbc = found["readers"]
+    assert (ours["reader"], ours["true_sums"], ours["sums"]) == ("pgsnapshot", 10, 10)
+    assert (jdbc["reader"], jdbc["sums"]) == ("Spark JDBC", 10)
+    assert ours["rows"] == jdbc["rows"] == 60_000
     end = found["mirror"]["at_the_end"]
     for tables in (found["snapshot"]["tables"], end["tables"]):
         assert [table["equals_source"] for table in tables] == [True] * 5

@@ -22,12 +22,13 @@ from psycopg2.extensions import parse_dsn
 from pyspark.sql import SparkSession
 
 from pg_cdc_source import register
-from pg_cdc_source.bench import datasets, peers
+from pg_cdc_source.bench import datasets
 from pg_cdc_source.bench.datasets import Dataset
 from pg_cdc_source.bench.lakes import lake_conf
 from pg_cdc_source.bench.meter import Meter, timings
 from pg_cdc_source.bench.question import Sample
 from pg_cdc_source.demo.embedded_postgres import embedded_postgres
+from pg_cdc_source.demo.jdbc import JDBC_DRIVER
 from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 
 # Settings of a small production server, without what would start at a time of its own (checkpoints, autovacuum).
@@ -114,9 +115,9 @@ class Lab:
     def spark(self) -> SparkSession:
         if self._spark is None:
             conf = {"spark.log.level": "ERROR", "spark.driver.memory": "2g", **lake_conf(self.home)}
-            if peers.JDBC_DRIVER.exists():
+            if JDBC_DRIVER.exists():
                 jars = conf.get("spark.driver.extraClassPath")
-                conf["spark.driver.extraClassPath"] = os.pathsep.join(filter(None, (str(peers.JDBC_DRIVER), jars)))
+                conf["spark.driver.extraClassPath"] = os.pathsep.join(filter(None, (str(JDBC_DRIVER), jars)))
             self._spark = start_session(f"local[{CORES}]", conf, self.home, log=self.home / "spark.log")
             register(self._spark)
         return self._spark

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from pg_cdc_source.bench import peers
+from pg_cdc_source.demo.jdbc import JDBC_DRIVER
 
 # The distributions that are compared or measured.
 _DISTRIBUTIONS = (
@@ -50,8 +51,8 @@ def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     if line := _first_line(peers.java(), "--version"):
         found["java"] = line.removeprefix("openjdk ")
-    if peers.JDBC_DRIVER.exists():
-        with zipfile.ZipFile(peers.JDBC_DRIVER) as jar:
+    if JDBC_DRIVER.exists():
+        with zipfile.ZipFile(JDBC_DRIVER) as jar:
             manifest = jar.read("META-INF/MANIFEST.MF").decode()
         found["jdbc"] = manifest.split("Implementation-Version:", 1)[-1].split()[0]
     if (program := peers.find_program("pg_recvlogical")) and (line := _first_line(str(program), "--version")):

@@ -7,14 +7,11 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 from pg_cdc_source.bench.question import Missing
+from pg_cdc_source.demo.jdbc import JDBC_DRIVER
 from pg_cdc_source.values import native
-
-# Debian's package, because not everybody can reach Maven's repository.
-JDBC_DRIVER = Path(os.environ.get("PG_CDC_JDBC_JAR") or "/usr/share/java/postgresql.jar")
 
 # Each peer's modules, and the packages that have them.
 ARROW_PEERS = {
@@ -34,17 +31,6 @@ def missing_jdbc() -> Missing | None:
     if JDBC_DRIVER.exists():
         return None
     return Missing("Spark JDBC", f"{JDBC_DRIVER} does not exist: apt install libpostgresql-jdbc-java")
-
-
-def jdbc_options(server: Mapping[str, str]) -> dict[str, str]:
-    """What Spark's JDBC source needs to read from a server, given as libpq's settings, but the table."""
-    return {
-        "url": f"jdbc:postgresql://{server['host']}:{server['port']}/{server['dbname']}",
-        "user": server["user"],
-        "password": server["password"],
-        "driver": "org.postgresql.Driver",
-        "fetchsize": "10000",
-    }
 
 
 def missing_arrow_peer(name: str) -> Missing | None:

@@ -10,6 +10,7 @@ from pg_cdc_source.bench.lab import CORES, PARTITIONS, Lab
 from pg_cdc_source.bench.numpy_alone import NumpyAloneSource
 from pg_cdc_source.bench.question import Contender, Missing, Question, Sample, Target
 from pg_cdc_source.bench.ready_batches import ReadySource, write_batch
+from pg_cdc_source.demo.jdbc import jdbc_options
 
 OURS = "pgsnapshot"
 NUMPY_ALONE = "pgsnapshot, NumPy alone"
@@ -72,7 +73,7 @@ def read_by_spark(lab: Lab, table: str, rows: int, source: str = OURS, **options
 
 
 def read_by_jdbc(lab: Lab, dataset: Dataset, table: str, rows: int) -> Sample:
-    options: dict[str, str | int] = {**peers.jdbc_options(lab.server), "dbtable": table}
+    options: dict[str, str | int] = {**jdbc_options(lab.server), "dbtable": table}
     if dataset.key is not None:
         ends = {bound: lab.value(f"SELECT {bound}({dataset.key}) FROM {table}") for bound in ("min", "max")}
         options |= {"partitionColumn": dataset.key, "numPartitions": PARTITIONS}

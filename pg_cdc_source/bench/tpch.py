@@ -12,6 +12,7 @@ from pg_cdc_source.bench.mirror import drop, publish
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.bench.snapshot import JDBC, OURS
 from pg_cdc_source.bench.tpch_tables import TABLES, make_tables, missing_tables
+from pg_cdc_source.demo.jdbc import jdbc_options
 from pg_cdc_source.mirrors.query import Format
 
 _PARTITIONS = 2
@@ -98,7 +99,7 @@ def _ours(lab: Lab, table: str) -> _Source:
 
 
 def _jdbc(lab: Lab, table: str) -> _Source:
-    options = {**peers.jdbc_options(lab.server), "dbtable": table}
+    options = {**jdbc_options(lab.server), "dbtable": table}
     if (key := TABLES[table].key) is not None:
         ends = {bound: str(lab.value(f"SELECT {bound}({key}) FROM {table}")) for bound in ("min", "max")}
         options |= {"partitionColumn": key, "numPartitions": str(_PARTITIONS)}

@@ -12,19 +12,22 @@ from rich.console import Console
 from rich.table import Table
 
 from pg_cdc_source.demo.mirror import MirrorResult
+from pg_cdc_source.demo.side_by_side import ReaderResult
 from pg_cdc_source.demo.snapshot import SnapshotResult
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the demo found."""
+    """What the demo found. ``readers`` are ``pgsnapshot`` and, where its driver was to be had, Spark's JDBC source."""
 
+    readers: tuple[ReaderResult, ...]
     snapshot: SnapshotResult
     mirror: MirrorResult
 
     @property
     def consistent(self) -> bool:
-        return self.snapshot.consistent and self.mirror.consistent
+        ours = self.readers[0]
+        return ours.true_sums == ours.sums and self.snapshot.consistent and self.mirror.consistent
 
 
 def print_json(result: Result) -> None:
@@ -34,6 +37,7 @@ def print_json(result: Result) -> None:
 def print_table(result: Result, lake: Path | None) -> None:
     """Print it for people. ``lake`` is where the mirror's tables are; None: they are removed."""
     console = Console(highlight=False)
+    _print_readers(console, result.readers)
     _print_snapshot(console, result.snapshot)
     _print_mirror(console, result.mirror)
     if lake is None:
@@ -41,6 +45,22 @@ def print_table(result: Result, lake: Path | None) -> None:
     else:
         where = f'The tables are in {lake}; mirror_at(spark, "{lake}/_pgcdc") reads them.'
         console.print(where, markup=False, soft_wrap=True)
+
+
+def _print_readers(console: Console, readers: tuple[ReaderResult, ...]) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("read by")
+    table.add_column("sums that were true", justify="right")
+    table.add_column(f"{readers[0].rows:,} rows", justify="right")
+    for r in readers:
+        colour = "green" if r.true_sums == r.sums else "bold red"
+        table.add_row(r.reader, f"[{colour}]{r.true_sums} of {r.sums}[/]", f"{r.seconds:.1f} s")
+    console.print(table)
+    console.print(
+        "Each sum is of all customers' balances, while orders move money from one to another: it never changes."
+    )
+    if len(readers) == 1:
+        console.print("Spark's JDBC source is left out: its driver is not here, and Maven Central did not answer.")
 
 
 def _print_snapshot(console: Console, result: SnapshotResult) -> None:

@@ -1,5 +1,6 @@
-"""Run the demo: snapshot a shop that keeps writing, mirror it into a lake, and prove that both copies are right.
+"""Run the demo: read a shop that keeps writing, copy it, mirror it into a lake, and prove that both copies are right.
 
+Sums and speed stand beside those of Spark's JDBC source, where its driver can be had.
 Two things are proved of each copy. Every table equals what PostgreSQL itself shows, under the same snapshot or after
 the last change, in row count and in a checksum over every value. And the copy agrees with itself: every transaction of
 the shop keeps balances, order totals, stock and events in step, so a copy that held half of a transaction would show.
@@ -11,9 +12,11 @@ import contextlib
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -21,10 +24,13 @@ from rich.console import Console
 
 from pg_cdc_source import register
 from pg_cdc_source.demo.embedded_postgres import embedded_postgres
+from pg_cdc_source.demo.jdbc import find_driver
 from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 from pg_cdc_source.demo.mirror import mirror_shop
+from pg_cdc_source.demo.progress import shown
 from pg_cdc_source.demo.report import Result
-from pg_cdc_source.demo.shop import TABLES, open_shop
+from pg_cdc_source.demo.shop import TABLES, Opened, open_shop
+from pg_cdc_source.demo.side_by_side import add_readings, read_side_by_side
 from pg_cdc_source.demo.snapshot import compare_copy, copy_shop
 from pg_cdc_source.errors import DefiniteError, OptionError
 from pg_cdc_source.postgres.backoff import Backoff
@@ -57,15 +63,46 @@ def run(orders: int, seconds: float, keep: Path | None = None) -> Result:
 def _run(orders: int, seconds: float, home: Path, lake: Path, stack: contextlib.ExitStack, console: Console) -> Result:
     with console.status("Starting PostgreSQL"):
         url = stack.enter_context(embedded_postgres())
-    with console.status("Filling a shop"):
-        opened = open_shop(url, orders)
-    with console.status("Starting Spark"):
-        spark = stack.enter_context(_spark(home))
-    with console.status("Copying the shop to Parquet while it takes orders"):
+    with console.status(f"Filling a shop with {orders:,} orders, and starting Spark"):
+        filled = _meanwhile(lambda: _fill(url, orders))
+        driver = find_driver(home)
+        spark = stack.enter_context(_spark(home, driver))
+        opened, readings = filled()
+    readers = read_side_by_side(spark, url, opened, readings, console, with_jdbc=driver is not None)
+    with shown(console, spark, url, "Copying the shop to Parquet while it takes orders"):
         copied = copy_shop(spark, url, home / "copy")
     with console.status("Comparing the copy with the source"):
         snapshot = compare_copy(spark, home / "copy", copied, opened)
-    return Result(snapshot, mirror_shop(spark, url, home, lake, opened, seconds, console))
+    return Result(readers, snapshot, mirror_shop(spark, url, home, lake, opened, seconds, console))
+
+
+def _fill(url: str, orders: int) -> tuple[Opened, int]:
+    return open_shop(url, orders), add_readings(url, orders)
+
+
+_T = TypeVar("_T")
+
+
+def _meanwhile(work: Callable[[], _T]) -> Callable[[], _T]:
+    """Begin work in a thread that nothing waits for; returns what waits for its result, or raises its error."""
+    results: list[_T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    def result() -> _T:
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    thread = threading.Thread(target=run, name="filling", daemon=True)
+    thread.start()
+    return result
 
 
 def _remove(directory: Path) -> None:
@@ -77,11 +114,13 @@ def _remove(directory: Path) -> None:
 
 
 @contextmanager
-def _spark(home: Path) -> Iterator[SparkSession]:
-    """Run Spark in ``home``. If Spark fails, the end of its log there goes into the error."""
+def _spark(home: Path, driver: Path | None) -> Iterator[SparkSession]:
+    """Run Spark in ``home``, with a JDBC driver. If Spark fails, the end of its log there goes into the error."""
     log = home / "spark.log"
     # Each task keeps one file open per table; without this, Spark first sorts each task's rows by the table's name.
     conf = {"spark.sql.maxConcurrentOutputFileWriters": str(len(TABLES))}
+    if driver is not None:
+        conf["spark.driver.extraClassPath"] = str(driver)
     try:
         spark = start_session("local[*]", conf, home, log=log)
         register(spark)

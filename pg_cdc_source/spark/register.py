@@ -9,12 +9,17 @@ from pyspark.sql import SparkSession
 
 from pg_cdc_source.spark.pgcdc import PgCdcDataSource
 from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource
+from pg_cdc_source.spark.workers_python import warn_of_other_python
 
 _registered: WeakSet[SparkSession] = WeakSet()
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats known to a session by name; needed where Spark's look-up of ``pyspark_*`` packages is off."""
+    """Make the formats known to a session by name; needed where Spark's look-up of ``pyspark_*`` packages is off.
+
+    Logs what to set where Spark's Python processes would not find the package.
+    """
+    warn_of_other_python(spark)
     for source in (PgSnapshotDataSource, PgCdcDataSource):
         try:
             spark.dataSource.register(source)
