@@ -6,10 +6,11 @@ import pickle
 import time
 from typing import Any, TypeVar
 
+import psycopg2
 import pytest
 from frames import load
 from psycopg2.extensions import connection as Session
-from psycopg2.extensions import parse_dsn
+from psycopg2.extensions import cursor, parse_dsn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 from watch import open_transactions, wait_until
@@ -352,3 +353,32 @@ def test_the_lsn_column_is_one_bigint(db: str, pg: Session, spark: SparkSession)
     assert frame.schema == StructType([StructField("id", IntegerType()), StructField("Snapshot LSN", LongType())])
     ((lsn,),) = frame.select("Snapshot LSN").distinct().collect()
     assert lsn > 0
+
+
+def test_planning_takes_three_round_trips_after_connecting_and_as_many_for_the_ranges(
+    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Counting(cursor):  # type: ignore[misc]  # psycopg2 has no types
+        def execute(self, query: Any, vars: Any = None) -> None:
+            asked.append(str(query))
+            super().execute(query, vars)
+
+    def counted(*arguments: Any, **keywords: Any) -> Session:
+        return connect(*arguments, **keywords, cursor_factory=Counting)
+
+    with pg.cursor() as own:
+        own.execute("CREATE TYPE mood AS ENUM ('glad')")
+        own.execute("CREATE TABLE t (id int PRIMARY KEY, of mood, n numeric(5, 2)[]) PARTITION BY RANGE (id)")
+        own.execute("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (9)")
+    connect = psycopg2.connect
+    monkeypatch.setattr(psycopg2, "connect", counted)
+    with open_snapshot(db, tables=["t"]) as snapshot:
+        options = parse_snapshot_options({"url": db, "dbtable": "t", "snapshot": snapshot.options["snapshot"]})
+        asked.clear()
+        plan = make_plan(options)
+        assert len(asked) == 1 + 3, asked
+        asked.clear()
+        assert len(plan_ranges(plan, options)[1]) == 1
+        assert len(asked) == 1 + 3, asked

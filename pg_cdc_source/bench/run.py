@@ -15,11 +15,13 @@ from rich.console import Console
 
 from pg_cdc_source.bench import (
     datasets,
+    first_result,
     growth,
     leaves,
     mirror,
     mirror_latency,
     mirror_size,
+    small_tables,
     snapshot,
     source,
     stream,
@@ -39,6 +41,9 @@ QUESTIONS: dict[str, Callable[[Lab], Question]] = {
             *(datasets.NARROW, datasets.TEXT, datasets.NUMERIC),
         )
     },
+    "small": small_tables.one,
+    "small-many": small_tables.many,
+    "first": first_result.first_result,
     "leaves-small": leaves.small,
     "leaves-medium": leaves.medium,
     "tpch": tpch.snapshots,

@@ -13,7 +13,7 @@ from pg_cdc_source.bench.datasets import WIDE
 from pg_cdc_source.bench.lab import CORES, Lab
 from pg_cdc_source.bench.meter import watching
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
-from pg_cdc_source.bench.snapshot import JDBC, OURS, read_by_jdbc, read_by_spark
+from pg_cdc_source.bench.snapshot import JDBC, OURS, copy_by_psql, read_by_jdbc, read_by_spark
 
 _COPY = "COPY by psql"
 _IN_ONE_PROCESS = "pgsnapshot, one process"
@@ -33,12 +33,7 @@ FROM pg_replication_slots
 def cpu(lab: Lab) -> Question:
     table, rows = lab.table(datasets.WIDE)
 
-    def copy_by_psql() -> int:
-        program = peers.find_program("psql")
-        assert program is not None
-        lab.program([program, "-X", "-c", f"\\copy {table} TO '/dev/null' (FORMAT binary)"])
-        return rows
-
+    by_psql = partial(copy_by_psql, lab, table, rows)
     jdbc = peers.missing_jdbc() or Contender(JDBC, partial(read_by_jdbc, lab, datasets.WIDE, table, rows))
     return Question(
         "source-cpu",
@@ -46,7 +41,7 @@ def cpu(lab: Lab) -> Question:
         [
             Contender(OURS, partial(read_by_spark, lab, table, rows)),
             Contender(_IN_ONE_PROCESS, partial(lab.in_own_process, "to_arrow", OURS, table)),
-            peers.missing_program("psql", _COPY) or Contender(_COPY, lambda: lab.meter.measure(copy_by_psql)),
+            peers.missing_program("psql", _COPY) or Contender(_COPY, partial(lab.meter.measure, by_psql)),
             jdbc,
         ],
         ("server_cpu_s", "server_cpu_us_per_row", "wall_s"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
@@ -62,7 +63,7 @@ class Relation:
 
 
 # Managed services give the right to replicate through a role of their own (rds_replication, for one).
-_READ_SERVER = """
+READ_SERVER = """
 SELECT current_setting('server_version_num')::int,
     pg_is_in_recovery(),
     current_setting('wal_level'),
@@ -83,14 +84,17 @@ SELECT current_setting('server_version_num')::int,
 
 def read_server(session: Session) -> Server:
     with translated("reading the server's settings"), session.cursor() as cursor:
-        cursor.execute(_READ_SERVER, (list(SERVICES),))
-        row = cursor.fetchone()
-        assert row is not None
-        *facts, roles, has_aurora_version = row
-        return Server(*(*facts, service_of(roles, has_aurora_version=has_aurora_version)))
+        cursor.execute(READ_SERVER, (list(SERVICES),))
+        return server_of(cursor.fetchone())
 
 
-_FIND_RELATION = """
+def server_of(row: Sequence[Any]) -> Server:
+    """The server that a row of ``READ_SERVER`` tells of."""
+    *facts, roles, has_aurora_version = row
+    return Server(*(*facts, service_of(roles, has_aurora_version=has_aurora_version)))
+
+
+FIND_RELATION = """
 SELECT current_database(), c.oid, n.nspname, c.relname, c.relkind
 FROM (VALUES (to_regclass(%s))) AS named (oid)
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid = named.oid
@@ -103,21 +107,30 @@ def find_relation(session: Session, name: QualifiedName) -> Relation:
 
     Raises AccessError that suggests a near name, OptionError for another database or for what cannot be read.
     """
-    parts = name.parts[-2:]
     with translated(f"looking for {name}"), session.cursor() as cursor:
-        cursor.execute(_FIND_RELATION, (sql.Identifier(*parts).as_string(session),))
-        database, *row = cursor.fetchone()
-        if len(name.parts) == 3 and name.parts[0] != database:
-            raise OptionError(
-                f"dbtable {name} names the database {quoted(name.parts[0])}, the connection is to {quoted(database)}",
-                remedy="leave the database out of dbtable and set it in the connection options",
-            )
-        if row[0] is None:
-            raise AccessError(
-                f"{name} does not exist in database {quoted(database)}, or this role may not use its schema",
-                remedy=_near_names(session, parts),
-            )
-    relation = Relation(*row)
+        cursor.execute(FIND_RELATION, (regclass_of(session, name),))
+        return relation_of(session, name, cursor.fetchone())
+
+
+def regclass_of(session: Session, name: QualifiedName) -> str:
+    """What ``FIND_RELATION`` looks for."""
+    return str(sql.Identifier(*name.parts[-2:]).as_string(session))
+
+
+def relation_of(session: Session, name: QualifiedName, row: Sequence[Any]) -> Relation:
+    """The relation that a row of ``FIND_RELATION`` tells of. Raises as ``find_relation``."""
+    database, *found = row
+    if len(name.parts) == 3 and name.parts[0] != database:
+        raise OptionError(
+            f"dbtable {name} names the database {quoted(name.parts[0])}, the connection is to {quoted(database)}",
+            remedy="leave the database out of dbtable and set it in the connection options",
+        )
+    if found[0] is None:
+        raise AccessError(
+            f"{name} does not exist in database {quoted(database)}, or this role may not use its schema",
+            remedy=_near_names(session, name.parts[-2:]),
+        )
+    relation = Relation(*found)
     if relation.kind not in "rpvmf":
         raise OptionError(f"{relation} is not a table or view that can be read (relkind {relation.kind})")
     return relation
@@ -136,7 +149,7 @@ LIMIT 20000
 
 
 def _near_names(session: Session, parts: tuple[str, ...]) -> str:
-    with session.cursor() as cursor:
+    with translated("looking for near names"), session.cursor() as cursor:
         cursor.execute(_READ_NAMES)
         known = {dotted(schema, name): f"{schema}.{name}".lower() for schema, name in cursor}
     # A name without a schema may be meant in any schema.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
@@ -15,12 +15,6 @@ from pg_cdc_source.values.registry import CatalogType, Column
 
 # FirstNormalObjectId (src/include/access/transam.h): oids below it mean the same as long as the server lives.
 _FIRST_OID_OF_USERS = 16384
-
-_READ_TYPE_NAMES = """
-SELECT format_type(t.oid, NULLIF(t.typmod, -1))
-FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS t (oid, typmod, i)
-ORDER BY t.i
-"""
 
 
 def describe_columns(
@@ -88,25 +82,28 @@ def _read_described(
     ):
         return [(column.type, column.type_name) for column in known]
     given = list(dict.fromkeys(types))
-    with translated(doing), session.cursor() as cursor:
-        cursor.execute(_READ_TYPE_NAMES, ([oid for oid, _ in given], [modifier for _, modifier in given]))
-        type_names = [type_name for (type_name,) in cursor]
-    facts = dict(zip(given, zip(read_types(session, given, doing), type_names, strict=True), strict=True))
+    facts = dict(zip(given, _read_types(session, given, doing), strict=True))
     return [facts[given_type] for given_type in types]
 
 
-# The types and all that they are made of: what domains are over, and the elements of arrays.
+# The names of the types, with what they are and all that they are made of: what domains are over, and the elements of
+# arrays. In one statement, because a load waits for each.
 _READ_TYPES = """
-WITH RECURSIVE type AS (
+WITH RECURSIVE given AS (
+    SELECT *
+    FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS t (oid, typmod, i)
+),
+type AS (
     SELECT oid, typname, typbasetype, typtypmod, typelem, typarray, typdelim
     FROM pg_catalog.pg_type
-    WHERE oid = ANY (%s::oid[])
+    WHERE oid IN (SELECT oid FROM given)
     UNION
     SELECT t.oid, t.typname, t.typbasetype, t.typtypmod, t.typelem, t.typarray, t.typdelim
     FROM type
     JOIN pg_catalog.pg_type AS t ON t.oid = type.typbasetype OR t.oid = type.typelem
 )
-SELECT type.*,
+SELECT (SELECT array_agg(format_type(oid, NULLIF(typmod, -1)) ORDER BY i) FROM given),
+    type.*,
     (
         SELECT e.extname
         FROM pg_catalog.pg_depend AS d
@@ -121,15 +118,24 @@ SELECT type.*,
         FROM pg_catalog.pg_cast AS c
         WHERE c.castsource = type.oid AND c.casttarget = 'pg_catalog.text'::regtype AND c.castmethod <> 'i'
     )
-FROM type
+FROM (SELECT) AS one_row
+LEFT JOIN type ON true
 """
 
 
 def read_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -> list[CatalogType]:
     """What the catalog says of types given by oid and modifier; of a type that is gone, only these two."""
+    return [found for found, _ in _read_types(session, types, doing)]
+
+
+def _read_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -> list[tuple[CatalogType, str]]:
+    """As ``read_types``, each with its name as format_type() writes it."""
+    if not types:
+        return []
     with translated(doing), session.cursor() as cursor:
-        cursor.execute(_READ_TYPES, (sorted({oid for oid, _ in types}),))
-        facts = {oid: found for oid, *found in cursor}
+        cursor.execute(_READ_TYPES, ([oid for oid, _ in types], [modifier for _, modifier in types]))
+        rows = cursor.fetchall()
+    names, facts = rows[0][0], {oid: found for _, oid, *found in rows}
 
     def one(oid: int, modifier: int) -> CatalogType:
         if oid not in facts:
@@ -144,32 +150,50 @@ def read_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -
         delimiter = facts[element_oid][5]
         return replace(plain, element=one(element_oid, modifier), element_oid=element_oid, delimiter=delimiter)
 
-    return [one(oid, modifier) for oid, modifier in types]
+    return [(one(oid, modifier), name) for (oid, modifier), name in zip(types, names, strict=True)]
 
 
-def read_not_null_attnums(session: Session, relation: Relation) -> frozenset[int]:
-    """The numbers of the columns that are declared NOT NULL."""
-    with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
-        cursor.execute(
-            "SELECT attnum FROM pg_catalog.pg_attribute WHERE attrelid = %s AND attnotnull AND attnum > 0",
-            (relation.oid,),
-        )
-        return frozenset(attnum for (attnum,) in cursor)
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A column of a table as pg_attribute has it."""
+
+    name: str
+    attnum: int
+    not_null: bool
 
 
-_READ_ATTNUMS = """
-SELECT attname, attnum
+_READ_ATTRIBUTES = """
+SELECT attname, attnum, attnotnull
 FROM pg_catalog.pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
 """
 
 
-def read_attnums(session: Session, relation: Relation) -> dict[str, int]:
-    """The columns' numbers by name, in the table's order."""
+def read_attributes(session: Session, relation: Relation) -> list[Attribute]:
+    """The columns, in the table's order."""
     with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
-        cursor.execute(_READ_ATTNUMS, (relation.oid,))
-        return dict(cursor.fetchall())
+        cursor.execute(_READ_ATTRIBUTES, (relation.oid,))
+        return [Attribute(*row) for row in cursor]
+
+
+_READ_PRESENT = """
+SELECT named.oid::bigint, a.attname, a.attnum
+FROM (VALUES (to_regclass(%s)::oid)) AS named (oid)
+LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = named.oid AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+def read_present(session: Session, relation: Relation, *, begins: bool) -> tuple[int | None, dict[str, int]]:
+    """The oid of what has a relation's name now, and the numbers of its columns by name.
+
+    With ``begins``, this is the first statement of a transaction whose statements all see the same.
+    """
+    begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; " if begins else ""
+    with translated(f"planning {relation}"), session.cursor() as cursor:
+        cursor.execute(f"{begin}{_READ_PRESENT}", (relation.identifier.as_string(session),))
+        rows = cursor.fetchall()
+    return rows[0][0], {name: attnum for _, name, attnum in rows if name is not None}
 
 
 _READ_RAW_TYPES = """

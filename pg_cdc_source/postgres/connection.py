@@ -130,11 +130,14 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
         if not replication:  # psycopg2 has those in autocommit mode already, and refuses to set it
             session.autocommit = True
         with session.cursor() as cursor:
-            # First and alone, because a short timeout of the role's own would end the next statement.
-            cursor.execute("SET statement_timeout = 0")
             names = [name for name in _SETTINGS if session.server_version >= _SETTINGS_SINCE.get(name, 0)]
+            # A statement of its own comes first: a short timeout of the role's own would end the other one.
             cursor.execute(
-                "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS v (name, value)",
+                """
+                SET statement_timeout = 0;
+                SELECT set_config(name, value, false)
+                FROM unnest(%s::text[], %s::text[]) AS v (name, value)
+                """,
                 (names, [_SETTINGS[name] for name in names]),
             )
             if session.info.parameter_status("server_encoding") == "SQL_ASCII":
@@ -163,16 +166,20 @@ def _log_in(options: ConnectionOptions, keywords: dict[str, Any]) -> Session:
         time.sleep(pause_seconds)
 
 
-def refuse_transaction_pooler(options: ConnectionOptions, session: Session, application_name: str) -> None:
+def refuse_transaction_pooler(
+    options: ConnectionOptions, session: Session, application_name: str, server_pid: int | None = None
+) -> None:
     """Raise ServerSetupError when a pooler spreads this session's transactions over several server sessions.
 
-    A pooler gives its clients backend keys of its own, so a key that is not the server's tells that one is there. A
-    pooler in session mode does no harm. One in transaction mode gives the server session of an idle client to the next
-    client, and with it somebody else's snapshot.
+    ``server_pid`` is the backend that has answered, where that is known. A pooler gives its clients backend keys of its
+    own, so a key that is not the server's tells that one is there. A pooler in session mode does no harm. One in
+    transaction mode gives the server session of an idle client to the next client, and with it somebody else's
+    snapshot.
     """
     with translated("looking for a connection pooler"), session.cursor() as cursor:
-        cursor.execute("SELECT pg_catalog.pg_backend_pid()")
-        server_pid = cursor.fetchone()[0]
+        if server_pid is None:
+            cursor.execute("SELECT pg_catalog.pg_backend_pid()")
+            server_pid = cursor.fetchone()[0]
         if server_pid == session.info.backend_pid:
             return
         other = connect(options, application_name)

@@ -116,6 +116,9 @@ class Heap:
     attnums: tuple[int, ...]
 
 
+# A number for all that is in the tree.
+IDENTITY = "hashtextextended(string_agg(oid::text, ',' ORDER BY oid), 0) FROM tree"
+
 _READ_HEAPS = f"""
 WITH RECURSIVE {TREE}
 SELECT c.oid, n.nspname, c.relname, c.relkind, am.amname,
@@ -127,7 +130,8 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, am.amname,
         SELECT array_agg(a.attnum ORDER BY w.i)
         FROM unnest(%(columns)s::text[]) WITH ORDINALITY AS w (name, i)
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = w.name AND NOT a.attisdropped
-    )
+    ),
+    (SELECT {IDENTITY})
 FROM tree
 JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -138,10 +142,10 @@ ORDER BY c.oid <> tree.root, c.oid
 
 def read_heaps(
     session: Session, server: Server, relation: Relation, columns: Sequence[str], *, only: bool
-) -> list[Heap] | None:
+) -> tuple[list[Heap], int] | None:
     """The heaps under a relation that ctid ranges can be cut from; None where it has to be read as a whole.
 
-    With ``only``, its own heap alone.
+    With ``only``, its own heap alone. The number is that of :func:`identify_heaps`.
 
     As a whole: views, foreign tables, tables of other access methods, servers without TID range scans; and trees in
     which this role may read the root but not each leaf, or in which a leaf has policies that do not apply through the
@@ -153,17 +157,16 @@ def read_heaps(
         cursor.execute(_READ_HEAPS, {"roots": [relation.oid], "columns": list(columns)})
         rows = [row for row in cursor if row[3] != "p" and (not only or row[0] == relation.oid)]
     heaps = []
-    for oid, schema, name, kind, access_method, readable, size_bytes, attnums in rows:
+    for oid, schema, name, kind, access_method, readable, size_bytes, attnums, _ in rows:
         if access_method != "heap" or not readable or size_bytes is None:
             return None
         heaps.append(Heap(Relation(oid, schema, name, kind), -(-size_bytes // server.block_size), tuple(attnums or ())))
-    return heaps
+    return (heaps, rows[0][-1]) if rows else None
 
 
 _IDENTIFY_HEAPS = f"""
 WITH RECURSIVE {TREE}
-SELECT hashtextextended(string_agg(oid::text, ',' ORDER BY oid), 0)
-FROM tree
+SELECT {IDENTITY}
 """
 
 

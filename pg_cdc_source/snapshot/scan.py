@@ -21,8 +21,9 @@ from pg_cdc_source.options.query import Query
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import catalog, slot_creation, trees
 from pg_cdc_source.postgres.catalog import Relation, Server
-from pg_cdc_source.postgres.columns import describe_columns, read_attnums, read_not_null_attnums
+from pg_cdc_source.postgres.columns import Attribute, describe_columns, read_attributes, read_present
 from pg_cdc_source.postgres.connection import refuse_transaction_pooler
+from pg_cdc_source.postgres.first_look import look
 from pg_cdc_source.snapshot import ranges
 from pg_cdc_source.snapshot.connections import planning_session
 from pg_cdc_source.snapshot.ranges import BlockRange
@@ -155,24 +156,26 @@ def make_plan(options: SnapshotOptions) -> Plan:
     if options.without_effect:
         log.warning("options of Spark's JDBC source without an effect here: %s", options.without_effect)
     with planning_session(options.connection, options.max_connections) as session:
-        refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning")
-        server = catalog.read_server(session)
+        found = look(session, options.dbtable)
+        refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning", found.backend_pid)
         if options.consistent_point == "require" and not options.snapshot:
-            slot_creation.require_consistent_point(server)
-        relation = catalog.find_relation(session, options.dbtable) if options.dbtable else None
-        return plan_in(session, server, spec_of(options, relation))
+            slot_creation.require_consistent_point(found.server)
+        relation = found.relation(session, options.dbtable) if options.dbtable else None
+        return plan_in(session, found.server, spec_of(options, relation), found.attributes)
 
 
-def plan_in(session: Session, server: Server, spec: ScanSpec) -> Plan:
-    """Plan a scan in a session that is open already."""
+def plan_in(session: Session, server: Server, spec: ScanSpec, attributes: Sequence[Attribute] | None = None) -> Plan:
+    """Plan a scan in a session that is open already. ``attributes`` are the relation's, where they have been read."""
     relation = spec.relation
     names = None
-    if relation is not None:
-        names = _chosen_columns(spec, relation, list(read_attnums(session, relation)))
+    if relation is None:
+        attributes = ()
+    else:
+        attributes = read_attributes(session, relation) if attributes is None else attributes
+        names = _chosen_columns(spec, relation, [attribute.name for attribute in attributes])
     columns = describe_columns(session, _select(spec, names), f"reading {spec.what}", written=spec.written)
-    if relation is not None:
-        not_null = read_not_null_attnums(session, relation)
-        columns = [replace(column, not_null=column.attnum in not_null) for column in columns]
+    not_null = {attribute.attnum for attribute in attributes if attribute.not_null}
+    columns = [replace(column, not_null=relation is not None and column.attnum in not_null) for column in columns]
     _check_names(spec, [column.name for column in columns])
     if not columns and not spec.lsn_column:
         # Rows without values would not even be counted.
@@ -235,17 +238,17 @@ def _where(spec: ScanSpec, blocks: BlockRange | None, conditions: Sequence[sql.C
     return sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions)) if conditions else sql.SQL("")
 
 
-def ranges_in(session: Session, plan: Plan) -> list[ScanRange]:
-    """Cut a scan into ranges as the session's transaction sees its heaps."""
+def ranges_in(session: Session, plan: Plan, *, begins: bool = False) -> list[ScanRange]:
+    """Cut a scan into ranges as the session's transaction sees its heaps. With ``begins``, it begins one for that."""
     if plan.relation is None:
         return [whole(plan)]
-    _expect_same_columns(session, plan, plan.relation)
-    heaps = trees.read_heaps(
+    _expect_same_columns(session, plan, plan.relation, begins=begins)
+    found = trees.read_heaps(
         session, plan.server, plan.relation, [column.name for column in plan.columns], only=plan.spec.only
     )
-    if not heaps:
+    if found is None:
         return [whole(plan)]
-    identity = identify_heaps(session, plan)
+    heaps, identity = found
     size = ranges.blocks_per_range(
         [heap.blocks for heap in heaps], plan.server.block_size, plan.spec.range_bytes, plan.spec.ranges
     )
@@ -253,7 +256,7 @@ def ranges_in(session: Session, plan: Plan) -> list[ScanRange]:
     return [
         ScanRange(
             tuple(Piece(heaps[i].relation, heaps[i].attnums, blocks) for i, blocks in pieces),
-            identity,
+            None if plan.spec.only else identity,
             sum(max(1, ranges.length(blocks, heaps[i].blocks)) for i, blocks in pieces) * plan.server.block_size,
         )
         for pieces in cuts
@@ -304,17 +307,21 @@ def reading(plan: Plan, pieces: Sequence[Piece]) -> str:
 def expect_same(session: Session, relations: Sequence[Relation], doing: str) -> None:
     """Raise SchemaChangedError where a relation's name means something else than when the DataFrame was loaded."""
     for relation, oid in zip(relations, catalog.oids_of(session, relations), strict=True):
-        if oid != relation.oid:
-            raise SchemaChangedError(
-                f"{doing}: {relation} was dropped, renamed or replaced after the DataFrame was loaded",
-                remedy="load the DataFrame again",
-            )
+        _expect_oid(relation, oid, doing)
 
 
-def _expect_same_columns(session: Session, plan: Plan, relation: Relation) -> None:
+def _expect_oid(relation: Relation, oid: int | None, doing: str) -> None:
+    if oid != relation.oid:
+        raise SchemaChangedError(
+            f"{doing}: {relation} was dropped, renamed or replaced after the DataFrame was loaded",
+            remedy="load the DataFrame again",
+        )
+
+
+def _expect_same_columns(session: Session, plan: Plan, relation: Relation, *, begins: bool) -> None:
     # Ranges find their columns by name, and a name may be that of another column now.
-    expect_same(session, [relation], f"planning {relation}")
-    attnums = read_attnums(session, relation)
+    oid, attnums = read_present(session, relation, begins=begins)
+    _expect_oid(relation, oid, f"planning {relation}")
     for column in plan.columns:
         if attnums.get(column.name) != column.attnum:
             raise SchemaChangedError(

@@ -17,7 +17,6 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.instances import Instance, require_instance
-from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board
 from pg_cdc_source.snapshot.connections import bound, planning_session
@@ -84,10 +83,8 @@ Source = GivenSnapshot | KeptSnapshot
 def plan_ranges(plan: Plan, options: SnapshotOptions) -> tuple[Source, list[ScanRange]]:
     """Cut a scan into ranges, and make sure that its tasks will find the snapshot that the options ask for."""
     with planning_session(plan.spec.connection, options.max_connections) as session:
-        with translated(f"planning {plan.what}"), session.cursor() as cursor:
-            # One transaction, so that the ranges and the identity of the heaps belong to the same heaps.
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            ranges = ranges_in(session, plan)
+        # One transaction, so that the ranges and the identity of the heaps belong to the same heaps.
+        ranges = ranges_in(session, plan, begins=True)
         log.info("planned %s", fields(table=plan.what, ranges=len(ranges), snapshot=options.snapshot))
         site = read_site(session)
         if options.snapshot is not None:

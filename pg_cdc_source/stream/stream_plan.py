@@ -15,7 +15,7 @@ from pg_cdc_source.options.names import TablePattern
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.columns import read_attnums, read_raw_types
+from pg_cdc_source.postgres.columns import read_attributes, read_raw_types
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.publication import Publication, Unpublished
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
@@ -146,7 +146,7 @@ def _plan_scan(
     # JSON leaves out what is not sent, and a changelog has no column to list it in.
     is_listed = options.dbtable is not None and options.change_format == "plain"
     left_out = set(unpublished.columns) - set(unpublished.generated if is_listed else ())
-    names = tuple(name for name in read_attnums(session, relation) if name not in left_out)
+    names = tuple(a.name for a in read_attributes(session, relation) if a.name not in left_out)
     spec = ScanSpec(
         connection=options.connection,
         relation=relation,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import ServerFullError, TransientError
@@ -78,8 +79,9 @@ SELECT (pg_postmaster_start_time() AT TIME ZONE 'UTC')::text,
 
 def read_site(session: Session) -> Site:
     """Look at the server; a transaction that the session is in ends with it."""
+    ending = "" if session.info.transaction_status == TRANSACTION_STATUS_IDLE else "COMMIT; "
     with translated("looking for the keeper"), session.cursor() as cursor:
-        cursor.execute(f"COMMIT; {_READ_SITE}", (f"^{keeper_name(name_pattern(ANY_TOKEN))}$",))
+        cursor.execute(f"{ending}{_READ_SITE}", (f"^{keeper_name(name_pattern(ANY_TOKEN))}$",))
         started, address, in_recovery, clock, database, role, left, names = cursor.fetchone()
     keepers = tuple(name.split(":")[1] for name in names)
     return Site(Instance(started, address, in_recovery), clock, database, role, left, keepers)
