@@ -13,6 +13,7 @@ from pg_cdc_source.lake.ledger import Ledger
 from pg_cdc_source.lake.tasks import OUTCOME_SCHEMA, Start, Task
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.spark.edge import short_errors, spark_schema
+from pg_cdc_source.spark.worker_tuning import small_task
 
 Outcome = dict[str, Any]
 
@@ -42,11 +43,11 @@ def run_task(batch: DataFrame, task: Task, directory_of: Callable[[str], str]) -
     parallelism = batch.sparkSession.sparkContext.defaultParallelism
 
     def write_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with short_errors():
+        with small_task(), short_errors():
             yield from FileWriter(directory_of, task.shapes).take(batches)
 
     def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with short_errors():
+        with small_task(), short_errors():
             rows = [row for batch in batches for row in batch.to_pylist()]
             yield pa.RecordBatch.from_pylist(task.outcomes(rows), schema=OUTCOME_SCHEMA)
 

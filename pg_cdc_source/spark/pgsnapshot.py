@@ -16,7 +16,7 @@ from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
 from pg_cdc_source.snapshot.source import Source, plan_ranges
 from pg_cdc_source.spark.copies import Sealed, SealedClass
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
-from pg_cdc_source.spark.worker_tuning import freeze_modules, small_task
+from pg_cdc_source.spark.worker_tuning import small_task, tune_process
 
 
 @dataclass
@@ -41,6 +41,7 @@ class PgSnapshotDataSource(Sealed, DataSource, metaclass=SealedClass):
         return "pgsnapshot"
 
     def schema(self) -> StructType:
+        tune_process()
         return spark_schema(self._planned().arrow_schema())
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -72,7 +73,7 @@ class PgSnapshotReader(Sealed, DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        freeze_modules()
+        tune_process()
         with short_errors():
             source, ranges = plan_ranges(self._plan, self._options)
         return [RangePartition(source, scan_range) for scan_range in ranges]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux puts acknowled
 
 _FREEZE = """
 import gc, weakref
-from pg_cdc_source.spark.worker_tuning import freeze_modules
+from pg_cdc_source.spark.worker_tuning import tune_process
 
 class Node: pass
 
@@ -22,12 +23,40 @@ def garbage():
     return weakref.ref(node)
 
 before = garbage()
-freeze_modules()
+tune_process()
 frozen = gc.get_freeze_count()
 after, kept = garbage(), Node()
-freeze_modules()
+tune_process()
 gc.collect()
 print(frozen > 1_000, gc.get_freeze_count() == frozen, before() is None, after() is None)
+"""
+
+_ARCHIVES = """
+import importlib, os, sys, time, zipfile
+from zipimport import zipimporter
+from pg_cdc_source.spark.worker_tuning import tune_process
+
+def named(name):
+    path = os.path.join(DIRECTORY, name)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("here_already.py", "")
+    sys.path.append(path)
+    sys.path_importer_cache[path] = zipimporter(path)
+    return path
+
+def add(path):
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("added.py", "")
+
+def finds(path):
+    importlib.invalidate_caches()
+    return sys.path_importer_cache[path].find_spec("added") is not None
+
+paths = [named(name) for name in ("pyspark.zip", "py4j-0.10.9.9-src.zip", "spark-core_2.13-4.1.4.jar", "users.zip")]
+tune_process()
+for path in paths:
+    add(path)
+print(*map(finds, paths))
 """
 
 # A task as it runs in a worker that Spark's daemon forked for a connection, known by the names of function, file and
@@ -88,6 +117,14 @@ def test_modules_are_kept_out_of_collections_and_garbage_is_not() -> None:
 
 def test_modules_are_collected_as_ever_where_tuning_is_off() -> None:
     assert _run(_FREEZE, PG_CDC_WORKER_TUNING="off") == ["False", "True", "True", "True"]
+
+
+def test_archives_of_spark_are_not_read_again_and_those_of_users_are(tmp_path: Path) -> None:
+    program = f"DIRECTORY = {str(tmp_path)!r}\n{_ARCHIVES}"
+    assert _run(program) == ["False", "False", "False", "True"]
+    for archive in tmp_path.iterdir():
+        archive.unlink()
+    assert _run(program, PG_CDC_WORKER_TUNING="off") == ["True"] * 4
 
 
 @linux
