@@ -13,7 +13,7 @@ from pg_cdc_source.bench.ready_batches import ReadySource, write_batch
 from pg_cdc_source.bench.snapshot import JDBC, MEASURES, OURS
 from pg_cdc_source.demo.jdbc import jdbc_options
 
-_READY = "ready rows"
+READY = "ready rows"
 _TIMES = 10
 _THREADS = 8
 
@@ -46,7 +46,7 @@ def one(lab: Lab) -> Question:
         "A table of five rows, loaded and written to a no-op sink",
         [
             Contender(OURS, ours),
-            Contender(_READY, partial(other, "bench_ready", ready)),
+            Contender(READY, partial(other, "bench_ready", ready)),
             peers.missing_jdbc() or Contender(JDBC, partial(other, "jdbc", _jdbc(lab, "small"))),
         ],
         ("wall_s", "over_ready_rows_s"),
