@@ -73,10 +73,6 @@ class MirroredLayout:
     def key(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns if column.key)
 
-    @property
-    def key_attnums(self) -> tuple[int | None, ...]:
-        return tuple(column.attnum for column in self.columns if column.key)
-
     def place_of(self, column: MirroredColumn) -> int | None:
         """Which of these columns is ``column`` of another layout of the table."""
         for place, ours in enumerate(self.columns):

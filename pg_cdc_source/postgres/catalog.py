@@ -32,7 +32,6 @@ class Server:
     block_size: int
     role: str
     may_replicate: bool
-    encoding: str
     service: Service | None
 
     @property
@@ -76,7 +75,6 @@ SELECT current_setting('server_version_num')::int,
         WHERE r.rolname = current_user AND (r.rolreplication OR r.rolsuper)
             OR r.rolname IN ('rds_replication', 'rds_superuser') AND pg_has_role(current_user, r.oid, 'MEMBER')
     ),
-    current_setting('server_encoding'),
     ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY (%s)),
     EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.proname = 'aurora_version')
 """

@@ -21,9 +21,6 @@ class BlockRange:
         return f"blocks [{self.start_block}, {end})"
 
 
-WHOLE = BlockRange(0, None)
-
-
 def cut(heap_blocks: Sequence[int], blocks_per_range: int) -> list[list[tuple[int, BlockRange]]]:
     """Cut heaps, laid end to end, into even ranges of at most ``blocks_per_range``; the last one of a heap is open.
 

@@ -18,7 +18,6 @@ REPLICA = Server(
     block_size=8192,
     role="reader",
     may_replicate=True,
-    encoding="UTF8",
     service=None,
 )
 ON_19 = replace(REPLICA, version_num=190000)

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.snapshot.ranges import WHOLE, BlockRange, blocks_per_range, cut, steps
+from pg_cdc_source.snapshot.ranges import BlockRange, blocks_per_range, cut, steps
 from pg_cdc_source.snapshot.scan import Piece, reading, steps_of
+
+WHOLE = BlockRange(0, None)
 
 
 def assert_adjoining(ranges: list[BlockRange]) -> None:
