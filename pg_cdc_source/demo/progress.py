@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg2
+from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 from rich.console import Console
 
@@ -33,8 +34,11 @@ class Copied:
 
 
 @contextmanager
-def shown(console: Console, spark: SparkSession, url: str, doing: str) -> Iterator[None]:
-    """Show, while the block runs a Spark action, its tasks and what ``COPY`` sends."""
+def shown(console: Console, spark: SparkSession, doing: str, url: str | None = None) -> Iterator[None]:
+    """Show, while the block runs a Spark action, its tasks and, with the server's ``url``, what ``COPY`` sends.
+
+    A ``COPY`` that takes less than a moment is not seen, so this is for large ranges.
+    """
     if not console.is_terminal:
         yield
         return
@@ -42,16 +46,12 @@ def shown(console: Console, spark: SparkSession, url: str, doing: str) -> Iterat
     with console.status(doing) as status:
 
         def watch() -> None:
-            copied, start = Copied(), time.monotonic()
-            with contextlib.suppress(psycopg2.Error), contextlib.closing(psycopg2.connect(url)) as session:
-                session.autocommit = True
+            with contextlib.ExitStack() as stack, contextlib.suppress(psycopg2.Error):
+                sent: Callable[[], str] = str  # nothing
+                if url is not None:
+                    sent = _sent(stack.enter_context(contextlib.closing(_session(url))))
                 while not done.wait(_LOOK_SECONDS):
-                    with session.cursor() as cursor:
-                        cursor.execute("SELECT pid, tuples_processed, bytes_processed FROM pg_stat_progress_copy")
-                        rows, size = copied.look({pid: (tuples, sent) for pid, tuples, sent in cursor})
-                    rate = size / 1e6 / (time.monotonic() - start)
-                    by_copy = f", {rows:,} rows, {rate:,.0f} MB/s" if rows else ""
-                    status.update(f"{doing}: {_tasks(spark)}{by_copy}")
+                    status.update(f"{doing}: {_tasks(spark)}{sent()}")
 
         watcher = threading.Thread(target=watch, name="progress", daemon=True)
         watcher.start()
@@ -60,6 +60,25 @@ def shown(console: Console, spark: SparkSession, url: str, doing: str) -> Iterat
         finally:
             done.set()
             watcher.join(1)
+
+
+def _session(url: str) -> Session:
+    session = psycopg2.connect(url)
+    session.autocommit = True
+    return session
+
+
+def _sent(session: Session) -> Callable[[], str]:
+    """What says how much has been sent since now."""
+    copied, start = Copied(), time.monotonic()
+
+    def say() -> str:
+        with session.cursor() as cursor:
+            cursor.execute("SELECT pid, tuples_processed, bytes_processed FROM pg_stat_progress_copy")
+            rows, size = copied.look({pid: (tuples, sent) for pid, tuples, sent in cursor})
+        return f", {rows:,} rows, {size / 1e6 / (time.monotonic() - start):,.0f} MB/s" if rows else ""
+
+    return say
 
 
 def _tasks(spark: SparkSession) -> str:

@@ -69,7 +69,7 @@ def _run(orders: int, seconds: float, home: Path, lake: Path, stack: contextlib.
         spark = stack.enter_context(_spark(home, driver))
         opened, readings = filled()
     readers = read_side_by_side(spark, url, opened, readings, console, with_jdbc=driver is not None)
-    with shown(console, spark, url, "Copying the shop to Parquet while it takes orders"):
+    with shown(console, spark, "Copying the shop to Parquet while it takes orders"):
         copied = copy_shop(spark, url, home / "copy")
     with console.status("Comparing the copy with the source"):
         snapshot = compare_copy(spark, home / "copy", copied, opened)

@@ -78,7 +78,7 @@ def read_side_by_side(
                 true[reader] += str(total) == opened.balance
     results = []
     for reader in readers:
-        with shown(console, spark, url, f"Reading {readings:,} rows with {reader.name}"):
+        with shown(console, spark, f"Reading {readings:,} rows with {reader.name}", url):
             start = time.monotonic()
             reader.load("readings", readings).write.format("noop").mode("overwrite").save()
             results.append(ReaderResult(reader.name, true[reader], _ROUNDS, readings, time.monotonic() - start))
