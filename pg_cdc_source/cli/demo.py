@@ -19,11 +19,12 @@ def demo(
         Path | None, typer.Option(metavar="DIRECTORY", help="Leave the mirror's Delta tables in this directory.")
     ] = None,
 ) -> None:
-    """Copy a shop that keeps writing, mirror it into a lake, and verify both copies.
+    """Read a shop that keeps writing, copy it, mirror it into a lake, and verify both copies.
 
-    One Spark action copies the shop's tables to Parquet at one point in time. A mirror then keeps Delta tables equal
-    to them. The demo starts its own PostgreSQL server and Spark, and removes both when it ends. It exits with status 1
-    if a copy differs from PostgreSQL.
+    Sums and a large table are read beside Spark's JDBC source, whose driver is fetched from Maven Central where this
+    machine has none (PG_CDC_JDBC_JAR says where one is). One Spark action copies the shop's tables to Parquet at one
+    point in time. A mirror then keeps Delta tables equal to them. The demo starts its own PostgreSQL server and Spark,
+    and removes both when it ends. It exits with status 1 if a sum was not true, or a copy differs from PostgreSQL.
     """
     leave_nothing_when_stopped()
     try:

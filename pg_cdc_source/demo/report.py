@@ -51,7 +51,7 @@ def _print_readers(console: Console, readers: tuple[ReaderResult, ...]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("read by")
     table.add_column("sums that were true", justify="right")
-    table.add_column(f"{readers[0].rows:,} rows", justify="right")
+    table.add_column(f"time for {readers[0].rows:,} rows", justify="right")
     for r in readers:
         colour = "green" if r.true_sums == r.sums else "bold red"
         table.add_row(r.reader, f"[{colour}]{r.true_sums} of {r.sums}[/]", f"{r.seconds:.1f} s")

@@ -28,8 +28,10 @@ def warn_of_other_python(spark: SparkSession) -> None:
     except PySparkException:
         return  # Connect's server runs its own
     command = shutil.which(context.pythonExec)
-    # What is added to the session (addPyFile, --py-files) may bring the package.
-    if command is None or os.path.abspath(command) == os.path.abspath(sys.executable) or context._python_includes:
+    if command is None or os.path.abspath(command) == os.path.abspath(sys.executable):
+        return
+    # What is added to the session (addPyFile, --py-files) may bring the package. The name is PySpark's own affair.
+    if getattr(context, "_python_includes", None):
         return
     try:
         lacks = subprocess.run(

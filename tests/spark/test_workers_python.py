@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from pyspark.errors import PySparkAttributeError
 
+from pg_cdc_source.spark.register import register
 from pg_cdc_source.spark.workers_python import warn_of_other_python
 
 
@@ -32,6 +33,15 @@ def test_a_python_without_the_package_is_named(caplog: pytest.LogCaptureFixture,
     said = warned(caplog, bare)
     assert f"with {bare}, which does not have pg_cdc_source" in said
     assert f"set the variable PYSPARK_PYTHON={sys.executable} before Spark starts" in said
+
+
+def test_registering_the_formats_looks(caplog: pytest.LogCaptureFixture, bare: str) -> None:
+    class Session:
+        sparkContext = SimpleNamespace(pythonExec=bare)  # noqa: N815 - Spark's name
+        dataSource = SimpleNamespace(register=lambda _: None)  # noqa: N815
+
+    register(cast(Any, Session()))
+    assert "which does not have pg_cdc_source" in caplog.text
 
 
 def test_nothing_is_said_where_the_package_is_found_or_may_come_later(
