@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -24,8 +22,7 @@ from watch import holders, session_names, wait_until
 from pg_cdc_source.errors import ServerFullError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres.snapshots import _said
-from pg_cdc_source.snapshot import connections, driver
-from pg_cdc_source.snapshot.keeper import launch
+from pg_cdc_source.snapshot import connections
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.snapshot.source import plan_ranges
@@ -103,24 +100,13 @@ def test_many_actions_leave_a_small_server_to_others(spark: SparkSession) -> Non
 # --- without Spark ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process in place of Spark's JVM; keepers end with it."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        found = driver._find_process(process.pid)
-        assert found is not None
-        monkeypatch.setattr(launch, "driver_process", lambda: found[0])
-        yield
-        process.kill()
-
-
 def run(pg: Session, *statements: str) -> None:
     with pg.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
 
 
-@pytest.mark.usefixtures("_driver")
+@pytest.mark.usefixtures("own_driver")
 def test_executions_that_wait_share_a_snapshot_taken_after_each_began(db: str, pg: Session) -> None:
     run(pg, "CREATE TABLE t AS SELECT 1 AS id", "CREATE TABLE other (id int)")
     options = parse_snapshot_options({"url": db, "dbtable": "t", "slotTimeout": "60s", "consistentPoint": "require"})
@@ -148,7 +134,7 @@ def test_executions_that_wait_share_a_snapshot_taken_after_each_began(db: str, p
     assert len(snapshots) == 3
 
 
-@pytest.mark.usefixtures("_driver")
+@pytest.mark.usefixtures("own_driver")
 def test_executions_without_room_have_snapshots_of_their_own_in_one_session(db: str, pg: Session) -> None:
     run(pg, "CREATE TABLE t (id int)")
     options = parse_snapshot_options({"url": db, "dbtable": "t", "maxConnections": "4"})

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-
 import pytest
 from databases import connect
 from psycopg2.extensions import connection as Session
@@ -16,22 +12,12 @@ from watch import holders, session_names, wait_until
 from pg_cdc_source.errors import DefiniteError, PgCdcError, ServerFullError, SnapshotLostError, TransientError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.snapshot import driver
 from pg_cdc_source.snapshot.keeper import launch
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.snapshot.source import plan_ranges
 
-
-@pytest.fixture(autouse=True)
-def _driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process in place of Spark's JVM; keepers end with it."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        found = driver._find_process(process.pid)
-        assert found is not None
-        monkeypatch.setattr(launch, "driver_process", lambda: found[0])
-        yield
-        process.kill()
+pytestmark = pytest.mark.usefixtures("own_driver")
 
 
 def run(pg: Session, *statements: str) -> None:
