@@ -140,6 +140,9 @@ def test_a_missing_table_is_refused_with_the_nearest_name(db: str, pg: Session, 
     run(pg, "CREATE SCHEMA sales; CREATE TABLE sales.orders (id int)")
     refusal(lambda: load(spark, db, dbtable="sales.order"), "AccessError", "sales.order", "did you mean sales.orders?")
     refusal(lambda: load(spark, db, dbtable="orders"), "AccessError", "orders", "did you mean sales.orders?")
+    # PostgreSQL's own are not what is meant.
+    refusal(lambda: load(spark, db, dbtable="stats"), "AccessError", "stats", "check the schema and the spelling")
+    refusal(lambda: load(spark, db, dbtable="pg_stat"), "AccessError", "pg_stat", "did you mean pg_catalog.pg_stats")
 
 
 def test_who_is_not_let_in_is_told_why(pg: Session, spark: SparkSession, reader: dict[str, str]) -> None:

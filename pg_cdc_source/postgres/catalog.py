@@ -147,20 +147,17 @@ LIMIT 20000
 
 
 def _near_names(session: Session, parts: tuple[str, ...]) -> str:
+    # A name without a schema may be meant in any. They are no part of it then: long ones would make all names alike.
+    wanted, cutoff = ".".join(parts).lower(), 0.8 if len(parts) == 2 else 0.6
     with translated("looking for near names"), session.cursor() as cursor:
         cursor.execute(_READ_NAMES)
-        known = {dotted(schema, name): f"{schema}.{name}".lower() for schema, name in cursor}
-    # A name without a schema may be meant in any schema.
-    schemas = [parts[0]] if len(parts) == 2 else sorted({name.split(".")[0] for name in known.values()})
-    wanted = [f"{schema}.{parts[-1]}".lower() for schema in schemas]
-    near = [text for want in wanted for text in known if known[text] == want]
-    near += [
-        text
-        for want in wanted
-        for close in difflib.get_close_matches(want, known.values(), n=3, cutoff=0.8)
-        for text in known
-        if known[text] == close
-    ]
+        known = {
+            dotted(schema, name): ".".join((schema, name)[-len(parts) :]).lower()
+            for schema, name in cursor
+            if schema != "pg_catalog" or wanted.startswith("pg_")
+        }
+    close = difflib.get_close_matches(wanted, known.values(), n=3, cutoff=cutoff)
+    near = [text for like in (wanted, *close) for text in known if known[text] == like]
     hint = ", ".join(dict.fromkeys(near[:3]))
     return f"did you mean {hint}?" if hint else "check the schema and the spelling; quote names that are not lower case"
 
