@@ -135,7 +135,7 @@ def test_executions_that_wait_share_a_snapshot_taken_after_each_began(db: str, p
 
 
 @pytest.mark.usefixtures("own_driver")
-def test_executions_without_room_have_snapshots_of_their_own_in_one_session(db: str, pg: Session) -> None:
+def test_executions_have_snapshots_of_their_own_in_one_session(db: str, pg: Session) -> None:
     run(pg, "CREATE TABLE t (id int)")
     options = parse_snapshot_options({"url": db, "dbtable": "t", "maxConnections": "4"})
     plan = make_plan(options)
@@ -147,9 +147,35 @@ def test_executions_without_room_have_snapshots_of_their_own_in_one_session(db: 
     for execution in range(1, 11):
         run(pg, f"INSERT INTO t VALUES ({execution})")
         assert rows(execution) == execution
-    # Each goes on seeing what it saw, in the sessions of two.
+    # Each goes on seeing what it saw.
     assert [rows(execution) for execution in range(1, 11)] == list(range(1, 11))
-    assert len(holders(pg)) == 2
+    assert len(holders(pg)) == 1
+
+
+@pytest.mark.usefixtures("own_driver")
+def test_what_is_read_for_longer_outlives_the_pool(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT generate_series(1, 100000) AS id")
+    plan = make_plan(options := parse_snapshot_options({"url": db, "dbtable": "t"}))
+    source, [part] = plan_ranges(plan, options)
+    reading = read_range(plan, source, part, "1")
+    first = next(iter(reading))
+    run(pg, "INSERT INTO t VALUES (0)")
+    [pool] = holders(pg)
+    # Two of its own, and the pool is let go.
+    wait_until(lambda: pool not in (own := holders(pg)) and len(own) == 2)
+    rest = [read_range(plan, source, part, "1") for _ in range(2)]
+    assert first.num_rows + sum(batch.num_rows for batch in reading) == 100_000
+    assert [sum(batch.num_rows for batch in batches) for batches in rest] == [100_000] * 2
+
+
+def test_an_action_has_its_lsn_where_only_one_of_its_scans_shows_it(spark: SparkSession, db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT generate_series(1, 3) AS id")
+    silent = load(spark, db, dbtable="t")
+    assert silent.count() == 3
+    shown = load(spark, db, dbtable="t", lsnColumn="lsn")
+    # The first scan of the action asks for the snapshot of both.
+    rows = silent.join(shown, "id").collect()
+    assert len({row.lsn for row in rows} - {None}) == 1
 
 
 def test_a_full_server_is_waited_for(

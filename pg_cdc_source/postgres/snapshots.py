@@ -80,12 +80,15 @@ class Held:
     announced: Sequence[LockKey] = ()
     holders: list[tuple[Session, str]] = field(default_factory=list)
 
-    def add_holder(self, options: ConnectionOptions, name_for: Callable[[str], str]) -> None:
-        """Have one more session import the snapshot from the first, export it, and announce it as ``name_for(id)``."""
+    def add_holder(self, options: ConnectionOptions, name_for: Callable[[str], str], snapshot_id: str) -> None:
+        """Have one more session import the snapshot, export it, and announce it as ``name_for(id)``.
+
+        ``snapshot_id`` is one under which the snapshot is exported now.
+        """
         session = connect(options, name_for(""))
         try:
             require_instance(session, self.instance, "holding a snapshot")
-            import_snapshot(session, self.holders[0][1])
+            import_snapshot(session, snapshot_id)
             self.begin_holding(session, name_for)
         except BaseException:
             session.close()
@@ -144,7 +147,7 @@ def make_snapshot(
             try:
                 held.begin_holding(session, name_for)
                 while len(held.holders) < holders:
-                    held.add_holder(options, name_for)
+                    held.add_holder(options, name_for, held.holders[0][1])
             except BaseException:
                 for other, _ in held.holders[1:]:
                     other.close()

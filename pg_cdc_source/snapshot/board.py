@@ -40,7 +40,7 @@ class Request:
     """What a task asks for. ``planned_at`` is the server's clock (epoch seconds) when the task's scan was planned.
 
     ``max_connections`` bounds the sessions of planning and keeper together. ``shows_lsn`` is whether the scan has a
-    column for the snapshot's LSN.
+    column for the snapshot's LSN, and ``lsn_file`` a file on the driver's host that is there if any of its scans has.
     """
 
     execution: str
@@ -48,6 +48,7 @@ class Request:
     snapshot_idle_seconds: float
     max_connections: int
     shows_lsn: bool
+    lsn_file: str
     spec: SnapshotSpec
 
     @property

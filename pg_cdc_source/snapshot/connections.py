@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from pg_cdc_source.errors import TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect
+from pg_cdc_source.snapshot.driver_files import driver_file
 
 log = logging.getLogger(__name__)
 
@@ -63,15 +62,11 @@ def planning_session(options: ConnectionOptions, max_connections: int | None) ->
 @contextmanager
 def _turn(options: ConnectionOptions, max_connections: int | None) -> Iterator[None]:
     """Wait until fewer processes of this driver plan on the server than may at a time."""
-    # Spark gives its Python processes the directory of the running context, which it deletes at the end.
-    directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
-    server = hashlib.sha256(options.display().encode()).hexdigest()[:12]
-    name = f"pgsnapshot-{os.getuid()}-{server}"
-    paths = [Path(directory, f"{name}-{number}") for number in range(planning_share(max_connections))]
+    paths = [driver_file(options, str(number)) for number in range(planning_share(max_connections))]
     try:
         place = next((place for _ in _LINE.polls() if (place := _first_free(paths)) is not None), None)
     except OSError as error:
-        log.warning("planning does not wait in line, because %s cannot be written: %s", directory, error)
+        log.warning("planning does not wait in line, because %s cannot be written: %s", paths[0].parent, error)
         yield
         return
     if place is None:

@@ -26,6 +26,7 @@ from pg_cdc_source.postgres.connection import refuse_transaction_pooler
 from pg_cdc_source.postgres.first_look import look
 from pg_cdc_source.snapshot import ranges
 from pg_cdc_source.snapshot.connections import planning_session
+from pg_cdc_source.snapshot.driver_files import note_lsn_column
 from pg_cdc_source.snapshot.ranges import BlockRange
 from pg_cdc_source.values import registry
 from pg_cdc_source.values.registry import Codec, Column
@@ -155,6 +156,8 @@ def make_plan(options: SnapshotOptions) -> Plan:
     """Look up what is to be read; raises whatever would keep a later read from being complete."""
     if options.without_effect:
         log.warning("options of Spark's JDBC source without an effect here: %s", options.without_effect)
+    if options.lsn_column is not None:
+        note_lsn_column(options.connection)
     with planning_session(options.connection, options.max_connections) as session:
         found = look(session, options.dbtable)
         refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning", found.backend_pid)

@@ -20,6 +20,7 @@ from pg_cdc_source.postgres.instances import Instance, require_instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board
 from pg_cdc_source.snapshot.connections import bound, planning_session
+from pg_cdc_source.snapshot.driver_files import lsn_file
 from pg_cdc_source.snapshot.keeper.launch import ensure_keeper, read_site
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, ranges_in
 
@@ -92,6 +93,7 @@ def plan_ranges(plan: Plan, options: SnapshotOptions) -> tuple[Source, list[Scan
         spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
         max_connections = bound(options.max_connections, site.connections_left)
         shows_lsn = options.lsn_column is not None
-        request = board.Request("", site.clock, options.snapshot_idle_seconds, max_connections, shows_lsn, spec)
+        noted = lsn_file(plan.spec.connection)
+        request = board.Request("", site.clock, options.snapshot_idle_seconds, max_connections, shows_lsn, noted, spec)
         name = ensure_keeper(plan.spec.connection, session, site, request)
     return KeptSnapshot(name, request, site.instance), ranges

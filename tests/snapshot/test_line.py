@@ -14,7 +14,13 @@ from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
 from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
 from pg_cdc_source.snapshot.connections import keeper_share, planning_share
-from pg_cdc_source.snapshot.keeper.executions import GONE_SECONDS, IDLE_SECONDS, POOL_SECONDS, Executions
+from pg_cdc_source.snapshot.keeper.executions import (
+    GONE_SECONDS,
+    IDLE_SECONDS,
+    OWN_SECONDS,
+    POOL_SECONDS,
+    Executions,
+)
 from pg_cdc_source.snapshot.keeper.shared import Shared
 
 
@@ -42,10 +48,17 @@ class NoMarks:
 
 
 class NoWorkers:
-    """Takes work and leaves it undone."""
+    """Takes work and leaves it undone until ``finish``."""
+
+    def __init__(self) -> None:
+        self.undone: list[Callable[[], Any]] = []
 
     def submit(self, work: Callable[[], Any]) -> None:
-        pass
+        self.undone.append(work)
+
+    def finish(self) -> None:
+        while self.undone:
+            self.undone.pop(0)()()
 
 
 class Line:
@@ -53,12 +66,13 @@ class Line:
 
     def __init__(self, most_sessions: int = 100) -> None:
         self.marks = NoMarks()
-        self.executions = Executions(ConnectionOptions(), "k", cast(Any, self.marks), cast(Any, NoWorkers()))
+        self.workers = NoWorkers()
+        self.executions = Executions(ConnectionOptions(), "k", cast(Any, self.marks), cast(Any, self.workers))
         self.executions.most_sessions = most_sessions
 
     def ask(self, *keys: str, point: ConsistentPoint = "auto", slot: str | None = None, shows_lsn: bool = True) -> None:
         for key in keys:
-            self.executions.begin(Request(key, 0.0, 60.0, 20, shows_lsn, SnapshotSpec(point, slot, 10.0)), 0.0)
+            self.executions.begin(Request(key, 0.0, 60.0, 20, shows_lsn, "", SnapshotSpec(point, slot, 10.0)), 0.0)
 
     def serve(self, after_seconds: float = 0.0) -> list[tuple[str, ...]]:
         """Look, and serve the line; returns for whom snapshots are being made then."""
@@ -76,7 +90,9 @@ class Line:
         made = [shared for shared in self.executions.snapshots() if shared.held is None]
         for shared in made:
             shared.held = Held(None, cast(Any, None), (), [(cast(Any, OpenSession()), "id") for _ in range(holders)])
+            shared.exported = dict.fromkeys(shared.keys, "id")
             shared.busy = False
+        self.workers.undone.clear()
         return made
 
 
@@ -160,29 +176,86 @@ def test_a_second_holder_makes_room_first() -> None:
     assert len(shared.held.holders) == 1
 
 
-def test_without_room_those_who_show_no_lsn_share_a_session() -> None:
+def test_those_who_show_no_lsn_share_a_session() -> None:
     line = Line(most_sessions=4)
-    line.ask("1", shows_lsn=False)
-    line.serve()
-    line.make()
-    line.ask("2", "3", shows_lsn=False)
-    assert line.serve() == [("2", "3")]
+    line.ask("1", "2", shows_lsn=False)
+    assert line.serve() == [("1", "2")]
     [pool] = line.make()
     assert pool.pool
     # Each has the snapshot of a statement of its own; while one is taken, others wait.
-    line.ask("4", shows_lsn=False)
+    line.ask("3", shows_lsn=False)
     assert line.serve() == []
-    line.ask("5", shows_lsn=False)
+    line.ask("4", shows_lsn=False)
     line.serve()
     assert pool.busy
-    assert [line.shared(key) for key in "2345"] == [pool, pool, pool, None]
+    assert [line.shared(key) for key in "1234"] == [pool, pool, pool, None]
     pool.busy = False
     line.serve()
-    assert line.shared("5") is pool
-    # Nobody had to go, and another one waits.
+    assert line.shared("4") is pool
+    # There is room for another one beside the pool, but not for two.
+    line.ask("5")
+    assert line.serve() == [("5",)]
+    line.make()
     line.ask("6")
     assert line.serve() == []
     assert {execution.key for execution in line.executions.all()} == set("123456")
+
+
+def read(line: Line, *keys: str) -> None:
+    for key in keys:
+        execution = line.executions.get(key)
+        assert execution is not None
+        execution.being_read = True
+
+
+def test_what_is_read_for_longer_leaves_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = OpenSession()
+    monkeypatch.setattr(
+        Held, "add_holder", lambda self, options, name_for, id: self.holders.append((held, f"imported {id}"))
+    )
+    line = Line()
+    line.ask("1", "2", "3", shows_lsn=False)
+    line.serve()
+    [pool] = line.make()
+    pool.exported["3"] = "another"
+    read(line, "1", "3")
+    line.executions.take_out_of_pools(time.monotonic())
+    assert line.workers.undone == []  # they may be over in a moment
+    for _ in range(2):
+        line.executions.take_out_of_pools(time.monotonic() + OWN_SECONDS + 0.1)
+    assert len(line.workers.undone) == 2
+    line.workers.finish()
+    together, alone = line.shared("1"), line.shared("3")
+    assert together is not None
+    assert alone is not None
+    assert line.shared("2") is together
+    assert (together.keys, alone.keys) == (("1", "2"), ("3",))
+    assert together.held is not None
+    assert together.held.holders == [(held, "imported id")]
+    # A pool that nobody needs any more is let go.
+    assert pool.held is not None
+    assert pool.held.holders == []
+
+
+def test_what_cannot_leave_the_pool_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise TransientError("too many clients")
+
+    monkeypatch.setattr(Held, "add_holder", refuse)
+    line = Line()
+    line.ask("1", shows_lsn=False)
+    line.serve()
+    [pool] = line.make()
+    read(line, "1")
+    for _ in range(2):
+        line.executions.take_out_of_pools(time.monotonic() + OWN_SECONDS + 0.1)
+        assert len(line.workers.undone) == 1
+        line.workers.finish()
+        assert line.shared("1") is pool
+    # Where there is no room, it is not tried.
+    line.executions.most_sessions = 4
+    line.executions.take_out_of_pools(time.monotonic() + OWN_SECONDS + 0.1)
+    assert line.workers.undone == []
 
 
 def test_an_old_pool_takes_no_more_snapshots() -> None:
@@ -201,6 +274,15 @@ def test_one_snapshot_always_has_room() -> None:
     line = Line(most_sessions=1)
     line.ask("1")
     assert line.serve() == [("1",)]
+
+
+def test_a_pool_leaves_room_for_a_snapshot_with_an_lsn() -> None:
+    line = Line(most_sessions=3)
+    line.ask("1", shows_lsn=False)
+    line.serve()
+    line.make()
+    line.ask("2")
+    assert line.serve() == [("2",)]
 
 
 def test_waiting_in_line_is_bounded() -> None:

@@ -10,9 +10,9 @@ So planning makes sure that a keeper runs (``launch``), and tasks ask it. They m
           task                     PostgreSQL                        keeper
            │ connect as …?16384 ──────►│                                │
            │ holder of 7? ────────────►│ none                           │
-           │ NOTIFY {execution: 7} ───►│───────────────────────────────►│ slot, export, drop slot
-           │                           │◄── two sessions …:7:<id> ──────│ lock the relation
-           │ holder of 7? ────────────►│ <id>, LSN                      │
+           │ NOTIFY {execution: 7} ───►│───────────────────────────────►│ export, or: slot, export, drop slot
+           │                           │◄── session …:7:<id> ───────────│ lock the relation
+           │ holder of 7? ────────────►│ <id>, maybe its LSN            │
            │ SET TRANSACTION SNAPSHOT ►│                                │
 
 Invariants:
@@ -20,11 +20,12 @@ Invariants:
 - One keeper per JVM, server, database and role: it holds an advisory lock for its lifetime, and a second one leaves.
 - An execution never changes snapshots. Once all holders are lost or released, it has failed, for good.
 - Executions that wait at one moment share one snapshot. It is taken after each of them began: a task has asked.
-- The keeper has no more sessions than its share of ``maxConnections``, but always one snapshot; executions beyond wait
-  in line. Two sessions hold a snapshot while that takes at most half of the share; one that dies is replaced from the
-  other. Nobody else waits for a second one.
-- Where there is no room, executions that show no LSN have their snapshots in the *pool*: one session whose READ
-  COMMITTED transaction exports one in each statement. It cannot have a slot's snapshot, release locks, or be replaced.
+- Executions that show no LSN have their snapshots in the *pool*: one session whose READ COMMITTED transaction exports
+  one in each statement. It cannot have a slot's snapshot, release locks, or be replaced. So what is read for longer is
+  held by sessions of its own, which import it.
+- The keeper has no more sessions than its share of ``maxConnections``, but always one snapshot; executions that need an
+  LSN wait in line beyond. Two sessions hold a snapshot of its own while that takes at most half of the share; one that
+  dies is replaced from the other. Nobody waits for a second one.
 - A snapshot is released ``snapshotIdle`` after the last session of a reader of its executions was seen, or earlier when
   an execution in line needs an LSN and nobody has read in it for a second. That never happens to one in the pool.
 - Tables are locked (ACCESS SHARE) only while tasks of the execution read: DDL does not wait for an idle snapshot. The

@@ -1,9 +1,9 @@
 """The SQL executions that a keeper serves: how they get their snapshots, keep them, and lose them for good.
 
-An execution waits in line until there is room for one more snapshot among ``most_sessions``. The snapshot that is made
-then is for all that wait for the same: it only has to be taken after they have begun, and they have, since they ask.
-Those that ask while it is being made share the next one. Where there is no room, executions to which an LSN makes no
-difference get a snapshot in the pool, for which there is always a session.
+Executions to which an LSN makes no difference get a snapshot in the pool, for which there is always a session. Others
+wait in line until there is room for one more snapshot among ``most_sessions``. The snapshot that is taken then is for
+all that wait for the same: it only has to be taken after they have begun, and they have, since they ask. Those that ask
+while it is being taken share the next one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ ENDED_REMEMBERED = 100_000
 IDLE_SECONDS = 1.0
 # A pool takes no more snapshots then, where there is room for another: VACUUM waits for its oldest.
 POOL_SECONDS = 10.0
+# What is read for longer has sessions of its own: it has more to lose with the pool, and its tables want locks.
+OWN_SECONDS = 1.0
 # Tasks in line ask again every three seconds; an action of which none does has ended.
 GONE_SECONDS = 15.0
 
@@ -83,6 +85,7 @@ class Executions:
         self._work = Work(options, keeper, workers, self._fail)
         self._running: dict[str, Execution] = {}
         self._ended: dict[str, Ended] = {}  # oldest first
+        self._coming: set[Shared] = set()  # out of pools
         self.most_sessions = 0
 
     def __len__(self) -> int:
@@ -151,6 +154,7 @@ class Executions:
             execution.shared.leave()
 
     def _fail(self, shared: Shared, why: PgCdcError) -> None:
+        self._coming.discard(shared)
         for execution in self.snapshots().get(shared, ()):
             self.end(execution, why)
             self.tell_why_ended(execution.key)
@@ -189,12 +193,15 @@ class Executions:
     def _serve(self, group: list[Execution], now: float) -> None:
         """Have a snapshot made for a group of the line, unless it has to go on waiting."""
         request, keys = group[0].request, tuple(execution.key for execution in group)
-        if self._has_room():
-            shared = Shared(request, keys)
-            self._work.make(shared)
-        elif group[0].may_do_without_lsn and (pool := self._pool(request, keys, now)) is not None:
+        if group[0].may_do_without_lsn:
+            pool = self._pool(request, keys, now)
+            if pool is None:
+                return
             shared = pool
             self._work.export(pool, keys)
+        elif self._has_room():
+            shared = Shared(request, keys)
+            self._work.make(shared)
         else:
             return
         for execution in group:
@@ -202,7 +209,9 @@ class Executions:
 
     def _has_room(self) -> bool:
         """Whether there is room for one more session beside those of pools; one snapshot always has."""
-        return not self.snapshots() or self._sessions() + self._pools_to_come() < self.most_sessions
+        snapshots = self.snapshots()
+        to_come = 0 if all(shared.pool for shared in snapshots) else self._pools_to_come()
+        return not snapshots or self._sessions() + to_come < self.most_sessions
 
     def _pools_to_come(self) -> int:
         """The sessions that are kept for pools: one that is in use, and an old one that is still read."""
@@ -244,7 +253,7 @@ class Executions:
 
     def _sessions(self) -> int:
         """The sessions that the keeper has."""
-        return 1 + len(self._marks) + sum(shared.sessions for shared in self.snapshots())
+        return 1 + len(self._marks) + len(self._coming) + sum(shared.sessions for shared in self.snapshots())
 
     # --- holders and locks --------------------------------------------------------------------------------------------
 
@@ -254,8 +263,7 @@ class Executions:
         Second holders are those that can be done without: they take at most half of the sessions.
         """
         for shared in self.snapshots():
-            may_add = self._sessions() < self.most_sessions / 2 and not self.any_in_line()
-            if not self._work.mend(shared, may_add=may_add):
+            if not self._work.mend(shared, may_add=self._may_add()):
                 self.end_all_of(
                     shared,
                     SnapshotLostError(
@@ -263,6 +271,37 @@ class Executions:
                         remedy="run the action again: it takes a new snapshot",
                     ),
                 )
+
+    def _may_add(self) -> bool:
+        return self._sessions() < self.most_sessions / 2 and not self.any_in_line()
+
+    def take_out_of_pools(self, now: float) -> None:
+        """Have what is read for longer held by sessions of its own. It has to be known who reads ``now``."""
+        for pool, group in self.snapshots().items():
+            if not pool.pool or pool.holding is None:
+                continue
+            coming = {key for shared in self._coming for key in shared.keys}
+            for snapshot_id in dict.fromkeys(pool.exported[execution.key] for execution in group):
+                sharing = [execution for execution in group if pool.exported[execution.key] == snapshot_id]
+                read_long = any(execution.being_read and now - execution.began > OWN_SECONDS for execution in sharing)
+                if read_long and sharing[0].key not in coming and self._may_add():
+                    self._take_out(pool, sharing)
+
+    def _take_out(self, pool: Shared, sharing: list[Execution]) -> None:
+        shared = Shared(sharing[0].request, tuple(execution.key for execution in sharing))
+
+        def move() -> None:
+            self._coming.discard(shared)
+            moved = [] if shared.held is None else [e for e in sharing if self._running.get(e.key) is e]
+            for execution in moved:
+                execution.shared = shared
+            snapshots = self.snapshots()
+            for holding in (pool, shared):
+                if holding not in snapshots:
+                    holding.leave()
+
+        self._coming.add(shared)
+        self._work.take_out(pool, shared, move)
 
     @property
     def lock(self) -> Callable[[Shared, set[int]], None]:

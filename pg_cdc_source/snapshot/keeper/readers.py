@@ -41,6 +41,7 @@ def watch(board: Session, keeper: str, executions: Executions, now: float) -> se
         execution.being_read = execution.key in readers
     _release(executions, now)
     executions.make_room(now)
+    executions.take_out_of_pools(now)
     return {key for key in readers if executions.get(key) is None}
 
 

@@ -1,7 +1,8 @@
 """Snapshots that executions share, and the work on their sessions, which threads do.
 
-A snapshot with a consistent point takes a session, and a second one that can replace it. Where the keeper has no room
-for that, and nobody is to see an LSN, all snapshots are those of one session, the *pool*: a statement each.
+A snapshot with a consistent point takes a session, and a second one that can replace it. Where nobody is to see an LSN
+a snapshot is a statement in a session that has many of them, the *pool*, until it has been read for a while: then it
+has sessions of its own as well, which import it.
 
 Only the keeper's main thread calls this, and it never waits for PostgreSQL to make, replace or lock anything. While a
 thread works on a snapshot, that is ``busy`` and nothing else touches its sessions.
@@ -32,12 +33,14 @@ MEND_SECONDS = 1.0  # before another try to replace a holder
 class Shared:
     """A snapshot for the executions ``keys``, as ``request``, the first one's, asks for it.
 
-    A ``pool`` is a session that has exported others besides, for executions that came later.
+    A ``pool`` is a session that has exported others besides, for executions that came later: ``exported`` has the id
+    of each execution's snapshot.
     """
 
     request: Request
     keys: tuple[str, ...]
     pool: bool = False
+    exported: dict[str, str] = field(default_factory=dict)  # by executions' keys
     since: float = field(default_factory=time.monotonic)
     held: Held | None = None  # None until it is made
     locked: set[int] = field(default_factory=set)  # the oids of relations
@@ -156,9 +159,35 @@ class Work:
 
         def take() -> None:
             pool.held = held
+            pool.exported.update(dict.fromkeys(keys, snapshot_id))
             self.made_some = True
 
         return take
+
+    def take_out(self, pool: Shared, shared: Shared, then: Callable[[], None]) -> None:
+        """Hold the snapshot that executions have in a pool in a session of its own, as ``shared``, and go on ``then``.
+
+        Where that fails it is not held, and the pool's is all there is.
+        """
+        assert pool.held is not None
+        instance, snapshot_id = pool.held.instance, pool.exported[shared.keys[0]]
+
+        def hold(shared: Shared) -> Finish:
+            held = Held(None, instance, [execution_key(key) for key in shared.keys])
+            try:
+                held.add_holder(self._options, self._namer(shared), snapshot_id)
+            except PgCdcError as error:
+                log.warning("execution %s: no session of its own: %s", shared.request.execution, error)
+
+            def take() -> None:
+                if held.holders:
+                    shared.held = held
+                    self.made_some = True
+                then()
+
+            return take
+
+        self._submit(shared, hold)
 
     def _namer(self, shared: Shared) -> Callable[[str], str]:
         # While an id is not known, the name must not look like a holder's.
@@ -183,7 +212,7 @@ class Work:
         held = shared.held
         assert held is not None
         try:
-            held.add_holder(self._options, self._namer(shared))
+            held.add_holder(self._options, self._namer(shared), held.holders[0][1])
         except PgCdcError as error:
             # The other holder still works; a later tick tries again, or finds that one lost as well.
             shared.mend_after = time.monotonic() + MEND_SECONDS

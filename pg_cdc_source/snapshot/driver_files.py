@@ -1,0 +1,42 @@
+"""Files by which the processes that plan for one driver know of each other. Spark deletes them with its context."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from pg_cdc_source.options.conninfo import ConnectionOptions
+
+log = logging.getLogger(__name__)
+
+
+def driver_file(options: ConnectionOptions, name: str) -> Path:
+    """The file of this name for a server, a database and a role."""
+    server = hashlib.sha256(options.display().encode()).hexdigest()[:12]
+    return Path(_sparks_directory() or tempfile.gettempdir(), f"pgsnapshot-{os.getuid()}-{server}-{name}")
+
+
+def _sparks_directory() -> str:
+    # Spark gives its Python processes the directory of the running context, which it deletes at the end.
+    return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+
+
+def lsn_file(options: ConnectionOptions) -> str:
+    """The file that is there once a scan of the driver has a column for the snapshot's LSN; "" where none can be."""
+    return str(driver_file(options, "lsn")) if _sparks_directory() else ""
+
+
+def note_lsn_column(options: ConnectionOptions) -> None:
+    if path := lsn_file(options):
+        try:
+            Path(path).touch()
+        except OSError as error:
+            log.warning("an action in which only some scans have lsnColumn may have no LSN: %s", error)
+
+
+def may_have_lsn_column(path: str) -> bool:
+    """Whether any scan that the driver has planned may have such a column. An action may have several scans."""
+    return not path or Path(path).exists()
