@@ -22,7 +22,8 @@ class NumpyAloneSource(PgSnapshotDataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         super().reader(schema)
-        return NumpyAloneReader(self._planned(), self._options)
+        plan, planned = self._loaded()
+        return NumpyAloneReader(plan, self._options, planned)
 
 
 class NumpyAloneReader(PgSnapshotReader):

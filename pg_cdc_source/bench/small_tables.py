@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from pyspark.sql import SparkSession
+
 from pg_cdc_source.bench import datasets, peers, to_arrow
 from pg_cdc_source.bench.lab import FULL, Lab
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
@@ -21,15 +23,12 @@ _THREADS = 8
 def one(lab: Lab) -> Question:
     """A table of five rows, loaded and written, some times one after another."""
     _create(lab, "small", 5)
-    path = lab.home / "small.arrow"
-    write_batch(next(to_arrow.ours(lab.url, "small")), path)
-    lab.spark.dataSource.register(ReadySource)
-    ready = {"path": str(path), "batches": "1", "partitions": "1"}
+    ready = _ready(lab, "small")
 
     def times(format: str, options: dict[str, str]) -> float:
         def work() -> int:
             for _ in range(_TIMES):
-                _load_and_write(lab, format, options)
+                _load_and_write(lab.spark, format, options)
             return _TIMES
 
         return lab.meter.measure(work).measures["wall_s"] / _TIMES
@@ -61,11 +60,14 @@ def many(lab: Lab) -> Question:
     tables = [f"small_{i}" for i in range(count)]
     for table in tables:
         _create(lab, table, 100)
+    ready = _ready(lab, tables[0])
 
     def read(format: str, options: Callable[[str], dict[str, str]]) -> Sample:
+        spark = lab.spark  # is started from the main thread
+
         def work() -> int:
             with ThreadPoolExecutor(_THREADS) as threads:
-                for read in [threads.submit(_load_and_write, lab, format, options(table)) for table in tables]:
+                for read in [threads.submit(_load_and_write, spark, format, options(table)) for table in tables]:
                     read.result()
             return count
 
@@ -76,10 +78,12 @@ def many(lab: Lab) -> Question:
         f"{count:,} tables of 100 rows, each loaded and written to a no-op sink, in {_THREADS} threads",
         [
             Contender(OURS, partial(read, OURS, lambda table: {"url": lab.url, "dbtable": table})),
+            Contender(READY, partial(read, "bench_ready", lambda _: ready)),
             peers.missing_jdbc() or Contender(JDBC, partial(read, "jdbc", partial(_jdbc, lab))),
         ],
         MEASURES,
         [Target("wall_s", OURS, "at most", 1.5, to=JDBC)],
+        notes="Ready rows are those of a Python source that has them already: what Spark's Python takes by itself.",
         most_rounds=3,
     )
 
@@ -88,9 +92,17 @@ def _create(lab: Lab, table: str, rows: int) -> None:
     datasets.create(lab.admin, datasets.WIDE, table, rows)
 
 
+def _ready(lab: Lab, table: str) -> dict[str, str]:
+    """Options of the source that has a table's rows already."""
+    path = lab.home / f"{table}.arrow"
+    write_batch(next(to_arrow.ours(lab.url, table)), path)
+    lab.spark.dataSource.register(ReadySource)
+    return {"path": str(path), "batches": "1", "partitions": "1"}
+
+
 def _jdbc(lab: Lab, table: str) -> dict[str, str]:
     return {**jdbc_options(lab.server), "dbtable": table}
 
 
-def _load_and_write(lab: Lab, format: str, options: dict[str, str]) -> None:
-    lab.spark.read.format(format).options(**options).load().write.format("noop").mode("overwrite").save()
+def _load_and_write(spark: SparkSession, format: str, options: dict[str, str]) -> None:
+    spark.read.format(format).options(**options).load().write.format("noop").mode("overwrite").save()

@@ -166,6 +166,20 @@ def _log_in(options: ConnectionOptions, keywords: dict[str, Any]) -> Session:
         time.sleep(pause_seconds)
 
 
+def begin_anew(session: Session, application_name: str) -> bool:
+    """Make of a session what ``connect`` opens under another name. No SQL but this package's may have run in it.
+
+    Returns False for a session that is lost, which is closed.
+    """
+    try:
+        with session.cursor() as cursor:
+            cursor.execute("ROLLBACK; SELECT set_config('application_name', %s, false)", (application_name,))
+    except psycopg2.Error:
+        session.close()
+        return False
+    return True
+
+
 def refuse_transaction_pooler(
     options: ConnectionOptions, session: Session, application_name: str, server_pid: int | None = None
 ) -> None:

@@ -3,8 +3,9 @@
 Spark's Python workers run the tasks of a scan one after the other. Connecting, importing the snapshot and checking that
 the relation is what was planned costs as much as reading some ten thousand rows, most of it on the server, and far more
 with TLS. So what has read a range leaves its session, in its transaction, to the next range: of the same task, where
-that reads several tables, or of the next one. This module holds that one session of the process. Nothing tells a worker
-that it will get no more tasks: a session that nobody takes within half a second is closed.
+that reads several tables, or of the next one. A task of another scan gets the session alone, and begins anew in it.
+This module holds that one session of the process. Nothing tells a worker that it will get no more tasks: a session that
+nobody takes within half a second is closed.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ class Purpose:
 class Reading:
     """A session in its snapshot's transaction; ``heaps`` are locked and were found to be what was planned.
 
-    ``scan`` is the plan that they belong to, and what identifies all of its heaps.
+    ``scan`` is the plan that they belong to, and what identifies all of its heaps. ``as_new`` says that the session is
+    as it was opened once the transaction has ended: no expression of the user's was evaluated in it.
     """
 
     session: Session
     lsn: Lsn | None
     scan: tuple[Plan, int | None]
     heaps: frozenset[Relation]
+    as_new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,21 @@ class Handover:
             before.reading.session.close()
 
     def take(self, purpose: Purpose) -> Reading | None:
-        """The session that was left for the same purpose; one that was left for another is closed."""
+        """The session that was left for the same purpose, in its transaction."""
+        with self._lock:
+            if self._left is None or self._left.purpose != purpose:
+                return None
+            left, self._left = self._left, None
+            return left.reading
+
+    def take_session(self, connection: ConnectionOptions) -> Session | None:
+        """The session that was left for another purpose, as it is; one of no use to ``connection`` is closed."""
         with self._lock:
             left, self._left = self._left, None
         if left is None:
             return None
-        if left.purpose == purpose:
-            return left.reading
+        if left.purpose.connection == connection and left.reading.as_new:
+            return left.reading.session
         left.reading.session.close()
         return None
 

@@ -9,7 +9,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres import locks
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.connection import begin_anew, connect
 from pg_cdc_source.snapshot.checks import RECONNECT_SECONDS, check_heaps, lock_and_check
 from pg_cdc_source.snapshot.handover import HANDOVER, Purpose, Reading
 from pg_cdc_source.snapshot.scan import Piece, Plan, ScanRange, reading
@@ -58,7 +58,7 @@ class ReadingSession:
         doing = reading(self._plan, self._range.pieces)
         taken = HANDOVER.take(self._purpose)
         # Kept before it is ready, so that close() ends it whatever fails.
-        self._session = session = self._connect() if taken is None else taken.session
+        self._session = session = self._new() if taken is None else taken.session
         if taken is None:
             self.lsn = self._source.import_into(session, self._execution, doing)
             locks.begin_locking(session)
@@ -70,8 +70,12 @@ class ReadingSession:
         check_heaps(session, self._plan, self._range, doing)
         return session
 
-    def _connect(self) -> Session:
+    def _new(self) -> Session:
+        """The session of another scan's task, begun anew, or a new one."""
         purpose = self._purpose
+        left = HANDOVER.take_session(purpose.connection)
+        if left is not None and begin_anew(left, purpose.name):
+            return left
         return connect(
             purpose.connection, purpose.name, retry_seconds=RECONNECT_SECONDS, full_seconds=TASK_FULL_SECONDS
         )
@@ -83,7 +87,10 @@ class ReadingSession:
     def leave(self) -> None:
         """Leave the session to the worker's next task."""
         if self._session is not None:
-            HANDOVER.leave(self._purpose, Reading(self._session, self.lsn, self._scan, self._locked or frozenset()))
+            # Without pieces a view, a foreign table or a query is read.
+            as_new = bool(self._range.pieces) and self._plan.spec.where is None
+            locked = self._locked or frozenset()
+            HANDOVER.leave(self._purpose, Reading(self._session, self.lsn, self._scan, locked, as_new))
             self._session = self._locked = None
 
     def close(self) -> None:

@@ -154,17 +154,22 @@ def _unpacked(packed: bytes) -> ScanRange:
 
 def make_plan(options: SnapshotOptions) -> Plan:
     """Look up what is to be read; raises whatever would keep a later read from being complete."""
+    with planning_session(options.connection, options.max_connections) as session:
+        return look_up(session, options)
+
+
+def look_up(session: Session, options: SnapshotOptions) -> Plan:
+    """As ``make_plan``, in a session for planning."""
     if options.without_effect:
         log.warning("options of Spark's JDBC source without an effect here: %s", options.without_effect)
     if options.lsn_column is not None:
         note_lsn_column(options.connection)
-    with planning_session(options.connection, options.max_connections) as session:
-        found = look(session, options.dbtable)
-        refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning", found.backend_pid)
-        if options.consistent_point == "require" and not options.snapshot:
-            slot_creation.require_consistent_point(found.server)
-        relation = found.relation(session, options.dbtable) if options.dbtable else None
-        return plan_in(session, found.server, spec_of(options, relation), found.attributes)
+    found = look(session, options.dbtable)
+    refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning", found.backend_pid)
+    if options.consistent_point == "require" and not options.snapshot:
+        slot_creation.require_consistent_point(found.server)
+    relation = found.relation(session, options.dbtable) if options.dbtable else None
+    return plan_in(session, found.server, spec_of(options, relation), found.attributes)
 
 
 def plan_in(session: Session, server: Server, spec: ScanSpec, attributes: Sequence[Attribute] | None = None) -> Plan:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
@@ -14,6 +16,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import SnapshotLostError, TransientError
 from pg_cdc_source.logs import fields
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.instances import Instance, require_instance
@@ -21,8 +24,8 @@ from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board
 from pg_cdc_source.snapshot.connections import bound, planning_session
 from pg_cdc_source.snapshot.driver_files import lsn_file
-from pg_cdc_source.snapshot.keeper.launch import ensure_keeper, read_site
-from pg_cdc_source.snapshot.scan import Plan, ScanRange, ranges_in
+from pg_cdc_source.snapshot.keeper.launch import Site, ensure_keeper, find_keeper, read_site
+from pg_cdc_source.snapshot.scan import Plan, ScanRange, look_up, ranges_in
 
 log = logging.getLogger(__name__)
 
@@ -81,19 +84,56 @@ class KeptSnapshot:
 Source = GivenSnapshot | KeptSnapshot
 
 
-def plan_ranges(plan: Plan, options: SnapshotOptions) -> tuple[Source, list[ScanRange]]:
-    """Cut a scan into ranges, and make sure that its tasks will find the snapshot that the options ask for."""
-    with planning_session(plan.spec.connection, options.max_connections) as session:
-        # One transaction, so that the ranges and the identity of the heaps belong to the same heaps.
-        ranges = ranges_in(session, plan, begins=True)
-        log.info("planned %s", fields(table=plan.what, ranges=len(ranges), snapshot=options.snapshot))
-        site = read_site(session)
-        if options.snapshot is not None:
-            return GivenSnapshot(options.snapshot, site.instance), ranges
-        spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
-        max_connections = bound(options.max_connections, site.connections_left)
-        shows_lsn = options.lsn_column is not None
-        noted = lsn_file(plan.spec.connection)
-        request = board.Request("", site.clock, options.snapshot_idle_seconds, max_connections, shows_lsn, noted, spec)
-        name = ensure_keeper(plan.spec.connection, session, site, request)
-    return KeptSnapshot(name, request, site.instance), ranges
+# A load that is acted on at once is planned in one session. Tables, partitions and free connections change slowly.
+_FRESH_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The ranges of a scan and their source, as of ``at`` (``time.monotonic()``, the same for the host's processes)."""
+
+    source: Source
+    ranges: list[ScanRange]
+    at: float
+
+
+def plan_load(options: SnapshotOptions) -> tuple[Plan, Planned | None]:
+    """Look up what is to be read, and cut it into ranges where tasks will find their snapshot without a new keeper."""
+    with planning_session(options.connection, options.max_connections) as session:
+        plan = look_up(session, options)
+        return plan, _plan_ranges(session, plan, options, lambda _, session, site, __: find_keeper(session, site))
+
+
+def plan_ranges(plan: Plan, options: SnapshotOptions, planned: Planned | None = None) -> tuple[Source, list[ScanRange]]:
+    """Cut a scan into ranges, and make sure that its tasks will find the snapshot that the options ask for.
+
+    What was ``planned`` a moment ago will do.
+    """
+    if planned is None or time.monotonic() - planned.at > _FRESH_SECONDS:
+        with planning_session(plan.spec.connection, options.max_connections) as session:
+            planned = _plan_ranges(session, plan, options, ensure_keeper)
+    assert planned is not None
+    log.info("planned %s", fields(table=plan.what, ranges=len(planned.ranges), snapshot=options.snapshot))
+    return planned.source, planned.ranges
+
+
+def _plan_ranges(
+    session: Session,
+    plan: Plan,
+    options: SnapshotOptions,
+    find: Callable[[ConnectionOptions, Session, Site, board.Request], str | None],
+) -> Planned | None:
+    """None where ``find`` names no keeper, and the options do not name a snapshot."""
+    # One transaction, so that the ranges and the identity of the heaps belong to the same heaps.
+    ranges = ranges_in(session, plan, begins=True)
+    site = read_site(session)
+    at = time.monotonic()
+    if options.snapshot is not None:
+        return Planned(GivenSnapshot(options.snapshot, site.instance), ranges, at)
+    spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
+    max_connections = bound(options.max_connections, site.connections_left)
+    shows_lsn = options.lsn_column is not None
+    noted = lsn_file(plan.spec.connection)
+    request = board.Request("", site.clock, options.snapshot_idle_seconds, max_connections, shows_lsn, noted, spec)
+    name = find(plan.spec.connection, session, site, request)
+    return None if name is None else Planned(KeptSnapshot(name, request, site.instance), ranges, at)

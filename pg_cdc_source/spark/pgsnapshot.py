@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
 from pg_cdc_source.snapshot.reader import read_range
-from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
-from pg_cdc_source.snapshot.source import Source, plan_ranges
+from pg_cdc_source.snapshot.scan import Plan, ScanRange
+from pg_cdc_source.snapshot.source import Planned, Source, plan_load, plan_ranges
 from pg_cdc_source.spark.copies import Sealed, SealedClass
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker_tuning import small_task, tune_process
@@ -34,7 +34,7 @@ class PgSnapshotDataSource(Sealed, DataSource, metaclass=SealedClass):
         super().__init__(options)
         with short_errors():
             self._options = parse_snapshot_options(options)
-        self._plan: Plan | None = None
+        self._load: tuple[Plan, Planned | None] | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -42,40 +42,46 @@ class PgSnapshotDataSource(Sealed, DataSource, metaclass=SealedClass):
 
     def schema(self) -> StructType:
         tune_process()
-        return spark_schema(self._planned().arrow_schema())
+        plan, _ = self._loaded()
+        return spark_schema(plan.arrow_schema())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        plan = self._planned()
+        plan, planned = self._loaded()
         own = spark_schema(plan.arrow_schema())
         if schema != own:
             raise OptionError(
                 f"the schema given to spark.read.schema() is not the one of {plan.what}: {own.simpleString()}",
                 remedy="leave .schema() out; use the options columns, asString and numericAs, and cast in Spark",
             )
-        return PgSnapshotReader(plan, self._options)
+        return PgSnapshotReader(plan, self._options, planned)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         raise OptionError("pgsnapshot only reads", remedy='write with Spark\'s format("jdbc")')
 
-    def _planned(self) -> Plan:
+    def _loaded(self) -> tuple[Plan, Planned | None]:
         # Spark pickles the source after schema(), so the plan is made once per load.
-        if self._plan is None:
+        if self._load is None:
             with short_errors():
-                self._plan = make_plan(self._options)
-        return self._plan
+                self._load = plan_load(self._options)
+        return self._load
 
 
 class PgSnapshotReader(Sealed, DataSourceReader):
     """Plans the ranges of one scan on the driver and reads each on an executor."""
 
-    def __init__(self, plan: Plan, options: SnapshotOptions) -> None:
+    def __init__(self, plan: Plan, options: SnapshotOptions, planned: Planned | None) -> None:
         self._plan = plan
         self._options = options
+        self._planned = planned
+
+    def __getstate__(self) -> dict[str, object]:
+        # Each task gets its own range, and none needs all of them.
+        return {**vars(self), "_planned": None}
 
     def partitions(self) -> list[InputPartition]:
         tune_process()
         with short_errors():
-            source, ranges = plan_ranges(self._plan, self._options)
+            source, ranges = plan_ranges(self._plan, self._options, self._planned)
         return [RangePartition(source, scan_range) for scan_range in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

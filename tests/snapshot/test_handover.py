@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.snapshot.handover import Handover, Purpose, Reading
 
 
@@ -21,13 +22,17 @@ class OpenSession:
         self.closed += 1
 
 
+CONNECTION = ConnectionOptions("dbname=one")
+
+
 def purpose(execution: str) -> Purpose:
-    return Purpose(cast(Any, "connection"), "name", cast(Any, "source"), execution)
+    return Purpose(CONNECTION, "name", cast(Any, "source"), execution)
 
 
-def left(handover: Handover, execution: str) -> OpenSession:
+def left(handover: Handover, execution: str, *, as_new: bool = True) -> OpenSession:
     session = OpenSession()
-    handover.leave(purpose(execution), Reading(cast(Any, session), None, (cast(Any, "plan"), None), frozenset()))
+    reading = Reading(cast(Any, session), None, (cast(Any, "plan"), None), frozenset(), as_new)
+    handover.leave(purpose(execution), reading)
     return session
 
 
@@ -53,11 +58,22 @@ def test_the_next_task_of_the_same_purpose_gets_the_session_once(handover: Hando
     assert session.closed == 0
 
 
-def test_a_session_of_another_purpose_is_closed(handover: Handover) -> None:
+def test_another_purpose_gets_the_session_alone(handover: Handover) -> None:
     session = left(handover, "1")
     assert handover.take(purpose("2")) is None
-    assert session.closed == 1
+    assert cast(Any, handover.take_session(CONNECTION)) is session
+    assert session.closed == 0
     assert handover.take(purpose("1")) is None
+    assert handover.take_session(CONNECTION) is None
+
+
+def test_a_session_of_no_use_is_closed(handover: Handover) -> None:
+    changed = left(handover, "1", as_new=False)
+    assert handover.take_session(CONNECTION) is None
+    assert changed.closed == 1
+    other = left(handover, "1")
+    assert handover.take_session(ConnectionOptions("dbname=another")) is None
+    assert other.closed == 1
 
 
 def test_one_session_is_left_at_most(handover: Handover) -> None:

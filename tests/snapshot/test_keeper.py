@@ -20,7 +20,7 @@ from pg_cdc_source.snapshot.keeper.handshake import READY, TAKEN, Settings, answ
 from pg_cdc_source.snapshot.keeper.identity import name_pattern, new_name
 
 INSTANCE = Instance("2026-11-22 18:00:00.123456", "10.0.0.1:5432", False)
-REQUEST = Request("17", 1795230000.25, 60.0, 20, True, "/tmp/lsn", SnapshotSpec("require", "orders_slot", 10.0))
+REQUEST = Request("17", 1795230000.25, 60.0, 20, True, "/lsn", SnapshotSpec("require", "orders_slot", 10.0))
 
 
 def test_a_request_survives_its_journey() -> None:
@@ -28,7 +28,9 @@ def test_a_request_survives_its_journey() -> None:
 
 
 def test_the_longest_request_fits_a_notification() -> None:
-    longest = Request("9" * 19, 1e18, 86400.0, 100_000, False, "/tmp" * 1000, SnapshotSpec("require", "s" * 63, 86400.0))
+    longest = Request(
+        "9" * 19, 1e18, 86400.0, 100_000, False, "/lsn" * 1000, SnapshotSpec("require", "s" * 63, 86400.0)
+    )
     assert len(longest.to_json()) < 8000
 
 

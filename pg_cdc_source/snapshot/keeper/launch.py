@@ -93,16 +93,21 @@ def ensure_keeper(options: ConnectionOptions, session: Session, site: Site, exam
     ``site`` is what ``session`` has just seen. ``example`` is what a keeper on a standby takes for a request, since
     there it only sees that somebody asks.
     """
+    if (name := find_keeper(session, site)) is not None:
+        return name
     driver = driver_process()
     token = token_of(driver, session.info, site.database, site.role)
-    if (name := _find(site, token)) is not None:
-        return name
     settings = Settings(options, token, driver, example, site.instance)
     _FULL.retrying(lambda: _start(settings), ServerFullError)
     for _ in _LOOKS.polls():
         if (name := _find(read_site(session), token)) is not None:
             return name
     raise TransientError(f"the keeper (process that holds snapshots) did not start within {_START_SECONDS:g} s")
+
+
+def find_keeper(session: Session, site: Site) -> str | None:
+    """Name of the keeper that runs for this driver and database, as ``session`` has seen it."""
+    return _find(site, token_of(driver_process(), session.info, site.database, site.role))
 
 
 def _find(site: Site, token: str) -> str | None:
