@@ -45,7 +45,8 @@ sanitized: $(VENV)/.dev
 	  $(BIN)/pytest -p no:cacheprovider tests/values/test_native.py tests/protocol/test_binary_copy.py
 
 integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa $(VENV)/lake-jars
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder integration -m '$(MARKS)'
+	TMPDIR="$$($(BIN)/python integration/helpers/scratch.py)" \
+	  $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder integration -m '$(MARKS)'
 
 # Both once in a virtual environment. Where a JVM cannot make the archive, tests run without it, and take longer.
 $(VENV)/.pyspark-compiled: | $(VENV)/.dev

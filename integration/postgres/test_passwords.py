@@ -225,7 +225,7 @@ def test_a_keeper_ends_with_the_command_that_is_refused(
     assert first.count() == 1
     switch.write_text("echo wrong\n")
     refusal(lambda: load(spark, url, dbtable="t", passwordCommand=f"sh {switch}").count(), "ConnectError", "password")
-    # Planning gets in with another command; the keeper that runs has only the first one.
-    good = {"dbtable": "t", "passwordCommand": f"cat {rotation.file}"}
+    # Planning gets in with another command; the keeper that runs has only the first one, and an LSN takes a session.
+    good = {"dbtable": "t", "passwordCommand": f"cat {rotation.file}", "lsnColumn": "lsn"}
     refusal(lambda: load(spark, url, **good).count(), "SnapshotLostError", "load the DataFrame again")
     assert load(spark, url, **good).count() == 1

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import psycopg2
 import pytest
@@ -21,12 +23,14 @@ from watch import holders, session_names, wait_until
 
 from pg_cdc_source.errors import ServerFullError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres.connection import connect as open_session
 from pg_cdc_source.postgres.snapshots import _said
 from pg_cdc_source.snapshot import connections
 from pg_cdc_source.snapshot.reader import read_range
-from pg_cdc_source.snapshot.scan import make_plan
-from pg_cdc_source.snapshot.source import plan_ranges
+from pg_cdc_source.snapshot.scan import ScanRange, make_plan
+from pg_cdc_source.snapshot.source import plan_load, plan_ranges
 from pg_cdc_source.spark.open_snapshot import open_snapshot
+from pg_cdc_source.spark.pgsnapshot import PgSnapshotReader
 
 THREADS = 20
 COUNTS = 3
@@ -100,10 +104,11 @@ def test_many_actions_leave_a_small_server_to_others(spark: SparkSession) -> Non
 # --- without Spark ---------------------------------------------------------------------------------------------------
 
 
-def run(pg: Session, *statements: str) -> None:
+def run(pg: Session, *statements: str) -> list[Any]:
     with pg.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
+        return [] if cursor.description is None else cursor.fetchall()
 
 
 @pytest.mark.usefixtures("own_driver")
@@ -166,6 +171,62 @@ def test_what_is_read_for_longer_outlives_the_pool(db: str, pg: Session) -> None
     rest = [read_range(plan, source, part, "1") for _ in range(2)]
     assert first.num_rows + sum(batch.num_rows for batch in reading) == 100_000
     assert [sum(batch.num_rows for batch in batches) for batches in rest] == [100_000] * 2
+
+
+@pytest.mark.usefixtures("own_driver")
+def test_a_load_that_is_acted_on_at_once_is_planned_in_one_session(
+    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id", "CREATE TABLE p (id int) PARTITION BY LIST (id)")
+    sessions = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Session:
+        nonlocal sessions
+        sessions += 1
+        return open_session(*args, **kwargs)
+
+    monkeypatch.setattr(connections, "connect", counted)
+    options = parse_snapshot_options({"url": db, "dbtable": "t"})
+
+    def load_and_plan(after_seconds: float = 0.0) -> tuple[list[ScanRange], int]:
+        nonlocal sessions
+        sessions = 0
+        plan, planned = plan_load(options)
+        if planned is not None:
+            planned = replace(planned, at=planned.at - after_seconds)
+        _, ranges = plan_ranges(plan, options, planned)
+        return ranges, sessions
+
+    ranges, with_a_new_keeper = load_and_plan()
+    assert with_a_new_keeper == 2
+    assert load_and_plan() == (ranges, 1)
+    assert load_and_plan(after_seconds=3.0) == (ranges, 2)
+    # Tasks get their own ranges alone.
+    plan, planned = plan_load(options)
+    assert planned is not None
+    assert PgSnapshotReader(plan, options, planned).__getstate__()["_planned"] is None
+    # There may be more partitions by the time of the action.
+    options = parse_snapshot_options({"url": db, "dbtable": "p"})
+    assert plan_load(options)[1] is None
+
+
+@pytest.mark.usefixtures("own_driver")
+@pytest.mark.parametrize(("where", "same"), [(None, True), ("id > 0", False)])
+def test_a_task_takes_over_the_session_of_another_scans(where: str | None, same: bool, db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id", "CREATE TABLE u AS SELECT 1 AS id")
+
+    def session_after_reading(table: str, execution: str) -> tuple[int, str]:
+        given = {"url": db, "dbtable": table} | ({} if where is None else {"where": where})
+        plan = make_plan(options := parse_snapshot_options(given))
+        source, [part] = plan_ranges(plan, options)
+        assert [batch.num_rows for batch in read_range(plan, source, part, execution)] == [1]
+        ((pid, name),) = run(pg, "SELECT pid, application_name FROM pg_stat_activity WHERE application_name ~ '[?]'")
+        return pid, name
+
+    (first, first_name), (second, second_name) = session_after_reading("t", "1"), session_after_reading("u", "2")
+    assert (first == second) is same
+    # The keeper goes by the names.
+    assert (first_name.split(":")[2].split("?")[0], second_name.split(":")[2].split("?")[0]) == ("1", "2")
 
 
 def test_an_action_has_its_lsn_where_only_one_of_its_scans_shows_it(spark: SparkSession, db: str, pg: Session) -> None:

@@ -452,6 +452,8 @@ SWAP = "ALTER TABLE t RENAME a TO x; ALTER TABLE t RENAME b TO a; ALTER TABLE t 
 CREATE_AGAIN = "DROP TABLE t; " + TABLE
 
 REWRITTEN = "t was truncated or rewritten after the snapshot was taken"
+# Planning says so, or a task where the load has planned what it reads.
+ANOTHER_COLUMN = "the DataFrame was loaded"
 REPLACED = "public.t was dropped, renamed or replaced after the DataFrame was loaded"
 
 CHANGES_UNDER_A_SNAPSHOT = {
@@ -464,9 +466,9 @@ CHANGES_UNDER_A_SNAPSHOT = {
     "created again": (CREATE_AGAIN, REPLACED),
     "dropped": ("DROP TABLE t", REPLACED),
     "renamed": ("ALTER TABLE t RENAME TO u", REPLACED),
-    "columns swapped": (SWAP, "column a was dropped, renamed or replaced"),
-    "column renamed": ("ALTER TABLE t RENAME a TO c", "column a was dropped, renamed or replaced"),
-    "column dropped": ("ALTER TABLE t DROP a", "column a was dropped, renamed or replaced"),
+    "columns swapped": (SWAP, ANOTHER_COLUMN),
+    "column renamed": ("ALTER TABLE t RENAME a TO c", ANOTHER_COLUMN),
+    "column dropped": ("ALTER TABLE t DROP a", ANOTHER_COLUMN),
 }
 
 

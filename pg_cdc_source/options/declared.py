@@ -108,8 +108,9 @@ _SNAPSHOT_OPTIONS = (
     Option(
         "consistentPoint",
         "pgsnapshot",
-        "`auto`: find the snapshot's exact LSN through a temporary slot if role and `wal_level` allow it within "
-        "`slotTimeout`, else read without it; `require`: fail without it; `off`: never look for it",
+        "`auto`: where `lsnColumn` or `open_snapshot()` shows it, find the snapshot's exact LSN through a temporary "
+        "slot if role and `wal_level` allow it within `slotTimeout`, else read without it; `require`: fail without it; "
+        "`off`: never look for it",
         one_of(get_args(ConsistentPoint)),
         "auto",
     ),

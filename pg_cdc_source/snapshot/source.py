@@ -98,9 +98,14 @@ class Planned:
 
 
 def plan_load(options: SnapshotOptions) -> tuple[Plan, Planned | None]:
-    """Look up what is to be read, and cut it into ranges where tasks will find their snapshot without a new keeper."""
+    """Look up what is to be read, and cut a plain table into ranges where its snapshot needs no new keeper.
+
+    Partitions are looked at when an action begins, because more of them may be there by then.
+    """
     with planning_session(options.connection, options.max_connections) as session:
         plan = look_up(session, options)
+        if plan.relation is None or plan.relation.kind != "r":
+            return plan, None
         return plan, _plan_ranges(session, plan, options, lambda _, session, site, __: find_keeper(session, site))
 
 

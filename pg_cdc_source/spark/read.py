@@ -130,9 +130,9 @@ def read(
         where: condition that PostgreSQL applies to the rows
         partitionBytes: size of the part of a table that one task reads; default: ``64MB``
         numPartitions: number of parts, instead of their size
-        consistentPoint: ``auto``: find the snapshot's exact LSN through a temporary slot if role and ``wal_level``
-            allow it within ``slotTimeout``, else read without it; ``require``: fail without it; ``off``: never look for
-            it; default: ``auto``
+        consistentPoint: ``auto``: where ``lsnColumn`` or ``open_snapshot()`` shows it, find the snapshot's exact LSN
+            through a temporary slot if role and ``wal_level`` allow it within ``slotTimeout``, else read without it;
+            ``require``: fail without it; ``off``: never look for it; default: ``auto``
         slot: create this durable replication slot with the snapshot and keep it, for a stream that starts where the
             snapshot ends; an error if it exists
         snapshot: read this exported snapshot instead of making one
