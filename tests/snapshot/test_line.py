@@ -14,6 +14,7 @@ from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
 from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
 from pg_cdc_source.snapshot.connections import keeper_share, planning_share
+from pg_cdc_source.snapshot.keeper import executions
 from pg_cdc_source.snapshot.keeper.executions import (
     GONE_SECONDS,
     IDLE_SECONDS,
@@ -268,6 +269,33 @@ def test_an_old_pool_takes_no_more_snapshots() -> None:
     # The one that is there is old by then.
     assert line.serve(POOL_SECONDS + 0.1) == [("3",)]
     assert line.shared("3") is not line.shared("2")
+
+
+def test_pools_hold_so_many_locks_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executions, "POOL_SNAPSHOTS", 2)
+    monkeypatch.setattr(executions, "MOST_IN_POOLS", 3)
+    line = Line()
+
+    def ask(*keys: str) -> Shared:
+        line.ask(*keys, shows_lsn=False)
+        line.serve()
+        [pool] = line.make()
+        return pool
+
+    first, second = ask("1", "2"), ask("3", "4")
+    assert second is not first
+    last = line.executions.get("4")
+    assert last is not None
+    # None of them while they may be read.
+    line.executions.make_room(time.monotonic())
+    assert len(line.executions) == 4
+    last.last_reader = time.monotonic() + IDLE_SECONDS
+    line.executions.make_room(time.monotonic() + IDLE_SECONDS + 0.1)
+    assert {execution.key for execution in line.executions.all()} == {"3", "4"}
+    assert first.held is not None
+    assert first.held.holders == []
+    assert line.executions.tell_why_ended("1")
+    assert type(line.marks.shown["1"]) is SnapshotLostError
 
 
 def test_one_snapshot_always_has_room() -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import PgCdcError, SnapshotLostError, TransientError
+from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
+from pg_cdc_source.snapshot.keeper.execution import Ended, Execution, line_error, lost_error, surplus_error
 from pg_cdc_source.snapshot.keeper.liveness import is_lost
 from pg_cdc_source.snapshot.keeper.marks import Marks
 from pg_cdc_source.snapshot.keeper.shared import Shared, Work
@@ -28,50 +28,13 @@ ENDED_REMEMBERED = 100_000
 IDLE_SECONDS = 1.0
 # A pool takes no more snapshots then, where there is room for another: VACUUM waits for its oldest.
 POOL_SECONDS = 10.0
+POOL_SNAPSHOTS = 500
+# Each has a lock that lasts as long as the pool, and the server has 6,400 by default, for everybody.
+MOST_IN_POOLS = 2_000
 # What is read for longer has sessions of its own: it has more to lose with the pool, and its tables want locks.
 OWN_SECONDS = 1.0
 # Tasks in line ask again every three seconds; an action of which none does has ended.
 GONE_SECONDS = 15.0
-
-
-@dataclass(slots=True, eq=False)
-class Execution:
-    """An SQL execution and its snapshot; ``shared`` is None while it waits in line."""
-
-    request: Request
-    asked_at: float  # epoch seconds, the server's clock
-    began: float  # time.monotonic(), when it was first heard of
-    last_reader: float  # time.monotonic(); until then it may have had a reader
-    being_read: bool = False  # at the last look
-    shared: Shared | None = None
-
-    @property
-    def key(self) -> str:
-        return self.request.execution
-
-    @property
-    def company(self) -> object:
-        """Executions of which this is the same may share a snapshot.
-
-        A slot is made for one action. A stage's number may come again, and its snapshot must not be found then.
-        """
-        request = self.request
-        alone = request.spec.slot or request.is_stage
-        return request.execution if alone else (request.spec, request.shows_lsn)
-
-    @property
-    def may_do_without_lsn(self) -> bool:
-        """Whether the pool will do: it is no use to stages, who tell snapshots apart by when transactions began."""
-        point = self.request.spec.consistent_point
-        return not self.request.is_stage and (point == "off" or (point == "auto" and not self.request.shows_lsn))
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An execution that has no snapshot any more."""
-
-    why: PgCdcError
-    asked_at: float  # epoch seconds, the server's clock
 
 
 class Executions:
@@ -183,7 +146,7 @@ class Executions:
         """Make snapshots for those that wait in line, as far as there is room: one for all that may share it."""
         for execution in [execution for execution in self.all() if execution.shared is None]:
             if now - execution.began > LINE_SECONDS:
-                self.end(execution, _line_error(self.most_sessions))
+                self.end(execution, line_error(self.most_sessions))
                 self.tell_why_ended(execution.key)
             elif now - execution.last_reader > GONE_SECONDS:
                 self._leave(execution)
@@ -218,9 +181,12 @@ class Executions:
         return max(0, 2 - sum(shared.pool for shared in self.snapshots()))
 
     def _pool(self, request: Request, keys: tuple[str, ...], now: float) -> Shared | None:
-        """The pool for one more snapshot; None while it is busy. A new one where the last is old and there is room."""
+        """The pool for one more snapshot; None while it is busy. A new one once that is over, where there is room."""
         last = max((shared for shared in self.snapshots() if shared.pool), key=lambda pool: pool.since, default=None)
-        if last is None or (now - last.since > POOL_SECONDS and self._sessions() < self.most_sessions):
+        if last is None:
+            return Shared(request, keys, pool=True)
+        over = now - last.since > POOL_SECONDS or len(last.exported) >= POOL_SNAPSHOTS
+        if over and self._sessions() < self.most_sessions:
             return Shared(request, keys, pool=True)
         return None if last.busy else last
 
@@ -237,7 +203,7 @@ class Executions:
     def make_room(self, now: float) -> None:
         """Close sessions where the line needs them: second holders, then those longest without a reader.
 
-        It has to be known who reads ``now``.
+        Pools are closed only where they hold too many locks. It has to be known who reads ``now``.
         """
         snapshots = self.snapshots()
         line = sum(not group[0].may_do_without_lsn for group in self._line())
@@ -246,9 +212,15 @@ class Executions:
             if wanted > 0 and shared.drop_second_holder():
                 wanted -= 1
         idle_since = {shared: max(execution.last_reader for execution in group) for shared, group in snapshots.items()}
+        too_many = sum(len(shared.exported) for shared in snapshots) - MOST_IN_POOLS
         for shared in sorted(snapshots, key=lambda shared: idle_since[shared]):
-            if wanted > 0 and shared.holding and not shared.pool and now - idle_since[shared] > IDLE_SECONDS:
-                self.end_all_of(shared, _surplus_error())
+            if not shared.holding or now - idle_since[shared] <= IDLE_SECONDS:
+                continue
+            if shared.pool and too_many > 0:
+                self.end_all_of(shared, surplus_error())
+                too_many -= len(shared.exported)
+            elif not shared.pool and wanted > 0:
+                self.end_all_of(shared, surplus_error())
                 wanted -= 1
 
     def _sessions(self) -> int:
@@ -264,13 +236,7 @@ class Executions:
         """
         for shared in self.snapshots():
             if not self._work.mend(shared, may_add=self._may_add()):
-                self.end_all_of(
-                    shared,
-                    SnapshotLostError(
-                        "the snapshot of this action has ended, because PostgreSQL ended all sessions that held it",
-                        remedy="run the action again: it takes a new snapshot",
-                    ),
-                )
+                self.end_all_of(shared, lost_error())
 
     def _may_add(self) -> bool:
         return self._sessions() < self.most_sessions / 2 and not self.any_in_line()
@@ -281,8 +247,10 @@ class Executions:
             if not pool.pool or pool.holding is None:
                 continue
             coming = {key for shared in self._coming for key in shared.keys}
-            for snapshot_id in dict.fromkeys(pool.exported[execution.key] for execution in group):
-                sharing = [execution for execution in group if pool.exported[execution.key] == snapshot_id]
+            by_snapshot: dict[str, list[Execution]] = {}
+            for execution in group:
+                by_snapshot.setdefault(pool.exported[execution.key], []).append(execution)
+            for sharing in by_snapshot.values():
                 read_long = any(execution.being_read and now - execution.began > OWN_SECONDS for execution in sharing)
                 if read_long and sharing[0].key not in coming and self._may_add():
                     self._take_out(pool, sharing)
@@ -310,19 +278,3 @@ class Executions:
     @property
     def unlock(self) -> Callable[[Shared], None]:
         return self._work.unlock
-
-
-def _surplus_error() -> SnapshotLostError:
-    return SnapshotLostError(
-        "the snapshot of this action has ended, because later ones needed its session, and no task read in it",
-        remedy="run fewer actions at a time, read all tables of an action early (cache()), raise maxConnections, or "
-        "raise the server's max_connections",
-    )
-
-
-def _line_error(most_sessions: int) -> TransientError:
-    return TransientError(
-        f"this action has waited {LINE_SECONDS:g} s in line for a snapshot: the keeper may have {most_sessions} "
-        "sessions, and others read in all of them",
-        remedy="run fewer actions at a time, or raise maxConnections",
-    )
