@@ -229,14 +229,18 @@ def test_a_task_takes_over_the_session_of_another_scans(where: str | None, same:
     assert (first_name.split(":")[2].split("?")[0], second_name.split(":")[2].split("?")[0]) == ("1", "2")
 
 
-def test_an_action_has_its_lsn_where_only_one_of_its_scans_shows_it(spark: SparkSession, db: str, pg: Session) -> None:
+@pytest.mark.parametrize("wants", [{"lsnColumn": "lsn"}, {"consistentPoint": "require"}])
+def test_an_action_has_an_lsn_where_only_one_of_its_scans_wants_it(
+    wants: dict[str, str], spark: SparkSession, db: str, pg: Session
+) -> None:
     run(pg, "CREATE TABLE t AS SELECT generate_series(1, 3) AS id")
     silent = load(spark, db, dbtable="t")
     assert silent.count() == 3
-    shown = load(spark, db, dbtable="t", lsnColumn="lsn")
+    wanting = load(spark, db, dbtable="t", **wants)
     # The first scan of the action asks for the snapshot of both.
-    rows = silent.join(shown, "id").collect()
-    assert len({row.lsn for row in rows} - {None}) == 1
+    rows = silent.join(wanting, "id").collect()
+    assert len(rows) == 3
+    assert "lsnColumn" not in wants or len({row.lsn for row in rows} - {None}) == 1
 
 
 def test_a_full_server_is_waited_for(

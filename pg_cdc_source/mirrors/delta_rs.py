@@ -31,6 +31,7 @@ from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, require_allowed, with_kept
+from pg_cdc_source.lake.key_bounds import bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
 from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
@@ -285,7 +286,7 @@ class DeltaRsTable:
             self._overwrite(_in(schema, states.upserted), commit)
             return
         names = [name for name in schema.names if name in states.rows.column_names]
-        conditions = [*(f"t.{_sql(name)} = s.{_sql(name)}" for name in states.key), *_range(states)]
+        conditions = [*(f"t.{_sql(name)} = s.{_sql(name)}" for name in states.key), *_bounds(states)]
         if self._shape.has_versions:
             conditions += [f"t.{_sql(VALID_TO)} IS NULL", f"s.{_sql(IS_DELETE)}"]
         on = " AND ".join(conditions)
@@ -376,13 +377,9 @@ def _sql(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _range(states: States) -> Iterator[str]:
-    """The range of the keys, as literals: files without it are not read."""
-    for name in states.key:
-        keys = states.rows[name]
-        if pa.types.is_integer(keys.type) and len(keys):
-            bounds = pc.min_max(keys).as_py()
-            yield f"t.{_sql(name)} >= {bounds['min']} AND t.{_sql(name)} <= {bounds['max']}"
+def _bounds(states: States) -> Iterator[str]:
+    # Of texts that a merge wrote, files have no statistics that can be compared (string_view).
+    return (bounds.condition(f"t.{_sql(bounds.column)}", str) for bounds in bounds_of(states, pa.types.is_integer))
 
 
 def compact(table: DeltaTable, commit: CommitProperties) -> None:

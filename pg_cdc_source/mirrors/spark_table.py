@@ -344,8 +344,7 @@ class SparkTable(ABC):
             return theirs
 
         on = [_same(name) for name in segment.key]
-        for name, least, greatest in segment.bounds:
-            on.append(f"t.{quoted(name)} BETWEEN {_literal(least)} AND {_literal(greatest)}")
+        on += [bounds.condition(f"t.{quoted(bounds.column)}", _literal) for bounds in segment.bounds]
         inserted = f"""
             WHEN NOT MATCHED AND NOT {is_delete} THEN INSERT ({", ".join(map(quoted, names))})
                 VALUES ({", ".join(f"s.{quoted(name)}" for name in names)})

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
@@ -24,21 +23,18 @@ from pg_cdc_source.lake.bring import Work
 from pg_cdc_source.lake.columns import read_layout
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
+from pg_cdc_source.lake.key_bounds import KeyBounds, bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import Key, States
 from pg_cdc_source.lake.tasks import Task
-
-# A range of these is a literal in SQL, and files have the like in their statistics.
-_RANGED = (pa.types.is_integer, pa.types.is_string)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedSegment:
     """Final rows by key in a Parquet file at ``path``; see :class:`States`.
 
-    ``bounds`` are the key's columns with their least and greatest values. ``asks``: where the keys are whose rows of
-    the lake's table are needed; the file has the segment's changes then.
+    ``asks``: where the keys are whose rows of the lake's table are needed; the file has the segment's changes then.
     """
 
     path: str
@@ -46,7 +42,7 @@ class StagedSegment:
     key: tuple[str, ...]
     emptied: bool
     kept: tuple[int, ...] = ()
-    bounds: tuple[tuple[str, Any, Any], ...] = ()
+    bounds: tuple[KeyBounds, ...] = ()
     asks: str | None = None
 
     @classmethod
@@ -58,7 +54,7 @@ class StagedSegment:
             tuple(said["key"]),
             said["emptied"],
             tuple(said["kept"]),
-            tuple(map(tuple, said["bounds"])),
+            tuple(KeyBounds.read(bounds) for bounds in said["bounds"]),
             said["asks"],
         )
 
@@ -127,7 +123,9 @@ def ask_for_rows(segment: StagedSegment, fetched: str, shape: Shape) -> str:
 
 def _final(segment: Segment, states: States, directory: str) -> StagedSegment:
     path = _write(states.rows, directory)
-    return StagedSegment(path, states.rows.num_rows, states.key, states.emptied, states.kept, tuple(_bounds(states)))
+    # Literals of these have the same order in SQL and in the statistics of files.
+    bounds = tuple(bounds_of(states, lambda type: pa.types.is_integer(type) or pa.types.is_string(type)))
+    return StagedSegment(path, states.rows.num_rows, states.key, states.emptied, states.kept, bounds)
 
 
 def _write(rows: pa.Table, directory: str) -> str:
@@ -135,14 +133,6 @@ def _write(rows: pa.Table, directory: str) -> str:
     name = f"rows-{uuid.uuid4()}.parquet"
     pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, compression="zstd")
     return f"{directory}/{name}"
-
-
-def _bounds(states: States) -> Iterator[tuple[str, Any, Any]]:
-    for name in states.key:
-        keys = states.rows[name]
-        if len(keys) and any(is_type(keys.type) for is_type in _RANGED):
-            found = pc.min_max(keys).as_py()
-            yield name, found["min"], found["max"]
 
 
 def write_work(work: Work[StagedSegment]) -> str:

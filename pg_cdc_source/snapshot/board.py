@@ -40,7 +40,7 @@ class Request:
     """What a task asks for. ``planned_at`` is the server's clock (epoch seconds) when the task's scan was planned.
 
     ``max_connections`` bounds the sessions of planning and keeper together. ``shows_lsn`` is whether the scan has a
-    column for the snapshot's LSN, and ``lsn_file`` a file on the driver's host that is there if any of its scans has.
+    column for the snapshot's LSN. ``lsn_file`` is on the driver's host, and there once any of its scans wants an LSN.
     """
 
     execution: str

@@ -25,18 +25,18 @@ def _sparks_directory() -> str:
 
 
 def lsn_file(options: ConnectionOptions) -> str:
-    """The file that is there once a scan of the driver has a column for the snapshot's LSN; "" where none can be."""
+    """The file that is there once a scan of the driver shows or requires an LSN; "" where none can be."""
     return str(driver_file(options, "lsn")) if _sparks_directory() else ""
 
 
-def note_lsn_column(options: ConnectionOptions) -> None:
+def note_lsn_wanted(options: ConnectionOptions) -> None:
     if path := lsn_file(options):
         try:
             Path(path).touch()
         except OSError as error:
-            log.warning("an action in which only some scans have lsnColumn may have no LSN: %s", error)
+            log.warning("an action in which only some scans show or require an LSN may have none: %s", error)
 
 
-def may_have_lsn_column(path: str) -> bool:
-    """Whether any scan that the driver has planned may have such a column. An action may have several scans."""
+def may_want_lsn(path: str) -> bool:
+    """Whether any scan of the driver may. An action may have several, and the first one that reads asks for all."""
     return not path or Path(path).exists()

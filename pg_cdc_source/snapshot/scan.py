@@ -26,7 +26,7 @@ from pg_cdc_source.postgres.connection import refuse_transaction_pooler
 from pg_cdc_source.postgres.first_look import look
 from pg_cdc_source.snapshot import ranges
 from pg_cdc_source.snapshot.connections import planning_session
-from pg_cdc_source.snapshot.driver_files import note_lsn_column
+from pg_cdc_source.snapshot.driver_files import note_lsn_wanted
 from pg_cdc_source.snapshot.ranges import BlockRange
 from pg_cdc_source.values import registry
 from pg_cdc_source.values.registry import Codec, Column
@@ -162,8 +162,8 @@ def look_up(session: Session, options: SnapshotOptions) -> Plan:
     """As ``make_plan``, in a session for planning."""
     if options.without_effect:
         log.warning("options of Spark's JDBC source without an effect here: %s", options.without_effect)
-    if options.lsn_column is not None:
-        note_lsn_column(options.connection)
+    if options.lsn_column is not None or options.consistent_point == "require":
+        note_lsn_wanted(options.connection)
     found = look(session, options.dbtable)
     refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning", found.backend_pid)
     if options.consistent_point == "require" and not options.snapshot:

@@ -20,7 +20,7 @@ from pg_cdc_source.postgres.instances import require_instance
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot.board import Request, keeper_name
 from pg_cdc_source.snapshot.connections import keeper_share
-from pg_cdc_source.snapshot.driver_files import may_have_lsn_column
+from pg_cdc_source.snapshot.driver_files import may_want_lsn
 from pg_cdc_source.snapshot.keeper import readers
 from pg_cdc_source.snapshot.keeper.executions import Executions
 from pg_cdc_source.snapshot.keeper.handshake import Settings
@@ -138,7 +138,7 @@ class Keeper:
         if self._executions.tell_why_ended(key):
             return
         if known is None:
-            shows_lsn = request.shows_lsn or may_have_lsn_column(request.lsn_file)
+            shows_lsn = request.shows_lsn or may_want_lsn(request.lsn_file)
             self._executions.begin(replace(request, shows_lsn=shows_lsn), _server_clock(board))
         elif request.spec.slot and request.spec.slot != known.request.spec.slot:
             self._executions.end(
