@@ -233,14 +233,14 @@ def _read_board(
 
 def _check_fits(session: Session, snapshot: Snapshot, request: Request) -> None:
     """Raise DefiniteError where the snapshot was made for another scan, which asked for less."""
-    if snapshot.lsn is None and request.spec.consistent_point == "require":
+    slot = request.spec.slot
+    if snapshot.lsn is None and request.spec.consistent_point == "require" and not slot:
         raise DefiniteError(
             f"execution {request.execution} has a snapshot without a consistent point already, made for another of its "
             "scans",
             remedy="give every DataFrame of the action the same consistentPoint",
         )
-    slot = request.spec.slot
-    if slot and snapshot.lsn is not None and not _starts_after(session, slot, snapshot.lsn):
+    if slot and (snapshot.lsn is None or not _starts_after(session, slot, snapshot.lsn)):
         raise DefiniteError(
             f"slot {slot} was asked for after another scan of the same action had taken its snapshot, or it was "
             "dropped since",
