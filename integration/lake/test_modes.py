@@ -96,25 +96,17 @@ def modes(*corner: str) -> list[Any]:
 
 @pytest.mark.parametrize(("mode", "deletes", "expected"), modes("soft", "history"))
 def test_tables_have_what_triggers_have_seen(
-    mode: str,
-    deletes: str,
-    expected: Expected,
-    pg: Session,
-    begin: Begin,
-    format: str,
-    monkeypatch: pytest.MonkeyPatch,
+    mode: str, deletes: str, expected: Expected, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = begin(*FIRST, mode=mode, deletes=deletes)
     first = lake.ledger.last()
     assert first is not None
     rows = [{"id": i, "n": 0, "v": v} for i, v in run(pg, "SELECT id, v FROM t")]
     run(pg, *TRIGGERS)
+    step = breaking(lake, monkeypatch)
     for scene in SCENES:
         run(pg, *scene)
-        with monkeypatch.context() as patch:
-            # Where Spark merges, which takes seconds, the batch that takes most commits is the only one that breaks.
-            breaks = format == "deltalake" or any("TRUNCATE" in statement for statement in scene[1:])
-            wait_for(lake, pg, breaking(lake, patch) if breaks else lake.step)
+        wait_for(lake, pg, step)
     wanted = list(expected(noted(pg, lsns_of(lake.driver.rows)), rows, first.lsn))
     found = lake.found("t")
     assert mode != "append" or any(row["_unchanged"] for row in found)
