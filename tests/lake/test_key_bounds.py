@@ -22,8 +22,7 @@ def bounds(**keys: list[Any]) -> list[KeyBounds]:
     ("keys", "condition"),
     [
         ([7], "id >= 7 AND id <= 7"),
-        ([9, 2, 9], "id >= 2 AND id <= 9"),
-        ([9, 2, 5, 9], "id >= 2 AND id <= 9 AND id IN (9, 2, 5)"),
+        ([9, 2, 9], "id >= 2 AND id <= 9 AND id IN (9, 2)"),
         (["b", "a", "c"], "id >= 'a' AND id <= 'c' AND id IN ('b', 'a', 'c')"),
         (["b" * 5000, "a", "c" * 5000], f"id >= 'a' AND id <= '{'c' * 5000}'"),
     ],
