@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
@@ -16,7 +15,6 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import SnapshotLostError, TransientError
 from pg_cdc_source.logs import fields
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.instances import Instance, require_instance
@@ -24,7 +22,7 @@ from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board
 from pg_cdc_source.snapshot.connections import bound, planning_session
 from pg_cdc_source.snapshot.driver_files import lsn_file
-from pg_cdc_source.snapshot.keeper.launch import Site, ensure_keeper, find_keeper, read_site
+from pg_cdc_source.snapshot.keeper.launch import find_keeper, read_site, start_keeper
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, look_up, ranges_in
 
 log = logging.getLogger(__name__)
@@ -106,7 +104,7 @@ def plan_load(options: SnapshotOptions) -> tuple[Plan, Planned | None]:
         plan = look_up(session, options)
         if plan.relation is None or plan.relation.kind != "r":
             return plan, None
-        return plan, _plan_ranges(session, plan, options, lambda _, session, site, __: find_keeper(session, site))
+        return plan, _plan_ranges(session, plan, options, starts_keeper=False)
 
 
 def plan_ranges(plan: Plan, options: SnapshotOptions, planned: Planned | None = None) -> tuple[Source, list[ScanRange]]:
@@ -116,19 +114,14 @@ def plan_ranges(plan: Plan, options: SnapshotOptions, planned: Planned | None = 
     """
     if planned is None or time.monotonic() - planned.at > _FRESH_SECONDS:
         with planning_session(plan.spec.connection, options.max_connections) as session:
-            planned = _plan_ranges(session, plan, options, ensure_keeper)
+            planned = _plan_ranges(session, plan, options, starts_keeper=True)
     assert planned is not None
     log.info("planned %s", fields(table=plan.what, ranges=len(planned.ranges), snapshot=options.snapshot))
     return planned.source, planned.ranges
 
 
-def _plan_ranges(
-    session: Session,
-    plan: Plan,
-    options: SnapshotOptions,
-    find: Callable[[ConnectionOptions, Session, Site, board.Request], str | None],
-) -> Planned | None:
-    """None where ``find`` names no keeper, and the options do not name a snapshot."""
+def _plan_ranges(session: Session, plan: Plan, options: SnapshotOptions, *, starts_keeper: bool) -> Planned | None:
+    """None where a keeper is needed, does not run, and is not to be started."""
     # One transaction, so that the ranges and the identity of the heaps belong to the same heaps.
     ranges = ranges_in(session, plan, begins=True)
     site = read_site(session)
@@ -140,5 +133,7 @@ def _plan_ranges(
     shows_lsn = options.lsn_column is not None
     noted = lsn_file(plan.spec.connection)
     request = board.Request("", site.clock, options.snapshot_idle_seconds, max_connections, shows_lsn, noted, spec)
-    name = find(plan.spec.connection, session, site, request)
+    name = find_keeper(session, site)
+    if name is None and starts_keeper:
+        name = start_keeper(plan.spec.connection, session, site, request)
     return None if name is None else Planned(KeptSnapshot(name, request, site.instance), ranges, at)

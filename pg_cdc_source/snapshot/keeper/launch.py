@@ -87,14 +87,12 @@ def read_site(session: Session) -> Site:
     return Site(Instance(started, address, in_recovery), clock, database, role, left, keepers)
 
 
-def ensure_keeper(options: ConnectionOptions, session: Session, site: Site, example: Request) -> str:
-    """Name of the keeper for this driver and database, started if none runs.
+def start_keeper(options: ConnectionOptions, session: Session, site: Site, example: Request) -> str:
+    """Start a keeper for this driver and database, and return its name, or that of one that was started meanwhile.
 
     ``site`` is what ``session`` has just seen. ``example`` is what a keeper on a standby takes for a request, since
     there it only sees that somebody asks.
     """
-    if (name := find_keeper(session, site)) is not None:
-        return name
     driver = driver_process()
     token = token_of(driver, session.info, site.database, site.role)
     settings = Settings(options, token, driver, example, site.instance)
