@@ -320,7 +320,10 @@ CHANGES = {
     "dropped": ("DROP TABLE p_200", f"public.p_200 {RELOAD}"),
     "renamed": ("ALTER TABLE p_200 RENAME TO other", f"public.p_200 {RELOAD}"),
     "created again": ("DROP TABLE p_200; CREATE TABLE p_200 PARTITION OF p FOR VALUES IN (200)", RELOAD),
-    "column replaced": (SWAP, "reading public.p_200: column name (text) is not the column it was"),
+    "column replaced": (
+        SWAP,
+        "reading public.p_200: column name was dropped, renamed or replaced after the DataFrame was loaded",
+    ),
     "all truncated": ("TRUNCATE p", "was truncated or rewritten after the snapshot was taken"),
     "column retyped": ("ALTER TABLE p ALTER name TYPE varchar", "column name (text) is not the column it was"),
     "column dropped": ("ALTER TABLE p DROP name", "column p_0.name does not exist"),

@@ -20,7 +20,16 @@ from pg_cdc_source.postgres import locks
 from pg_cdc_source.postgres.columns import describe_columns, describe_tables
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.snapshot.scan import Piece, Plan, ScanRange, expect_same, identify_heaps, reading, select_from
+from pg_cdc_source.snapshot.scan import (
+    Piece,
+    Plan,
+    ScanRange,
+    another_column,
+    expect_same,
+    identify_heaps,
+    reading,
+    select_from,
+)
 from pg_cdc_source.values.registry import Column
 
 # How long a lost session is replaced before a task gives up.
@@ -108,7 +117,9 @@ def _as_loaded(plan: Plan) -> Iterator[None]:
 def _check_columns(plan: Plan, attnums: Sequence[int], columns: Sequence[Column], doing: str) -> None:
     """Raise SchemaChangedError where columns are not those of the plan; ``attnums`` are the planned ones there."""
     for planned, attnum, found in zip(plan.columns, attnums, columns, strict=False):
-        if (planned.name, attnum) != (found.name, found.attnum) or not _decoded_alike(plan, planned, found):
+        if planned.name == found.name and attnum != found.attnum:
+            raise another_column(planned.name, doing)
+        if planned.name != found.name or not _decoded_alike(plan, planned, found):
             raise SchemaChangedError(
                 f"{doing}: column {planned.name} ({planned.type_name}) is not the column it was when the "
                 f"DataFrame was loaded; it is {found.name} ({found.type_name}) now",

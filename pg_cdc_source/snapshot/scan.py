@@ -332,11 +332,14 @@ def _expect_same_columns(session: Session, plan: Plan, relation: Relation, *, be
     _expect_oid(relation, oid, f"planning {relation}")
     for column in plan.columns:
         if attnums.get(column.name) != column.attnum:
-            raise SchemaChangedError(
-                f"planning {relation}: column {quoted(column.name)} was dropped, renamed or replaced after the "
-                "DataFrame was loaded",
-                remedy="load the DataFrame again",
-            )
+            raise another_column(column.name, f"planning {relation}")
+
+
+def another_column(name: str, doing: str) -> SchemaChangedError:
+    return SchemaChangedError(
+        f"{doing}: column {quoted(name)} was dropped, renamed or replaced after the DataFrame was loaded",
+        remedy="load the DataFrame again",
+    )
 
 
 def select_from(plan: Plan, pieces: Sequence[Piece], items: Sequence[sql.Composable]) -> sql.Composable:
