@@ -1,7 +1,7 @@
 """Print where tests may keep their files: in memory where there is room, else where temporary files lie anyway.
 
-Each test has a database of its own. On ext4 408 tests took 407 s, of which the search for free inodes and the writing of
-their files were 8 %.
+Each test has a database of its own. On ext4 408 tests took 407 s, of which the search for free inodes and the writing
+of their files were 8 %.
 """
 
 from __future__ import annotations
