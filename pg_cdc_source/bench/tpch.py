@@ -10,7 +10,7 @@ from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.lakes import Lake, missing_lake, scratch_namespace
 from pg_cdc_source.bench.mirror import drop, publish
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
-from pg_cdc_source.bench.snapshot import JDBC, OURS
+from pg_cdc_source.bench.snapshot import JDBC, LIMIT, OF_LIMIT, OURS, Limit
 from pg_cdc_source.bench.tpch_tables import TABLES, make_tables, missing_tables
 from pg_cdc_source.demo.jdbc import jdbc_options
 from pg_cdc_source.mirrors.query import Format
@@ -36,6 +36,7 @@ def snapshots(lab: Lab) -> Question:
         [
             Contender(OURS, partial(_read_all, lab, _ours)),
             peers.missing_jdbc() or Contender(JDBC, partial(_read_all, lab, _jdbc)),
+            peers.missing_program("psql", LIMIT) or Contender(LIMIT, _limit(lab)),
         ],
         ("wall_s", "client_cpu_s", "server_cpu_s", *(f"{name}_s" for name in large)),
         [
@@ -43,7 +44,8 @@ def snapshots(lab: Lab) -> Question:
             *(Target(f"{name}_s", OURS, "at most", 0.9, to=JDBC) for name in large),
         ],
         warm_ups=2,
-        notes=f"{_PARTITIONS} partitions; JDBC with fetchsize 10000, cut by the first column of the key.",
+        notes=f"{_PARTITIONS} partitions; JDBC with fetchsize 10000, cut by the first column of the key."
+        f" {OF_LIMIT}, table by table.",
     )
 
 
@@ -127,6 +129,17 @@ def _read_all(lab: Lab, source_of: Callable[[Lab, str], _Source]) -> Sample:
         return len(sources)
 
     return Sample({**lab.meter.measure(work).measures, **each})
+
+
+def _limit(lab: Lab) -> Callable[[], Sample]:
+    limits = {table: Limit(lab, table, lab.value(f"SELECT count(*) FROM {table}")) for table in TABLES}
+
+    def measure() -> Sample:
+        found = {table: limit.measure() for table, limit in limits.items()}
+        total = {name: sum(of[name] for of in found.values()) for name in ("wall_s", "client_cpu_s", "server_cpu_s")}
+        return Sample({**total, **{f"{table}_s": of["wall_s"] for table, of in found.items()}})
+
+    return measure
 
 
 def _mirror(lab: Lab, format: Format, rows: int) -> Sample:
