@@ -233,7 +233,11 @@ _STREAM_OPTIONS = (
         "1000000",
     ),
     Option(
-        "maxBytesPerBatch", "pgcdc", "most bytes of changes in a micro-batch; likewise", size("64kB", "16GB"), "128MB"
+        "maxBytesPerBatch",
+        "pgcdc",
+        "most bytes of changes in a micro-batch; likewise. Tables of a snapshot share one up to this size",
+        size("64kB", "16GB"),
+        "128MB",
     ),
     Option(
         "changeFormat",

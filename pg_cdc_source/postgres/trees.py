@@ -177,6 +177,22 @@ def identify_heaps(session: Session, relation: Relation) -> int:
         return int(cursor.fetchone()[0])
 
 
+_READ_TREE_SIZES = f"""
+WITH RECURSIVE {TREE}
+SELECT tree.root::bigint, sum(pg_table_size(c.oid))::bigint
+FROM tree
+JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid AND c.relkind IN ('r', 'm')
+GROUP BY tree.root
+"""
+
+
+def read_sizes(session: Session, oids: Sequence[int]) -> dict[int, int]:
+    """Bytes of tables with all that is under them, by their oids; those that are gone are left out."""
+    with translated("reading the sizes of tables"), session.cursor() as cursor:
+        cursor.execute(_READ_TREE_SIZES, {"roots": list(oids)})
+        return dict(cursor)
+
+
 _READ_SIZES = """
 SELECT oid::bigint, pg_relation_size(oid)
 FROM unnest(%s::oid[]) AS heap (oid)

@@ -223,7 +223,8 @@ def stream(
             where the existing slot stands; ``now``: the changes from now on; default: ``snapshot``
         maxRowsPerBatch: most rows of changes in a micro-batch; it ends at a commit unless one transaction is larger
             than the limit; default: ``1000000``
-        maxBytesPerBatch: most bytes of changes in a micro-batch; likewise; default: ``128MB``
+        maxBytesPerBatch: most bytes of changes in a micro-batch; likewise. Tables of a snapshot share one up to this
+            size; default: ``128MB``
         changeFormat: with ``dbtable``, ``plain``: each change is a row with the change columns; ``changelog``: rows and
             columns are those of Spark's ``CHANGES`` and Delta's change data feed, which takes ``REPLICA IDENTITY
             FULL``; default: ``plain``

@@ -7,8 +7,8 @@ the snapshot's session, and the reader of the slot.
 
 ::
 
-    initial ──► origin, table 1 of n read ──► … ──► origin, all n read ──► LSN ──► LSN, a table joins ──► LSN ──► …
-                └──────── at the slot's consistent point ────────┘         └─ changes from the slot ─┘
+    initial ──► origin, k of n tables read ──► … ──► origin, all n read ──► LSN ──► LSN, a table joins ──► LSN ──► …
+                └───────── at the slot's consistent point ─────────┘       └─ changes from the slot ─┘
 
 - The slot stays at its origin until the tables are read and Spark has committed the first changes after them. It does
   not pass the position at which a table began to wait until that one has joined.
@@ -23,12 +23,14 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import pyarrow as pa
 
 from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.slot_checks import missing_error
 from pg_cdc_source.postgres.slots import Slot
 from pg_cdc_source.snapshot.driver import Process, driver_process
@@ -165,7 +167,7 @@ class Capture:
         self._membership.resume(start)
         if start.is_reading:
             if limited:
-                return replace(start, done=start.done + 1)
+                return replace(start, done=self._read_through(start.tables, start.done))
             return self._at_end_of_wal(replace(start, done=len(start.tables)), start.members or ())
         self._snapshot.end()
         start = replace(start, tables=(), done=0, at=None)
@@ -225,12 +227,22 @@ class Capture:
             self._history.identify(),
             origin,
             tables,
-            min(1, len(tables)),
+            self._read_through(tables, 0),
             start,
             self._membership.mark,
             tuple(replace(member, since=origin) for member in plan.members),
             layouts=self._layouts.text(start, start),
         )
+
+    def _read_through(self, tables: Sequence[str], done: int) -> int:
+        """How many of ``tables`` are read behind the next batch: the next one, and with it what a batch may hold."""
+        rest = tables[done:]
+        if len(rest) < 2:
+            return len(tables)
+        oids = {planned.name: planned.oid for planned in self._membership.plan.named(rest)}
+        sizes = self._source.ask(lambda session: trees.read_sizes(session, list(oids.values())))
+        totals = accumulate(sizes.get(oids.get(name, 0), 0) for name in rest)
+        return done + max(1, sum(total <= self._options.max_bytes_per_batch for total in totals))
 
     def _next(self, start: StreamOffset) -> StreamOffset:
         self._membership.look_sometimes()
