@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.files import FileWriter
+from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.ledger import Ledger, LedgerRow
 from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
@@ -35,6 +37,7 @@ from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 QUERY = "q"
 Rows = Counter[tuple[str | None, ...]]
 Begin = Callable[..., "Lake"]  # the fixture ``begin``
+Drive = Callable[[FirstFiles], Driver]
 
 
 class Lake(ABC):
@@ -42,8 +45,8 @@ class Lake(ABC):
 
     kind: type[Any]  # of a table
 
-    def __init__(self, driver: Driver, targets: Targets, ledger: Ledger, shapes: Shapes) -> None:
-        self.driver = driver
+    def __init__(self, drive: Drive, files: FirstFiles, targets: Targets, ledger: Ledger, shapes: Shapes) -> None:
+        self.driver = drive(files)
         self.shapes = shapes
         self.targets = targets
         self.ledger = ledger
@@ -104,7 +107,7 @@ class Lake(ABC):
 
     @abstractmethod
     def write_as_somebody_else(self, table: str) -> None:
-        """Append some of a table's rows to it."""
+        """Append the row with the greatest ``id`` to its table once more."""
 
     @abstractmethod
     def merged_batches(self, table: str) -> list[int]:
@@ -124,14 +127,17 @@ class DeltaRsLake(Lake):
 
     kind = DeltaRsTable
 
-    def __init__(self, driver: Driver, directory: Path, shapes: Shapes) -> None:
+    def __init__(self, drive: Drive, directory: Path, shapes: Shapes) -> None:
         targets = Targets.of(f"{directory}/{{table}}", None)
-        super().__init__(driver, targets, DeltaRsLedger(targets.ledger, compacts=True), shapes)
+        files = FirstFiles(targets=targets, shapes=shapes)
+        super().__init__(drive, files, targets, DeltaRsLedger(targets.ledger, compacts=True), shapes)
 
     def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
         batches = iter(rows.to_batches())
         written = [
-            row for out in FileWriter(self.targets.__getitem__, self.shapes).take(batches) for row in out.to_pylist()
+            row
+            for out in FileWriter(FirstFiles(targets=self.targets, shapes=self.shapes)).take(batches)
+            for row in out.to_pylist()
         ]
         return DeltaRsTask(self.targets, start, self.shapes, self.compacts).outcomes(written)
 
@@ -144,7 +150,8 @@ class DeltaRsLake(Lake):
 
     def write_as_somebody_else(self, table: str) -> None:
         path = self.targets[f"public.{table}"]
-        write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 1), mode="append")
+        rows = DeltaTable(path).to_pyarrow_table().sort_by([("id", "descending")])
+        write_deltalake(path, rows.slice(0, 1), mode="append")
 
     def merged_batches(self, table: str) -> list[int]:
         history = DeltaTable(self.targets[f"public.{table}"]).history()
@@ -167,13 +174,15 @@ class CatalogLake(Lake):
         "iceberg": (iceberg.IcebergTable, "lake"),
     }
 
-    def __init__(self, driver: Driver, spark: SparkSession, format: str, directory: Path, shapes: Shapes) -> None:
+    def __init__(self, drive: Drive, spark: SparkSession, format: str, directory: Path, shapes: Shapes) -> None:
         kind, catalog = self._KINDS[format]
         self._spark = spark
         self._namespace = f"{catalog}.n{secrets.token_hex(4)}"
         targets = Targets.of(f"{self._namespace}.{{table}}", None)
         self._lake = SparkLake(spark, targets, kind, f"{directory}/staging", shapes, compacts=True)
-        super().__init__(driver, targets, self._lake.ledger, shapes)
+        # A batch is read before it is run here, and what is staged goes when one begins.
+        files = FirstFiles(directory=f"{directory}/first", shapes=shapes)
+        super().__init__(drive, files, targets, self._lake.ledger, shapes)
 
     def begin_as(self, shapes: Shapes, *, compacts: bool = True) -> None:
         before = self._lake
@@ -196,11 +205,19 @@ class CatalogLake(Lake):
 
     def write_as_somebody_else(self, table: str) -> None:
         name = f"{self._namespace}.{table}"
-        self._spark.sql(f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1").collect()
+        self._spark.sql(f"INSERT INTO {name} SELECT * FROM {name} ORDER BY id DESC LIMIT 1").collect()
 
     def merged_batches(self, table: str) -> list[int]:
         merges = ("MERGE", "overwrite")
         return [commit.said["batch"] for commit in self._commits(table) if commit.operation in merges]
+
+    def are_taken_over(self, table: str) -> bool:
+        """Whether the files of Iceberg's table are those that tasks had staged; Spark's names begin with a number."""
+        [taken] = {
+            re.fullmatch(".*/part-[0-9a-f-]{36}.parquet", row.file_path) is not None
+            for row in self._spark.table(f"{self._namespace}.{table}.files").collect()
+        }
+        return taken
 
     def files(self, table: str, version: int | None = None) -> int:
         name = f"{self._namespace}.{table}"

@@ -8,14 +8,15 @@ from pathlib import Path
 import lake_jars
 import pytest
 from driving import Driver, driving, run
-from lake import Begin, CatalogLake, DeltaRsLake, Lake, is_same
+from lake import Begin, CatalogLake, DeltaRsLake, Drive, Lake, is_same
 from psycopg2.extensions import connection as Session
 from sessions import SparkSessions
 from watch import wait_until
 
+from pg_cdc_source.lake.first_files import FIRST_FILES, FirstFiles
 from pg_cdc_source.lake.shape import Shapes
 
-LakeOf = Callable[[Driver, Shapes], Lake]
+LakeOf = Callable[[Drive, Shapes], Lake]
 
 
 @pytest.fixture(scope="module", params=["deltalake", *(
@@ -35,9 +36,9 @@ def lake_conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def lake_of(format: str, spark_sessions: SparkSessions, lake_conf: dict[str, str], tmp_path: Path) -> LakeOf:
     if format == "deltalake":
-        return lambda driver, shapes: DeltaRsLake(driver, tmp_path / "lake", shapes)
+        return lambda drive, shapes: DeltaRsLake(drive, tmp_path / "lake", shapes)
     spark = spark_sessions.get(**lake_conf)
-    return lambda driver, shapes: CatalogLake(driver, spark, format, tmp_path, shapes)
+    return lambda drive, shapes: CatalogLake(drive, spark, format, tmp_path, shapes)
 
 
 @pytest.fixture
@@ -53,8 +54,12 @@ def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, lake_of: LakeOf
             **options: str,
         ) -> Lake:
             run(pg, *statements)
-            driver: Driver = drive(tables="public.*", envelope="arrow", onSchemaChange="emit", **options)
-            lake = lake_of(driver, Shapes.of(mode, deletes, format, changes, json_as))
+
+            def drive_into(files: FirstFiles) -> Driver:
+                given = {"tables": "public.*", "envelope": "arrow", "onSchemaChange": "emit", FIRST_FILES: files.text}
+                return drive(**given, **options)
+
+            lake = lake_of(drive_into, Shapes.of(mode, deletes, format, changes, json_as))
             names = [s.split()[2] for s in statements if s.startswith("CREATE TABLE")]
             wait_until(is_same(lake, pg, *names))
             return lake

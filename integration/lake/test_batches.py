@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from driving import run
-from lake import Begin, is_same, rows_of, set_aside
+from lake import Begin, CatalogLake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
@@ -30,6 +30,62 @@ def test_changes_of_every_kind(pg: Session, begin: Begin) -> None:
     ):
         run(pg, *statements)
         wait_until(is_same(lake, pg, "t"))
+
+
+# Values of two rows, and of one without any.
+KINDS = {
+    "smallint": ("-1", "32767"), "int": ("-1", "2147483647"), "bigint": ("-1", "9223372036854775807"),
+    "real": ("NaN", "1.1e-30"), "float8": ("-Infinity", "0.1"), "bool": ("t", "f"),
+    "numeric": ("NaN", "1e-30"), "numeric(12,2)": ("-9999999999.99", "0.10"), "numeric(38,0)": ("-1", "9" * 38),
+    "date": ("0001-01-01", "9999-12-31"), "timestamp": ("1969-12-31 23:59:59.999999", "2026-11-23 00:00:00"),
+    "timestamptz": ("1969-12-31 23:59:59.999999+00", "2026-11-23 00:00:00+05"),
+    "time": ("24:00:00", "00:00:00.000001"), "interval": ("1 mon -1 day", "P1Y"), "uuid": (f"{'0' * 31}1", "f" * 32),
+    "text": ("", "ä漢\t"), "char(3)": ("a", ""), "bytea": ("\\x", "\\x00ff"), "json": ('{"b": 1, "a":2}', "[]"),
+    "jsonb": ('{"b": 1, "a":2}', "null"), "inet": ("10.0.0.1", "::1/64"), "bit(3)": ("101", "000"),
+    "int[]": ("{}", "{1,NULL}"), "text[]": ('{"",NULL,"NULL"}', "{a}"), "timestamptz[]": ("{2026-01-01+00}", "{}"),
+}  # fmt: skip
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("flat", [True, False])
+def test_rows_of_a_snapshot_are_what_changes_make_of_them(flat: bool, pg: Session, begin: Begin, format: str) -> None:
+    """Values come in binary with the one, as texts with the others. Iceberg takes files without lists as they are."""
+    kinds = {kind: values for kind, values in KINDS.items() if not (flat and "[]" in kind)}
+    columns = ", ".join(f"c{i} {kind}" for i, kind in enumerate(kinds))
+    rows = [", ".join(f"'{value}'" for value in values) for values in zip(*kinds.values(), strict=True)]
+    run(pg, f"CREATE TABLE t (id int PRIMARY KEY, {columns})",
+        *(f"INSERT INTO t VALUES ({i}, {values})" for i, values in enumerate(rows, 1)),
+        "INSERT INTO t VALUES (3)")  # fmt: skip
+    lake = begin()
+
+    def found(*ids: int) -> list[dict[str, str]]:
+        """The rows of the lake that have these ids, when it has no others, with what Python prints of their values."""
+        rows: dict[int, dict[str, str]] = {}
+
+        def look() -> bool:
+            lake.step()
+            last = lake.ledger.last()
+            assert last is not None
+            assert last.set_aside == {}
+            rows.update({row.pop("id"): {name: repr(row[name]) for name in row} for row in lake.found("t")})
+            return rows.keys() == {*ids}
+
+        wait_until(look)
+        return [rows[i] for i in ids]
+
+    names = ", ".join(f"c{i}" for i in range(len(kinds)))
+    snapshot = found(1, 2, 3)
+    if format == "iceberg":
+        assert isinstance(lake, CatalogLake)
+        assert lake.are_taken_over("t") == flat
+    run(pg, f"INSERT INTO t SELECT id + 10, {names} FROM t")
+    assert found(1, 2, 3, 11, 12, 13) == snapshot * 2
+    # A column goes, and another one gets its name: what the old one had does not come back.
+    run(pg, "ALTER TABLE t DROP COLUMN c0", "INSERT INTO t VALUES (4)", "ALTER TABLE t ADD COLUMN c0 smallint",
+        "ALTER TABLE t RENAME c1 TO renamed", "INSERT INTO t VALUES (5)")  # fmt: skip
+    changed = [{**row, "c0": "None", "renamed": row["c1"]} for row in snapshot]
+    changed = [{name: row[name] for name in row if name != "c1"} for row in changed]
+    assert found(1, 2, 3, 4, 5, 11, 12, 13) == [*changed, changed[2], changed[2], *changed]
 
 
 @pytest.mark.corner

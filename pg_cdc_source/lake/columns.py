@@ -16,8 +16,17 @@ from pg_cdc_source.values import registry
 from pg_cdc_source.values.arrow import field_of, from_texts
 from pg_cdc_source.values.registry import Codec, Column
 
-_NUMERIC_AS = NumericAs("string")
+NUMERIC_AS = NumericAs("string")
 _JSON_OIDS = (114, 3802)  # json, jsonb: pg_type.dat
+
+
+def unrepresentable(what: str) -> UnrepresentableError:
+    """Return the error for a value that the lake's type cannot hold."""
+    return UnrepresentableError(
+        what,
+        remedy="give the column another type or the row another value in PostgreSQL, and have the table's rows come "
+        "again: pg-cdc resnapshot",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +62,8 @@ class MirroredColumn:
         try:
             return accept(of_table, "error", self.codec.column, self.codec.decode_text, field_of(texts))
         except RefusedValueError as refused:
-            raise UnrepresentableError(
-                f"{of_table}{in_words(refused.column)}, {place(refused.row)}: {refused.reason}",
-                remedy="give the column another type or the row another value in PostgreSQL, and have the table's rows "
-                "come again: pg-cdc resnapshot",
+            raise unrepresentable(
+                f"{of_table}{in_words(refused.column)}, {place(refused.row)}: {refused.reason}"
             ) from None
 
 
@@ -98,9 +105,7 @@ def read_layout(text: str) -> MirroredLayout:
     for given in said["columns"]:
         found = registry.catalog_type(given["catalog"])
         column = Column(given["name"], given["attnum"] or 0, found, given["type"], not given["nullable"])
-        codec = registry.plan(column, as_string=False, numeric_as=_NUMERIC_AS)
-        if not is_storable(codec.arrow_type):
-            codec = registry.plan(column, as_string=True, numeric_as=_NUMERIC_AS)
+        codec = registry.plan(column, as_string=is_kept_as_text(column), numeric_as=NUMERIC_AS)
         columns.append(MirroredColumn(given["attnum"], codec, given["key"]))
     return MirroredLayout(said["oid"], said["identity"], tuple(columns), text)
 
@@ -118,8 +123,13 @@ def with_dropped(last: MirroredLayout, layouts: Sequence[MirroredLayout]) -> Mir
     return found
 
 
+def is_kept_as_text(column: Column) -> bool:
+    """Whether Delta and Iceberg lack the column's type, so that they have PostgreSQL's text."""
+    return not is_storable(registry.plan(column, as_string=False, numeric_as=NUMERIC_AS).arrow_type)
+
+
 def is_storable(found: pa.DataType) -> bool:
-    """Whether Delta and Iceberg have the type. What they lack becomes PostgreSQL's text."""
+    """Whether Delta and Iceberg have the type."""
     if pa.types.is_nested(found):
         return all(is_storable(found.field(i).type) for i in range(found.num_fields))
     return not (pa.types.is_duration(found) or pa.types.is_interval(found) or pa.types.is_time(found))

@@ -1,4 +1,4 @@
-"""Rows of a snapshot as Parquet files beside a table, written by tasks as they come: memory stays flat.
+"""Rows of a snapshot as Parquet files, written by tasks as they come: memory stays flat.
 
 A file belongs to the table only when a commit names it. One that a task has written in vain is left to VACUUM.
 """
@@ -9,7 +9,8 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -19,23 +20,25 @@ import pyarrow.parquet as pq
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, typed_columns
 from pg_cdc_source.lake.columns import read_layout
-from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_FROM_TS, Shape, Shapes
+from pg_cdc_source.lake.first_files import FirstFiles
+from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_FROM_TS, Shape
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import SNAPSHOT, read_run
 
 FILE_BYTES = 128 << 20
+# Of a file's rows in memory, so that a task needs not all of them at once.
+ROW_GROUP_BYTES = 64 << 20
+_NUMBER = "PARQUET:field_id"
 
 
 class FileWriter:
-    """Writes the runs of one partition's snapshot, which are of one table, into files."""
+    """Writes the rows of one partition's snapshot into files, one table after the other."""
 
-    def __init__(
-        self, directory_of: Callable[[str], str], shapes: Shapes | None = None, compression: str = "zstd"
-    ) -> None:
-        """``directory_of`` says in which directory the files of a table go."""
-        self._directory_of = directory_of
-        self._shapes = shapes or Shapes()
-        self._compression = compression
+    def __init__(self, files: FirstFiles) -> None:
+        self._files = files
+        self._waiting: list[pa.RecordBatch] = []
+        self._footers: list[pq.FileMetaData] = []  # of a file that was closed
+        self._nulls: Counter[str] = Counter()
         self._writer: pq.ParquetWriter | None = None
         self._last: dict[str, Any] = {}
         self._file: dict[str, Any] = {}
@@ -48,49 +51,64 @@ class FileWriter:
                 if row["_change_type"] != SNAPSHOT:
                     others.append(row)
                     continue
-                if self._writer is not None and (row["_table"], row["layout"], row["after"]) != self._of:
-                    yield from self._close()
                 try:
-                    self._write(row)
+                    yield from self.write(row, self._rows(row))
                 except PgCdcError as error:
-                    refused = {"_change_type": REFUSED, "rows": 0, "data": None, "after": str(error)}
-                    others.append({**row, **refused})
-                    continue
-                if self._file["raw_bytes"] > FILE_BYTES:
-                    yield from self._close()
+                    others.append({**row, "_change_type": REFUSED, "rows": 0, "data": None, "after": str(error)})
             if others:
                 yield _batch(others)
-        yield from self._close()
+        yield from self.close()
 
-    @property
-    def _of(self) -> tuple[str, str, str | None]:
-        return self._last["_table"], self._last["layout"], self._last["after"]
+    def _rows(self, row: Mapping[str, Any]) -> pa.RecordBatch:
+        run, shape = read_run(row["data"]), self._files.shapes[row["_table"]]
+        rows = typed_columns(row["_table"], read_layout(row["layout"]), run, shape)
+        return with_own_columns(rows, shape, run)
 
-    def _write(self, row: Mapping[str, Any]) -> None:
-        layout = read_layout(row["layout"])
-        run = read_run(row["data"])
-        rows = typed_columns(row["_table"], layout, run, self._shapes[row["_table"]])
-        for name, values in own_columns(self._shapes[row["_table"]], run).items():
-            rows = rows.append_column(name, values)
+    def write(self, of: Mapping[str, Any], rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Write rows whose table, position and layout are those of the row ``of``; the files that are complete."""
+        names = ("_table", "layout", "after")
+        if self._writer is not None and any(of[name] != self._last[name] for name in names):
+            yield from self.close()
         if self._writer is None:
-            self._open(row["_table"], rows.schema)
-        assert self._writer is not None
-        self._writer.write_batch(rows)
-        self._last = dict(row)
+            self._open(of["_table"], rows.schema)
+        self._last = {**of, "data": None}
         self._file["rows"] += rows.num_rows
         self._file["raw_bytes"] += rows.nbytes
+        self._nulls.update({name: values.null_count for name, values in zip(rows.schema.names, rows, strict=True)})
+        self._waiting.append(rows)
+        if sum(batch.nbytes for batch in self._waiting) > ROW_GROUP_BYTES:
+            self._write_waiting()
+        if self._file["raw_bytes"] > FILE_BYTES:
+            yield from self.close()
+
+    def _write_waiting(self) -> None:
+        assert self._writer is not None
+        self._writer.write_table(pa.Table.from_batches(self._waiting))
+        self._waiting = []
 
     def _open(self, table: str, schema: pa.Schema) -> None:
-        directory = self._directory_of(table)
+        directory = self._files.directory_of(table)
         filesystem, root = open_directory(directory)
         name = f"part-{uuid.uuid4()}.parquet"
         self._file = {"directory": directory, "name": name, "rows": 0, "raw_bytes": 0, "filesystem": filesystem}
         self._file["path"] = f"{root}/{name}"
-        self._writer = pq.ParquetWriter(f"{root}/{name}", schema, filesystem=filesystem, compression=self._compression)
+        # As Iceberg numbers the columns of a new table; nobody else looks at the numbers.
+        numbered = pa.schema([field.with_metadata({_NUMBER: str(i)}) for i, field in enumerate(schema, 1)])
+        self._footers, self._nulls = [], Counter()
+        self._writer = pq.ParquetWriter(
+            f"{root}/{name}",
+            numbered,
+            filesystem=filesystem,
+            compression="zstd",
+            metadata_collector=self._footers,
+        )
 
-    def _close(self) -> Iterator[pa.RecordBatch]:
+    def close(self) -> Iterator[pa.RecordBatch]:
+        """End the file that is being written; its row."""
         if self._writer is None:
             return
+        if self._waiting:
+            self._write_waiting()
         self._writer.close()
         self._writer = None
         file = self._file
@@ -100,7 +118,7 @@ class FileWriter:
             "layout": self._last["layout"],
             "size": file["filesystem"].get_file_info(file["path"]).size,
             "modified_ms": int(time.time() * 1000),
-            "stats": {"numRecords": file["rows"]},
+            "stats": {"numRecords": file["rows"], "nullCount": dict(self._nulls), **_bounds(self._footers[0])},
             # How far behind the point of the snapshot its rows may be, if they are not of just that point.
             "through": self._last["after"],
         }
@@ -108,15 +126,38 @@ class FileWriter:
         yield _batch([row])
 
 
-def own_columns(shape: Shape, run: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Return what rows of a snapshot have in the columns that a table has beside PostgreSQL's."""
-    n = run.num_rows
+def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, int]]:
+    """Return the least and the greatest of each column of whole numbers, by which merges leave files out."""
+    least: dict[str, int] = {}
+    greatest: dict[str, int] = {}
+    for place, field in enumerate(footer.schema.to_arrow_schema()):
+        # Behind a nested column, places of Parquet's columns are others.
+        if pa.types.is_nested(field.type):
+            break
+        groups = [footer.row_group(i).column(place) for i in range(footer.num_row_groups)]
+        found = [group.statistics for group in groups if group.statistics.null_count < group.num_values]
+        if pa.types.is_integer(field.type) and found and all(statistics.has_min_max for statistics in found):
+            least[field.name] = min(statistics.min for statistics in found)
+            greatest[field.name] = max(statistics.max for statistics in found)
+    return {"minValues": least, "maxValues": greatest}
+
+
+def with_own_columns(rows: pa.RecordBatch, shape: Shape, changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of a snapshot with the columns that a table has beside PostgreSQL's.
+
+    ``changes`` has the change columns of the rows.
+    """
+    n = rows.num_rows
     if shape.is_log:
-        return {name: run.column(name) for name in shape.columns}
-    if shape.has_versions:
-        known = {VALID_FROM: run.column("_commit_lsn"), VALID_FROM_TS: run.column("_commit_ts")}
-        return {name: known.get(name, pa.nulls(n, kind)) for name, kind in shape.columns.items()}
-    return {shape.deleted: pa.repeat(False, n), DELETED_LSN: pa.nulls(n, pa.int64())} if shape.is_soft else {}
+        own = {name: changes.column(name) for name in shape.columns}
+    elif shape.has_versions:
+        known = {VALID_FROM: changes.column("_commit_lsn"), VALID_FROM_TS: changes.column("_commit_ts")}
+        own = {name: known.get(name, pa.nulls(n, kind)) for name, kind in shape.columns.items()}
+    else:
+        own = {shape.deleted: pa.repeat(False, n), DELETED_LSN: pa.nulls(n, pa.int64())} if shape.is_soft else {}
+    for name, values in own.items():
+        rows = rows.append_column(name, values)
+    return rows
 
 
 def open_directory(directory: str) -> tuple[pafs.FileSystem, str]:

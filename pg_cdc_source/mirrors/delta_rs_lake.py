@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.shape_of_table import require_shape
 from pg_cdc_source.lake.targets import Targets
@@ -27,9 +28,13 @@ class DeltaRsLake:
         self._compacts = compacts
         self.ledger = DeltaRsLedger(targets.ledger, compacts=compacts)
 
+    @property
+    def first_files(self) -> FirstFiles:
+        return FirstFiles(targets=self._targets, shapes=self._shapes)
+
     def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
         task = DeltaRsTask(self._targets, start, self._shapes, self._compacts)
-        return run_task(batch, task, self._targets.__getitem__)
+        return run_task(batch, task, self.first_files)
 
     def require_shapes(self, tables: Iterable[str]) -> None:
         for table in tables:

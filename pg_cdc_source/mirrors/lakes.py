@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from pg_cdc_source.lake.files import FileWriter
+from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.ledger import Ledger
 from pg_cdc_source.lake.tasks import OUTCOME_SCHEMA, Start, Task
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
@@ -25,6 +26,10 @@ class Lake(Protocol):
     def ledger(self) -> Ledger:
         """The ledger."""
 
+    @property
+    def first_files(self) -> FirstFiles:
+        """Where tasks write rows of a snapshot."""
+
     def run(self, batch: DataFrame, start: Start) -> Sequence[Outcome]:
         """Apply a batch; what became of each table, in rows of ``OUTCOME_SCHEMA``."""
 
@@ -35,16 +40,16 @@ class Lake(Protocol):
         """The table as it was at a version."""
 
 
-def run_task(batch: DataFrame, task: Task, directory_of: Callable[[str], str]) -> list[Outcome]:
+def run_task(batch: DataFrame, task: Task, files: FirstFiles) -> list[Outcome]:
     """Run a task on all rows of a batch, those of one table together; what became of each table.
 
-    ``directory_of``: in which directory files of a table's snapshot go.
+    ``files``: where rows of a snapshot go that its own tasks have not written.
     """
     parallelism = batch.sparkSession.sparkContext.defaultParallelism
 
     def write_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():
-            yield from FileWriter(directory_of, task.shapes).take(batches)
+            yield from FileWriter(files).take(batches)
 
     def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.errors import DefiniteError, OptionError
+from pg_cdc_source.lake.first_files import FIRST_FILES
 from pg_cdc_source.lake.ledger import Ledger
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.sink import Applied, Sink
@@ -70,7 +71,7 @@ def mirror(
     register(spark)
     texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
     reader = spark.readStream.format("pgcdc").options(**texts)
-    rows = reader.options(envelope="arrow", onSchemaChange="emit").load()
+    rows = reader.options(envelope="arrow", onSchemaChange="emit").option(FIRST_FILES, lake.first_files.text).load()
     sink = Sink(targets, lake.ledger, on_batch)
 
     def apply(batch: DataFrame, batch_id: int) -> None:

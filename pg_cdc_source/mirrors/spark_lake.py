@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.lake.bring import bring
 from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.shape_of_table import require_shape
 from pg_cdc_source.lake.targets import Targets
@@ -58,6 +59,10 @@ class SparkLake:
         self.ledger = SparkLedger(spark, name, kind.provider, compact)
         self._sessions: SimpleQueue[SparkSession] = SimpleQueue()
 
+    @property
+    def first_files(self) -> FirstFiles:
+        return FirstFiles(directory=self._staging, shapes=self._shapes)
+
     def read(self, table: str, version: int) -> DataFrame:
         name = self._name(table)
         refresh(self._spark, name, self._kind.provider)
@@ -79,7 +84,7 @@ class SparkLake:
         # What a batch that a crash has ended has left goes first.
         _remove(self._staging)
         task = StagingTask(self._targets, start, self._shapes, self._staging)
-        outcomes = run_task(batch, task, task.directory_of)
+        outcomes = run_task(batch, task, self.first_files)
         count = min(len(outcomes), self._spark.sparkContext.defaultParallelism) or 1
         with ThreadPoolExecutor(count, thread_name_prefix="pgcdc-mirror") as pool:
             one = inheritable_thread_target(self._spark)(lambda outcome: self._apply(outcome, start))

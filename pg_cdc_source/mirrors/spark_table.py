@@ -77,6 +77,7 @@ class SparkTable(ABC):
         self._mark = mark
         self._shape = shape
         self._said = read_properties(spark, name)
+        self._text = ""  # what the session's next commits say
         # Where nobody has committed since the ledger's row, nothing of this batch is done, and nothing is foreign.
         is_as_left = expected is not None and self._said is not None and self.present(self._said) == expected
         self._found: list[Commit] | None = [] if is_as_left or self._said is None else None
@@ -92,9 +93,9 @@ class SparkTable(ABC):
     def commits(self, limit: int | None) -> list[Commit]:
         """The table's commits, the present one first, at most ``limit`` of them."""
 
+    @abstractmethod
     def committed(self) -> int | None:
-        """The version of the session's last commit, where the session knows it."""
-        return None
+        """The version of the session's last commit, where that can be told with little work."""
 
     @abstractmethod
     def sign(self, text: str, step: str) -> None:
@@ -180,6 +181,7 @@ class SparkTable(ABC):
         said = {"query": self._mark.query, "batch": self._mark.batch, "step": step, "last": is_last}
         text = json.dumps(said, separators=(",", ":"))
         self.sign(text, step)
+        self._text = text
         return text
 
     # --- columns ------------------------------------------------------------------------------------------------------
@@ -216,25 +218,28 @@ class SparkTable(ABC):
         # Again after a crash: the columns are not those wanted before the property says so.
         if filled:
             self._fill(layout, filled, wanted)
-        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({_literal(COLUMNS)} = {_literal(wanted.text)})")
+        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({literal(COLUMNS)} = {literal(wanted.text)})")
         self._said = {**self._said, COLUMNS: wanted.text}
         self._version = self.committed()
 
     def _create(self, columns: Columns, layout: MirroredLayout) -> None:
         """Create the table, or write it anew without rows, in one commit."""
         self._signed(ANEW_STEP)
-        writer = self._spark.createDataFrame([], columns.schema).writeTo(self._name).using(self.provider)
         given = {**self.properties, OF_TABLE: self._table, COLUMNS: columns.text}
         given |= properties_of(self._shape, layout)
         given |= self.properties_of_variants if self._shape.has_variants else {}
-        for key, value in given.items():
-            writer = writer.tableProperty(key, value)
-        if self._said is None:
-            writer.create()
-        else:
-            writer.createOrReplace()
+        self._write_empty(columns.schema, given, replaces=self._said is not None)
         self._said = given
         self._version = self.committed()
+
+    def _write_empty(self, schema: StructType, properties: Mapping[str, str], *, replaces: bool) -> None:
+        writer = self._spark.createDataFrame([], schema).writeTo(self._name).using(self.provider)
+        for key, value in properties.items():
+            writer = writer.tableProperty(key, value)
+        if replaces:
+            writer.createOrReplace()
+        else:
+            writer.create()
 
     def _fill(self, layout: MirroredLayout, filled: Mapping[str, str], columns: Columns) -> None:
         values = {column.name: column for column in layout.columns}
@@ -344,7 +349,7 @@ class SparkTable(ABC):
             return theirs
 
         on = [_same(name) for name in segment.key]
-        on += [bounds.condition(f"t.{quoted(bounds.column)}", _literal) for bounds in segment.bounds]
+        on += [bounds.condition(f"t.{quoted(bounds.column)}", literal) for bounds in segment.bounds]
         inserted = f"""
             WHEN NOT MATCHED AND NOT {is_delete} THEN INSERT ({", ".join(map(quoted, names))})
                 VALUES ({", ".join(f"s.{quoted(name)}" for name in names)})
@@ -371,7 +376,7 @@ def _same(name: str) -> str:
     return f"t.{quoted(name)} = s.{quoted(name)}"
 
 
-def _literal(value: str | int) -> str:
+def literal(value: str | int) -> str:
     if isinstance(value, int):
         return str(value)
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -71,10 +71,6 @@ class StagingTask(Task):
 
     directory: str
 
-    def directory_of(self, table: str) -> str:
-        """Where files of a table's rows go."""
-        return self.directory
-
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
         shape = self.shapes[table]
         parts = [self._staged(part, shape) if isinstance(part, Segment) else part for part in work.parts]

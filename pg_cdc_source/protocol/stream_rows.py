@@ -105,11 +105,7 @@ def snapshot_rows(
 
     Their LSN is that of the snapshot, they have no commit, and their number is 0.
     """
-    lsns, seqs = np.full(n, lsn, np.int64), np.zeros(n, np.int64)
-    unchanged = nothing_unchanged(n)
-    if table.unsent:
-        unchanged = lists_of_names(table.unsent, [np.ones(n, np.bool_) for _ in table.unsent])
-    changes = change_columns(np.full(n, OF_SNAPSHOT), lsns, seqs, None, None, unchanged)
+    changes = columns_of_snapshot(n, lsn, table)
     if layout.packed:
         return packed_rows(table, changes, columns)
     if layout.envelope:
@@ -118,14 +114,23 @@ def snapshot_rows(
     return pa.RecordBatch.from_arrays([*columns, *changes, *before], schema=schema)
 
 
-def with_unsent(batch: pa.RecordBatch, table: StreamedTable) -> pa.RecordBatch:
-    """Return rows of a table's scan with the columns that it lacks as well, all of them NULL."""
+def columns_of_snapshot(n: int, lsn: Lsn, table: StreamedTable) -> list[pa.Array]:
+    """Return the change columns of ``n`` rows of a table's snapshot at ``lsn``."""
+    lsns, seqs = np.full(n, lsn, np.int64), np.zeros(n, np.int64)
+    unchanged = nothing_unchanged(n)
+    if table.unsent:
+        unchanged = lists_of_names(table.unsent, [np.ones(n, np.bool_) for _ in table.unsent])
+    return change_columns(np.full(n, OF_SNAPSHOT), lsns, seqs, None, None, unchanged)
+
+
+def with_unsent(batch: pa.RecordBatch, table: StreamedTable, types: Sequence[pa.DataType]) -> pa.RecordBatch:
+    """Return rows of a table's scan with the columns that it lacks as well, all of them NULL, of these ``types``."""
     names = [codec.column.name for codec in table.codecs]
     # Under their present names, in the order of the table's.
     sent = iter(batch.columns)
     columns = [
-        pa.nulls(batch.num_rows, codec.arrow_type) if name in table.unsent else next(sent)
-        for name, codec in zip(names, table.codecs, strict=True)
+        pa.nulls(batch.num_rows, type) if name in table.unsent else next(sent)
+        for name, type in zip(names, types, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, names=names)
 

@@ -11,6 +11,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.first_files import FIRST_FILES, FirstFiles
+from pg_cdc_source.lake.first_rows import written
 from pg_cdc_source.offsets import INITIAL, Lsn, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 from pg_cdc_source.protocol.changelog import changelog_rows, changelog_schema
@@ -74,7 +76,8 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         with short_errors():
-            self._options = parse_stream_options(options)
+            self._files = FirstFiles.of(options)
+            self._options = parse_stream_options({key: text for key, text in options.items() if key != FIRST_FILES})
         self._schema: pa.Schema | None = None
 
     @classmethod
@@ -104,7 +107,7 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
                 f"the schema given to spark.readStream.schema() is not the stream's: {own.simpleString()}",
                 remedy="leave .schema() out; use the options asString and numericAs, and cast in Spark",
             )
-        return READER(self._options, self._arrow_schema())
+        return READER(self._options, self._arrow_schema(), self._files)
 
     def _arrow_schema(self) -> pa.Schema:
         """The schema of the stream's rows, whatever shape tasks give them."""
@@ -118,10 +121,14 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
 
 
 class PgCdcReader(Sealed, DataSourceStreamReader):
-    """Answers Spark in the driver's source process, and reads partitions in tasks."""
+    """Answers Spark in the driver's source process, and reads partitions in tasks.
 
-    def __init__(self, options: StreamOptions, schema: pa.Schema) -> None:
+    ``files``: where tasks write rows of a snapshot, instead of handing them to Spark.
+    """
+
+    def __init__(self, options: StreamOptions, schema: pa.Schema, files: FirstFiles | None = None) -> None:
         self._options = options
+        self._files = files
         self._schema = schema
         self._capture: Capture | None = None
         self._newest: StreamOffset | None = None
@@ -168,7 +175,12 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
                 yield from self._shaped(_joined(partition.payloads), None)
                 return
             assert isinstance(partition, SnapshotPartition)
-            for part in partition.parts:
+            parts = partition.parts
+            if self._files is not None:
+                yield from written((part for part in parts if part.rewound is None), self._files, execution())
+                # What is turned back is compared with changes, whose values are texts.
+                parts = [part for part in parts if part.rewound is not None]
+            for part in parts:
                 yield from self._shaped(self._snapshot(part), part.through if part.through > part.lsn else None)
 
     def _shaped(self, rows: Iterator[pa.RecordBatch], through: Lsn | None) -> Iterator[pa.RecordBatch]:
@@ -184,7 +196,8 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
         layout = layout_of(self._options)
         batches = read_range(part.scan, part.source, part.range, execution())
         if part.table.unsent:
-            batches = (with_unsent(batch, part.table) for batch in batches)
+            types = [codec.arrow_type for codec in part.table.codecs]
+            batches = (with_unsent(batch, part.table, types) for batch in batches)
         if part.rewound is not None:
             batches = part.rewound.leave_out(batches)
         for batch in batches:

@@ -63,7 +63,17 @@ def recorded(lsn: int, message: bytes) -> bytes:
 
 # --- what is streamed -----------------------------------------------------------------------------------------------
 
-OIDS = {"int4": 23, "text": 25, "numeric": 1700, "bool": 16, "int4[]": 1007, "date": 1082, "float8": 701, "bytea": 17}
+OIDS = {
+    "int4": 23,
+    "int8": 20,
+    "text": 25,
+    "numeric": 1700,
+    "bool": 16,
+    "int4[]": 1007,
+    "date": 1082,
+    "float8": 701,
+    "bytea": 17,
+}
 OF_10_2 = (10 << 16 | 2) + 4
 
 

@@ -1,0 +1,78 @@
+"""Rows of a snapshot on their way into a lake: the task that reads them writes them.
+
+PostgreSQL sends values in binary, and the lake's types are those that they become: nothing is printed and parsed, and
+no row passes through the JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from pg_cdc_source.errors import OptionError, UnrepresentableError
+from pg_cdc_source.lake.batch_of_table import REFUSED
+from pg_cdc_source.lake.columns import NUMERIC_AS, is_kept_as_text, read_layout, unrepresentable
+from pg_cdc_source.lake.files import FileWriter, with_own_columns
+from pg_cdc_source.lake.first_files import FirstFiles
+from pg_cdc_source.lake.variants import require_exact
+from pg_cdc_source.protocol.layout import CHANGE_FIELDS, RUNS_SCHEMA
+from pg_cdc_source.protocol.packed import layout_text
+from pg_cdc_source.protocol.stream_rows import columns_of_snapshot, with_unsent
+from pg_cdc_source.snapshot.reader import read_range
+from pg_cdc_source.stream.held_snapshot import SnapshotPart
+
+
+def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) -> Iterator[pa.RecordBatch]:
+    """Read ranges of tables into files; rows of ``RUNS_SCHEMA`` that say which. ``execution`` is that of `read_range`.
+
+    A table of which the lake cannot have a value, or whose name leads elsewhere, has a row ``refused``.
+    """
+    writer = FileWriter(files)
+    for part in parts:
+        layout = layout_text(part.table)
+        of = {
+            **dict.fromkeys(RUNS_SCHEMA.names),
+            "_table": part.table.name,
+            "_commit_lsn": int(part.lsn),
+            "_seq": 0,
+            "layout": layout,
+            "after": str(int(part.through)) if part.through > part.lsn else None,
+        }
+        try:
+            files.directory_of(part.table.name)
+        except OptionError as error:
+            yield _refused(of, str(error))
+            continue
+        try:
+            for rows in _values(part, files, layout, execution):
+                yield from writer.write(of, rows)
+        except UnrepresentableError as error:
+            yield _refused(of, str(unrepresentable(error.what)))
+    yield from writer.close()
+
+
+def _values(part: SnapshotPart, files: FirstFiles, layout: str, execution: str) -> Iterator[pa.RecordBatch]:
+    """Rows of a range, with all columns of the lake's table."""
+    shape, columns = files.shapes[part.table.name], read_layout(layout).columns
+    kept_as_text = tuple(column.name for column in part.scan.columns if is_kept_as_text(column))
+    plan = replace(part.scan, spec=replace(part.scan.spec, as_string=kept_as_text, numeric_as=NUMERIC_AS))
+    types = [column.type for column in columns]
+    for batch in read_range(plan, part.source, part.range, execution):
+        found = with_unsent(batch, part.table, types) if part.table.unsent else batch
+        # Where a table has no columns, its rows are counted by one.
+        rows = pa.RecordBatch.from_arrays(found.columns[: len(columns)], names=[column.name for column in columns])
+        for column, values in zip(columns, rows.columns, strict=True):
+            if shape.has_variants and column.is_json:
+                require_exact(part.table.name, column, values, lambda _: "a row of the snapshot")
+        if shape.columns:
+            changes = columns_of_snapshot(batch.num_rows, part.lsn, part.table)
+            names = [field.name for field in CHANGE_FIELDS]
+            rows = with_own_columns(rows, shape, pa.RecordBatch.from_arrays(changes, names=names))
+        yield rows
+
+
+def _refused(of: Mapping[str, Any], why: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{**of, "_change_type": REFUSED, "rows": 0, "after": why}], RUNS_SCHEMA)
