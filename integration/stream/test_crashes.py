@@ -226,6 +226,8 @@ def test_a_killed_driver_goes_on_where_spark_had_come(
         "slot": SLOT,
         "maxRowsPerBatch": str(ROWS_PER_BATCH),
         "partitionBytes": "128kB",
+        # Less than the first table has, so that the second one comes in another batch.
+        "maxBytesPerBatch": "1MB",
     }
     batch = {"sink": 3, "committed": 2}.get(point, 0)
     seconds = random.uniform(0, 6)

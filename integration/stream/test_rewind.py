@@ -18,6 +18,7 @@ from watch import session_names, wait_until
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.snapshot.driver import Process
 from pg_cdc_source.spark import pgcdc
+from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import rewind
 
 
@@ -36,7 +37,9 @@ def _outside_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def start(db: str, spark: SparkSession, tmp_path: Path) -> Start:
     def begin(sink: Sink, tables: str) -> StreamingQuery:
-        df = spark.readStream.format("pgcdc").options(url=db, slot=SLOT, tables=tables, partitionBytes="64kB").load()
+        reader = spark.readStream.format("pgcdc").options(url=db, slot=SLOT, tables=tables)
+        # Both smaller than a table, so that each has several ranges and, since Spark 4.2, a batch of its own.
+        df = reader.options(partitionBytes="64kB", maxBytesPerBatch="64kB").load()
         return df.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
 
     return begin
@@ -185,19 +188,21 @@ def test_a_table_that_only_grew_is_turned_back_without_any_old_images(
     run(
         pg,
         "CREATE TABLE keyed (id int PRIMARY KEY, v text); CREATE TABLE keyless (id int, v text)",
-        "INSERT INTO keyed SELECT i, 'v' FROM generate_series(1, 100) AS i",
-        "INSERT INTO keyless SELECT i % 5, 'v' FROM generate_series(1, 100) AS i",
+        "INSERT INTO keyed SELECT i, 'v' FROM generate_series(1, 3000) AS i",
+        "INSERT INTO keyless SELECT i % 5, 'v' FROM generate_series(1, 3000) AS i",
         f"CREATE PUBLICATION {SLOT} FOR TABLE keyed, keyless WITH (publish = 'insert, truncate')",
     )
-    tables = "public.keyed,public.keyless"
-    with source(db, tables=tables) as first:
+    # Smaller than a table, so that each has a batch of its own.
+    options = {"tables": "public.keyed,public.keyless", "maxBytesPerBatch": "64kB"}
+    with source(db, **options) as first:
         end = first.next(None)
         expected = counted(first.rows(None, end))
         end2 = first.next(end)
+    assert (end.done, end2.done) == (1, 2)
     before = rows_of(pg, "public.keyless")
-    run(pg, "INSERT INTO keyed VALUES (101, 'new')", "INSERT INTO keyless SELECT 3, 'v' FROM generate_series(1, 7)")
+    run(pg, "INSERT INTO keyed VALUES (3001, 'new')", "INSERT INTO keyless SELECT 3, 'v' FROM generate_series(1, 7)")
     replica = Replica()
-    with source(db, tables=tables) as again, caplog.at_level(logging.INFO, "pg_cdc_source"):
+    with source(db, **options) as again, caplog.at_level(logging.INFO, "pg_cdc_source"):
         first_rows = again.rows(None, end)
         assert counted(first_rows) == expected
         second_rows = again.rows(end, end2)
@@ -311,6 +316,8 @@ def test_a_failed_snapshot_batch_comes_again_as_it_was_and_a_committed_one_does_
     before = {name: rows_of(pg, name) for name in names}
     interrupted = Sink(failing)
     fail(start, pg, interrupted, tables)
+    if HAS_LIMITS:
+        assert {row["_table"] for row in interrupted.batches[0]} == {"public.one"}
     for name in names:
         run(
             pg,
