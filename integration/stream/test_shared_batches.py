@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
+from databases import connect
 from driving import driving, run
 from psycopg2.extensions import connection as Session
 
@@ -40,3 +41,13 @@ def test_small_tables_share_a_batch_and_a_large_one_has_its_own(
         small, large, last = {"public.a", "public.b"}, {"public.large"}, {"public.x"}
         assert [set(names) for names in found] == ([small, large, last] if HAS_LIMITS else [small | large | last])
         assert sorted(chain(*found)) == ["public.a", *["public.b"] * 2, *["public.large"] * 9, "public.x"]
+
+
+def test_a_table_that_is_being_dropped_has_no_size(pg: Session, db: str) -> None:
+    """Its row of the catalog may still be seen when its file is gone."""
+    run(pg, "CREATE TABLE a (id int)", "CREATE TABLE b (id int)", "INSERT INTO a VALUES (1)")
+    [(a, b)] = run(pg, "SELECT 'a'::regclass::oid::bigint, 'b'::regclass::oid::bigint")
+    with connect(db) as session:
+        run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT FROM pg_class LIMIT 1")
+        run(pg, "DROP TABLE b")
+        assert trees.read_sizes(session, [a, b]) == {a: 8192, b: 0}

@@ -179,7 +179,7 @@ def identify_heaps(session: Session, relation: Relation) -> int:
 
 _READ_TREE_SIZES = f"""
 WITH RECURSIVE {TREE}
-SELECT tree.root::bigint, sum(pg_table_size(c.oid))::bigint
+SELECT tree.root::bigint, coalesce(sum(pg_table_size(c.oid)), 0)::bigint
 FROM tree
 JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid AND c.relkind IN ('r', 'm')
 GROUP BY tree.root
@@ -187,7 +187,7 @@ GROUP BY tree.root
 
 
 def read_sizes(session: Session, oids: Sequence[int]) -> dict[int, int]:
-    """Bytes of tables with all that is under them, by their oids; those that are gone are left out."""
+    """Bytes of tables with all that is under them, by their oids; those that are gone have none, or are left out."""
     with translated("reading the sizes of tables"), session.cursor() as cursor:
         cursor.execute(_READ_TREE_SIZES, {"roots": list(oids)})
         return dict(cursor)
