@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -40,8 +40,8 @@ def standalone_cluster(scratch: Path, workers: int = 2) -> Iterator[str]:
 
 
 @contextmanager
-def connect_server(scratch: Path, master: str) -> Iterator[str]:
-    """Run a Connect server whose driver is one of ``master``, and yield its URL."""
+def connect_server(scratch: Path, master: str, given: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a Connect server whose driver is one of ``master``, with these settings; yield its URL."""
     conf = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -51,6 +51,7 @@ def connect_server(scratch: Path, master: str) -> Iterator[str]:
         "spark.executor.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
+        **(given or {}),
     }
     command = [
         *("deploy.SparkSubmit", "--master", master, "--class", f"{_PACKAGE}.sql.connect.service.SparkConnectServer"),

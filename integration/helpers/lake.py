@@ -26,10 +26,11 @@ from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
-from pg_cdc_source.mirrors import delta, iceberg
+from pg_cdc_source.mirrors import delta
 from pg_cdc_source.mirrors.catalog_tables import refresh
 from pg_cdc_source.mirrors.delta_rs import DeltaRsTable, DeltaRsTask
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
+from pg_cdc_source.mirrors.iceberg_of_jvm import IcebergTableOfJvm
 from pg_cdc_source.mirrors.spark_lake import SparkLake
 from pg_cdc_source.mirrors.spark_table import COMPACT_STEP, Commit, SparkTable
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
@@ -171,7 +172,7 @@ class CatalogLake(Lake):
     kind = SparkTable
     _KINDS: Mapping[str, tuple[type[SparkTable], str]] = {
         "delta": (delta.DeltaTable, "spark_catalog"),
-        "iceberg": (iceberg.IcebergTable, "lake"),
+        "iceberg": (IcebergTableOfJvm, "lake"),
     }
 
     def __init__(self, drive: Drive, spark: SparkSession, format: str, directory: Path, shapes: Shapes) -> None:
@@ -223,7 +224,7 @@ class CatalogLake(Lake):
         name = f"{self._namespace}.{table}"
         refresh(self._spark, name, self._lake._kind.provider)
         at = "" if version is None else f" VERSION AS OF {version}"
-        if self._lake._kind is iceberg.IcebergTable:
+        if self._lake._kind is IcebergTableOfJvm:
             return self._spark.sql(f"SELECT * FROM {name}.files{at}").count()
         return len(self._spark.sql(f"SELECT * FROM {name}{at}").inputFiles())
 

@@ -8,11 +8,13 @@ from typing import ClassVar
 from pyspark.sql import SparkSession
 
 from pg_cdc_source.lake.compaction import SMALL_BYTES
+from pg_cdc_source.mirrors.sessions import parallelism
 from pg_cdc_source.mirrors.spark_table import ANEW_STEP, COLUMNS_STEP, COMPACT_STEP, Commit, SparkTable, read_said
 
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
 _SMALL = "spark.databricks.delta.optimize.minFileSize"
+_COPIES = "spark.databricks.delta.merge.materializeSource"
 
 
 class DeltaTable(SparkTable):
@@ -31,7 +33,9 @@ class DeltaTable(SparkTable):
     def configure(cls, session: SparkSession, template: str) -> None:
         # By default each commit reads the table's state in 50 tasks.
         if session.conf.get(_STATE_TASKS, None) is None:
-            session.conf.set(_STATE_TASKS, session.sparkContext.defaultParallelism)
+            session.conf.set(_STATE_TASKS, parallelism(session))
+        # By default a merge keeps a copy of its source, unless that is Delta's. What was staged does not change.
+        session.conf.set(_COPIES, "none")
         # By default files of up to 1 GB are small to OPTIMIZE.
         if session.conf.get(_SMALL, None) is None:
             session.conf.set(_SMALL, SMALL_BYTES)

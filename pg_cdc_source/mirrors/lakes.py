@@ -12,6 +12,7 @@ from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.ledger import Ledger
 from pg_cdc_source.lake.tasks import OUTCOME_SCHEMA, Start, Task
+from pg_cdc_source.mirrors.sessions import parallelism
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.spark.edge import short_errors, spark_schema
 from pg_cdc_source.spark.worker_tuning import small_task
@@ -45,7 +46,6 @@ def run_task(batch: DataFrame, task: Task, files: FirstFiles) -> list[Outcome]:
 
     ``files``: where rows of a snapshot go that its own tasks have not written.
     """
-    parallelism = batch.sparkSession.sparkContext.defaultParallelism
 
     def write_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():
@@ -57,7 +57,9 @@ def run_task(batch: DataFrame, task: Task, files: FirstFiles) -> list[Outcome]:
             yield pa.RecordBatch.from_pylist(task.outcomes(rows), schema=OUTCOME_SCHEMA)
 
     written = batch.mapInArrow(write_files, spark_schema(RUNS_SCHEMA))
-    outcomes = written.repartition(parallelism, "_table").mapInArrow(apply, spark_schema(OUTCOME_SCHEMA))
+    outcomes = written.repartition(parallelism(batch.sparkSession), "_table").mapInArrow(
+        apply, spark_schema(OUTCOME_SCHEMA)
+    )
     # Not collect(), whose times have lost their zone.
     found: list[Outcome] = outcomes.toArrow().to_pylist()
     return found

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePath
-from typing import Any, Literal
+from typing import Literal
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pg_cdc_source.errors import DefiniteError, OptionError
+from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.first_files import FIRST_FILES
 from pg_cdc_source.lake.ledger import Ledger
 from pg_cdc_source.lake.shape import Shapes
-from pg_cdc_source.lake.sink import Applied, Sink
+from pg_cdc_source.lake.sink import Applied
 from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.mirrors.batches import Batches
 from pg_cdc_source.mirrors.catalog_names import is_path
 from pg_cdc_source.mirrors.lakes import Lake
+from pg_cdc_source.mirrors.sessions import absolute, is_connect
+from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.options.texts import option_texts
 from pg_cdc_source.spark.register import register
 
@@ -58,6 +58,8 @@ def mirror(
     after each batch, with its row of the ledger and how many rows it had of each table. Other options are those of
     ``pgcdc``.
 
+    With Spark Connect, a process of the server's applies the batches, and calls ``on_batch``, which is pickled for it.
+
     Raises OptionError.
     """
     for name in options:
@@ -65,29 +67,23 @@ def mirror(
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
     targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger))
     shapes = Shapes.of(mode, deletes, format, onSchemaChange, jsonAs)
-    lake = _lake(spark, format, targets, f"{_absolute(spark, checkpoint)}/pgcdc-staging", shapes, compacts=autoCompact)
+    staging = f"{absolute(spark, checkpoint)}/pgcdc-staging"
+
+    def open_lake(spark: SparkSession) -> Lake:
+        return _lake(spark, format, targets, staging, shapes, compacts=autoCompact)
+
+    lake = open_lake(spark)
     last = lake.ledger.last()
     lake.require_shapes(() if last is None else last.tables)
     register(spark)
     texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
     reader = spark.readStream.format("pgcdc").options(**texts)
     rows = reader.options(envelope="arrow", onSchemaChange="emit").option(FIRST_FILES, lake.first_files.text).load()
-    sink = Sink(targets, lake.ledger, on_batch)
-
-    def apply(batch: DataFrame, batch_id: int) -> None:
-        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if query is None:
-            raise DefiniteError("the batch does not say which query it is of")
-        try:
-            sink.apply(query, batch_id, lambda start: lake.run(batch, start))
-        except Py4JJavaError as error:
-            # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
-            raise PySparkException(error.java_exception.toString()) from None
-
-    writer = rows.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
+    name = f"mirror {slot}"
+    writer = rows.writeStream.queryName(name).option("checkpointLocation", checkpoint)
     if once:
         writer = writer.trigger(availableNow=True)
-    return writer.foreachBatch(apply).start()
+    return writer.foreachBatch(Batches(name, targets, open_lake, on_batch, lake)).start()
 
 
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
@@ -95,15 +91,7 @@ _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
 
 def _place(spark: SparkSession, target: str) -> str:
     """A target or a ledger: a path becomes an absolute one, a table's name stays."""
-    return _absolute(spark, target) if is_path(target) else target
-
-
-def _absolute(spark: SparkSession, path: str) -> str:
-    """A path as Spark understands it: a relative one is in the JVM's directory."""
-    if "://" in path or path.startswith("file:"):
-        return path
-    jvm: Any = spark.sparkContext._jvm
-    return str(PurePath(jvm.java.lang.System.getProperty("user.dir"), path))
+    return absolute(spark, target) if is_path(target) else target
 
 
 def _lake(
@@ -134,9 +122,13 @@ def _lake(
         return DeltaRsLake(spark, targets, shapes, compacts=compacts)
     from pg_cdc_source.mirrors.delta import DeltaTable
     from pg_cdc_source.mirrors.iceberg import IcebergTable
+    from pg_cdc_source.mirrors.iceberg_of_jvm import IcebergTableOfJvm
     from pg_cdc_source.mirrors.spark_lake import SparkLake
 
-    kinds: dict[str, type[DeltaTable] | type[IcebergTable]] = {"delta": DeltaTable, "iceberg": IcebergTable}
+    kinds: dict[str, type[SparkTable]] = {
+        "delta": DeltaTable,
+        "iceberg": IcebergTable if is_connect(spark) else IcebergTableOfJvm,
+    }
     if format not in kinds:
         raise OptionError(f"mirror() has no format {format!r}", remedy="use delta, iceberg or deltalake")
     if format == "iceberg" and is_path(targets.template):

@@ -26,6 +26,7 @@ from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors.catalog_names import ledger_in_sql, table_in_sql
 from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh
 from pg_cdc_source.mirrors.lakes import Outcome, run_task
+from pg_cdc_source.mirrors.sessions import another, end, is_connect, parallelism
 from pg_cdc_source.mirrors.spark_ledger import SparkLedger
 from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.mirrors.staging import StagingTask, read_work
@@ -77,7 +78,7 @@ class SparkLake:
             if properties is not None:
                 require_shape(self._name(table), properties, self._shapes[table])
 
-        with ThreadPoolExecutor(self._spark.sparkContext.defaultParallelism) as pool:
+        with ThreadPoolExecutor(parallelism(self._spark)) as pool:
             list(pool.map(look, tables))
 
     def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
@@ -85,10 +86,15 @@ class SparkLake:
         _remove(self._staging)
         task = StagingTask(self._targets, start, self._shapes, self._staging)
         outcomes = run_task(batch, task, self.first_files)
-        count = min(len(outcomes), self._spark.sparkContext.defaultParallelism) or 1
-        with ThreadPoolExecutor(count, thread_name_prefix="pgcdc-mirror") as pool:
-            one = inheritable_thread_target(self._spark)(lambda outcome: self._apply(outcome, start))
-            list(pool.map(one, outcomes))
+        count = min(len(outcomes), parallelism(self._spark)) or 1
+        try:
+            with ThreadPoolExecutor(count, thread_name_prefix="pgcdc-mirror") as pool:
+                one = inheritable_thread_target(self._spark)(lambda outcome: self._apply(outcome, start))
+                list(pool.map(one, outcomes))
+        finally:
+            # Spark Connect's server forgets a session that nobody has used for an hour.
+            while is_connect(self._spark) and not self._sessions.empty():
+                end(self._sessions.get())
         _remove(self._staging)
         return outcomes
 
@@ -121,11 +127,12 @@ class SparkLake:
         """A session that no other table has now, with the settings of the query's."""
         if not self._sessions.empty():
             return self._sessions.get()
-        session = self._spark.newSession()
+        session = another(self._spark)
         ours = session.conf
+        present = ours.getAll
         for key, value in self._spark.conf.getAll.items():
             is_sql = key.startswith(("spark.sql.", "spark.databricks."))
-            if is_sql and ours.get(key, None) != value and ours.isModifiable(key):
+            if is_sql and present.get(key) != value and ours.isModifiable(key):
                 ours.set(key, value)
         self._kind.configure(session, self._targets.template)
         return session

@@ -1,0 +1,61 @@
+"""What Spark calls with each batch of a mirror's query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from pg_cdc_source.lake.sink import Applied, Sink
+from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.mirrors.lakes import Lake
+from pg_cdc_source.mirrors.sessions import is_connect, query_of
+
+
+class Batches:
+    """Applies the batches of one query.
+
+    Spark Connect pickles it, and a process of the server's calls it, which opens the lake in its own session.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        targets: Targets,
+        open_lake: Callable[[SparkSession], Lake],
+        on_batch: Callable[[Applied], None] | None,
+        lake: Lake,
+    ) -> None:
+        """``name`` is the query's."""
+        self._name = name
+        self._targets = targets
+        self._open_lake = open_lake
+        self._on_batch = on_batch
+        self._lake: Lake | None = lake
+        self._sink: Sink | None = None
+        self._query: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lake": None, "_sink": None, "_query": None}
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        if self._lake is None:
+            self._lake = self._open_lake(batch.sparkSession)
+        lake = self._lake
+        if self._sink is None:
+            self._sink = Sink(self._targets, lake.ledger, self._on_batch)
+        if self._query is None:
+            self._query = query_of(batch, self._name)
+        if is_connect(batch.sparkSession):
+            self._sink.apply(self._query, batch_id, lambda start: lake.run(batch, start))
+            return
+        # Spark's client alone has no Py4J.
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            self._sink.apply(self._query, batch_id, lambda start: lake.run(batch, start))
+        except Py4JJavaError as error:
+            # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
+            raise PySparkException(error.java_exception.toString()) from None

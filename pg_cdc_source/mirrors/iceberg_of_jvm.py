@@ -1,0 +1,86 @@
+"""Iceberg's tables in a driver with a JVM: by Iceberg's own objects where SQL takes long, or has no words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from pg_cdc_source.lake.bring import Step
+from pg_cdc_source.lake.columns import MirroredLayout, read_layout
+from pg_cdc_source.lake.compaction import SMALL_BYTES
+from pg_cdc_source.lake.parts import Files
+from pg_cdc_source.mirrors.catalog_names import quoted
+from pg_cdc_source.mirrors.column_changes import Columns
+from pg_cdc_source.mirrors.iceberg import SAID, IcebergTable
+from pg_cdc_source.mirrors.iceberg_files import has_columns, take_over
+from pg_cdc_source.mirrors.spark_table import ANEW_STEP, COLUMNS, RECENT, literal
+
+
+class IcebergTableOfJvm(IcebergTable):
+    """A table of an Iceberg catalog in the JVM of the driver."""
+
+    def committed(self) -> int | None:
+        table = _loaded(self._spark, self._name)
+        snapshot = table.currentSnapshot()
+        for _ in range(RECENT):
+            if snapshot is None:
+                break
+            if snapshot.summary().get(SAID) == self._text:
+                return int(snapshot.snapshotId())
+            snapshot = None if snapshot.parentId() is None else table.snapshot(snapshot.parentId())
+        return None
+
+    def age(self, version: int | None) -> int:
+        found = None if version is None else _loaded(self._spark, self._name).snapshot(version)
+        return 0 if found is None else int(found.sequenceNumber())
+
+    def prepare(self, layout: MirroredLayout, fills: Mapping[int, str | None], *, anew: bool) -> None:
+        super().prepare(layout, fills, anew=anew)
+        assert self._said is not None
+        if self._version is None and self.present(self._said) is None:
+            # It has a version before it has rows.
+            append = _loaded(self._spark, self._name).newAppend()
+            append.set(SAID, self._signed(ANEW_STEP))
+            append.commit()
+            self._version = self.committed()
+
+    def _write_empty(self, schema: StructType, properties: Mapping[str, str], *, replaces: bool) -> None:
+        if replaces:
+            super()._write_empty(schema, properties, replaces=True)
+            return
+        # A write without rows takes a job of Spark's, and half a second.
+        columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in schema)
+        given = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
+        self._spark.sql(f"CREATE TABLE {self._name} ({columns}) USING iceberg TBLPROPERTIES ({given})")
+
+    def add_files(self, step: Step, part: Files) -> None:
+        """Take over files as they are, where the table has just their columns; else have their rows written."""
+        assert self._said is not None
+        columns = Columns.read(self._said[COLUMNS])
+        written = {file["layout"] for file in part.files}
+        is_as_written = all(Columns.of(read_layout(text), self._shape) == columns for text in written)
+        if is_as_written and not part.again and not self._shape.has_variants:
+            table = _loaded(self._spark, self._name)
+            said = {SAID: self._signed(step.name, is_last=step.is_last)}
+            if has_columns(table, columns.schema.names) and take_over(self._spark, table, part.files, said):
+                self._version = self.committed()
+                return
+        super().add_files(step, part)
+
+    @classmethod
+    def write_together(cls, session: SparkSession, name: str, text: str) -> None:
+        # CALL … rewrite_data_files cannot have its commits say anything.
+        actions: Any = session._jvm
+        actions = actions.org.apache.iceberg.spark.actions.SparkActions.get(session._jsparkSession)
+        for action in ("rewriteDataFiles", "rewritePositionDeletes"):
+            rewrite = getattr(actions, action)(_loaded(session, name))
+            rewrite.option("min-file-size-bytes", str(SMALL_BYTES)).snapshotProperty(SAID, text).execute()
+
+
+def _loaded(session: SparkSession, name: str) -> Any:
+    """Iceberg's own object of a table, as the table is now."""
+    jvm: Any = session._jvm
+    return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(session._jsparkSession, name)

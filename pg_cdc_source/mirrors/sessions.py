@@ -1,0 +1,82 @@
+"""What a mirror asks of a session: one with a JVM of its own, or one of Spark Connect.
+
+On Spark Connect, a process of the server's applies the batches. It has a session, which is the one that started the
+query, and can begin others.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pg_cdc_source.errors import DefiniteError, OptionError
+
+# More rows than any cluster has cores.
+_MANY = 1 << 20
+_found_parallelism: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect."""
+    return not hasattr(spark, "_jvm")
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks Spark makes where nobody says how many: as many as run at once."""
+    if not is_connect(spark):
+        return spark.sparkContext.defaultParallelism
+    if spark not in _found_parallelism:
+        partitions = spark.range(_MANY).select(F.spark_partition_id().alias("id"))
+        _found_parallelism[spark] = partitions.distinct().count()
+    return _found_parallelism[spark]
+
+
+def query_of(batch: DataFrame, name: str) -> str:
+    """The id of the query that a batch is of; ``name`` is the query's. Raises DefiniteError."""
+    spark = batch.sparkSession
+    found: str | None
+    if is_connect(spark):
+        found = next((query.id for query in spark.streams.active if query.name == name), None)
+    else:
+        found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if found is None:
+        raise DefiniteError("the batch does not say which query it is of")
+    return found
+
+
+def absolute(spark: SparkSession, path: str) -> str:
+    """A path as Spark understands it: a relative one is in the JVM's directory. Raises OptionError."""
+    if "://" in path or path.startswith(("file:", "/")):
+        return path
+    if is_connect(spark):
+        raise OptionError(
+            f"{path} is a relative path, and Spark's directory is the server's", remedy="write an absolute path"
+        )
+    jvm: Any = spark.sparkContext._jvm
+    return str(PurePath(jvm.java.lang.System.getProperty("user.dir"), path))
+
+
+def another(spark: SparkSession) -> SparkSession:
+    """A session beside this one, with settings of its own. Raises DefiniteError."""
+    if not is_connect(spark):
+        return spark.newSession()
+    # What Spark's server tells the process that applies batches.
+    url = os.environ.get("SPARK_CONNECT_LOCAL_URL")
+    if url is None:
+        raise DefiniteError(
+            "Spark's server does not say where it is, and each table of a mirror is written in a session of its own",
+            remedy="use a cluster that gives the driver a JVM of its own, or the format deltalake",
+        )
+    return SparkSession.builder.remote(url).create()
+
+
+def end(spark: SparkSession) -> None:
+    """End a session of Spark Connect, which its server would keep for an hour."""
+    client: Any = spark.client  # stop() would also stop a server that was started in the same process
+    client.release_session()
+    client.close()
