@@ -51,3 +51,20 @@ def test_a_table_that_is_being_dropped_has_no_size(pg: Session, db: str) -> None
         run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT FROM pg_class LIMIT 1")
         run(pg, "DROP TABLE b")
         assert trees.read_sizes(session, [a, b]) == {a: 8192, b: 0}
+
+
+def test_a_table_that_somebody_rewrites_holds_up_no_other(
+    pg: Session, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = trees.read_sizes
+    run(pg, *(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in "abc"), "INSERT INTO a VALUES (1)")
+    with driving(pg, db, monkeypatch) as drive, connect(db) as other:
+        monkeypatch.setattr(trees, "read_sizes", sizes)
+        driver = drive(tables="public.*")
+        run(other, "BEGIN", "LOCK TABLE c")
+        assert trees.read_sizes(pg, [run(pg, "SELECT 'c'::regclass::oid::bigint")[0][0]]) is None
+        assert run(pg, "SHOW lock_timeout") == [("0",)]
+        assert [row["_table"] for row in driver.batch()] == ["public.a"]
+        run(other, "ROLLBACK")
+        assert driver.batch() == []
+        assert not driver.offset.is_reading

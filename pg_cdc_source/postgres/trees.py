@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from psycopg2.errors import LockNotAvailable
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import TransientError
@@ -186,11 +187,24 @@ GROUP BY tree.root
 """
 
 
-def read_sizes(session: Session, oids: Sequence[int]) -> dict[int, int]:
-    """Bytes of tables with all that is under them, by their oids; those that are gone have none, or are left out."""
+# Asking for a table's size waits for whoever rewrites it.
+_SIZES_WITHIN = "100ms"
+
+
+def read_sizes(session: Session, oids: Sequence[int]) -> dict[int, int] | None:
+    """Bytes of tables with all that is under them, by their oids; None where somebody has locked one of them.
+
+    Those that are gone have none, or are left out.
+    """
     with translated("reading the sizes of tables"), session.cursor() as cursor:
-        cursor.execute(_READ_TREE_SIZES, {"roots": list(oids)})
-        return dict(cursor)
+        cursor.execute("SET lock_timeout = %s", (_SIZES_WITHIN,))
+        try:
+            cursor.execute(_READ_TREE_SIZES, {"roots": list(oids)})
+            return dict(cursor)
+        except LockNotAvailable:
+            return None
+        finally:
+            cursor.execute("RESET lock_timeout")
 
 
 _READ_SIZES = """

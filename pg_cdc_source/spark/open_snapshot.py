@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres.catalog import find_relation
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect
 from pg_cdc_source.postgres.locks import check_files
+from pg_cdc_source.postgres.slot_creation import drop_slot
 from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 
 
@@ -36,7 +38,7 @@ def open_snapshot(
 
     ``tables`` are locked (ACCESS SHARE) at once, so that no TRUNCATE or rewrite takes their rows away from the
     snapshot. With ``slot`` a durable slot of that name is created at the snapshot's consistent point and left for a
-    stream to start from. ``options`` are the connection options of the format, ``consistentPoint`` and ``slotTimeout``.
+    stream to start from, unless the block is not begun. ``options`` are the connection options of the format, ``consistentPoint`` and ``slotTimeout``.
     The snapshot is held by one session of this process.
     """
     given = {**options, **({"url": url} if url is not None else {}), **({"slot": slot} if slot else {})}
@@ -55,10 +57,21 @@ def open_snapshot(
         full_seconds=FULL_SECONDS,
     )
     try:
-        held.lock([relation.oid for relation in relations], timeout="60s")
-        for holder, _ in held.holders:
-            check_files(holder, "opening a snapshot")
+        try:
+            held.lock([relation.oid for relation in relations], timeout="60s")
+            for holder, _ in held.holders:
+                check_files(holder, "opening a snapshot")
+        except BaseException:
+            # Nobody would know of it, and it would hold back WAL.
+            if parsed.slot is not None:
+                _drop_slot(parsed.connection, parsed.slot)
+            raise
         passed_on = {k: v for k, v in given.items() if k.lower() not in ("slot", "consistentpoint", "slottimeout")}
         yield OpenSnapshot(held.lsn, {**passed_on, "snapshot": held.holders[0][1]})
     finally:
         held.close()
+
+
+def _drop_slot(options: ConnectionOptions, slot: str) -> None:
+    with contextlib.closing(connect(options, "pgsnapshot:open", full_seconds=FULL_SECONDS)) as session:
+        drop_slot(session, slot)

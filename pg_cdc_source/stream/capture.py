@@ -241,6 +241,8 @@ class Capture:
             return len(tables)
         oids = {planned.name: planned.oid for planned in self._membership.plan.named(rest)}
         sizes = self._source.ask(lambda session: trees.read_sizes(session, list(oids.values())))
+        if sizes is None:
+            return done + 1
         totals = accumulate(sizes.get(oids.get(name, 0), 0) for name in rest)
         return done + max(1, sum(total <= self._options.max_bytes_per_batch for total in totals))
 

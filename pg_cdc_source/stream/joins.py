@@ -71,8 +71,11 @@ class Joins:
 
     def ready(self, start: StreamOffset, patience_seconds: float) -> Join | None:
         """The tables that join, as soon as their consistent point is known."""
-        if self._ready is not None or not self.are_awaited(start):
+        if self._ready is not None:
             return self._ready
+        if not self.are_awaited(start):
+            self._give_up()
+            return None
         if not self._joining.is_running:
             self._stays.setdefault(None, start.position)
             self._joining.begin()
@@ -100,6 +103,12 @@ class Joins:
             self._membership.join((), mark)
             self._stays.pop(None, None)
         return self._ready
+
+    def _give_up(self) -> None:
+        """Those that waited have gone: neither the slot nor a snapshot stays for them."""
+        if self._joining.is_running:
+            self._joining.close()
+            self._stays.pop(None, None)
 
     def done(self, join: Join) -> None:
         """The batch in which they join is given out; whoever does that has the snapshot now."""
