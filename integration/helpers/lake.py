@@ -111,6 +111,10 @@ class Lake(ABC):
         """Append the row with the greatest ``id`` to its table once more."""
 
     @abstractmethod
+    def keep_house_as_somebody_else(self, table: str) -> None:
+        """Commit to a table, whose rows stay the same."""
+
+    @abstractmethod
     def merged_batches(self, table: str) -> list[int]:
         """The batches of a table's merges."""
 
@@ -153,6 +157,9 @@ class DeltaRsLake(Lake):
         path = self.targets[f"public.{table}"]
         rows = DeltaTable(path).to_pyarrow_table().sort_by([("id", "descending")])
         write_deltalake(path, rows.slice(0, 1), mode="append")
+
+    def keep_house_as_somebody_else(self, table: str) -> None:
+        DeltaTable(self.targets[f"public.{table}"]).optimize.z_order(["id"])
 
     def merged_batches(self, table: str) -> list[int]:
         history = DeltaTable(self.targets[f"public.{table}"]).history()
@@ -207,6 +214,15 @@ class CatalogLake(Lake):
     def write_as_somebody_else(self, table: str) -> None:
         name = f"{self._namespace}.{table}"
         self._spark.sql(f"INSERT INTO {name} SELECT * FROM {name} ORDER BY id DESC LIMIT 1").collect()
+
+    def keep_house_as_somebody_else(self, table: str) -> None:
+        if self._lake._kind.provider == "delta":
+            comment = secrets.token_hex(4)
+            self._spark.sql(f"ALTER TABLE {self._namespace}.{table} SET TBLPROPERTIES (seen = '{comment}')")
+            return
+        catalog, _, namespace = self._namespace.partition(".")
+        options = f"table => '{namespace}.{table}', options => map('rewrite-all', 'true')"
+        self._spark.sql(f"CALL {catalog}.system.rewrite_data_files({options})").collect()
 
     def merged_batches(self, table: str) -> list[int]:
         merges = ("MERGE", "overwrite")

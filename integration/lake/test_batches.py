@@ -14,6 +14,8 @@ from lake import Begin, CatalogLake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
+from pg_cdc_source.mirrors import spark_table
+
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
 
@@ -150,6 +152,18 @@ def test_values_go_along_with_a_key_that_is_no_number(kind: str, old: str, new: 
     for number, key in ((1, old), (2, new), (3, old)):
         run(pg, f"BEGIN; UPDATE t SET n = {number}; UPDATE t SET k = '{key}'; COMMIT")
         wait_until(has(number))
+
+
+@pytest.mark.corner
+def test_keys_that_a_statement_could_take_for_something_else(pg: Session, begin: Begin) -> None:
+    keys = ["${user}", "${env:HOME}", "O'Brien", "a\\b", "\\u0041", '"', "%_", "ö", " ", ""]
+    run(pg, "CREATE TABLE k (key text PRIMARY KEY, n int)")
+    with pg.cursor() as cursor:
+        cursor.executemany("INSERT INTO k VALUES (%s, 0)", [(key,) for key in keys])
+    lake = begin()
+    for statement in ("UPDATE k SET n = 1", "DELETE FROM k WHERE key LIKE '%$%'", "UPDATE k SET n = 2"):
+        run(pg, statement)
+        wait_until(is_same(lake, pg, "k"))
 
 
 @pytest.mark.corner
@@ -312,6 +326,57 @@ def test_what_somebody_else_commits_right_behind_the_mirror_is_noticed(
         return last is not None and "changed by somebody else: version" in last.set_aside.get("public.t", "")
 
     wait_until(is_said)
+
+
+@pytest.mark.corner
+def test_what_somebody_else_commits_while_a_batch_is_applied_is_noticed(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin(*T, *U)
+    apply = lake.kind.apply
+
+    def raced(self: Any, *args: Any, **named: Any) -> None:
+        lake.write_as_somebody_else("t")
+        apply(self, *args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lake.kind, "apply", raced)
+        run(pg, "INSERT INTO t VALUES (3, 'c')")
+        wait_until(lambda: "changed by somebody else: version" in set_aside(lake).get("public.t", ""))
+    run(pg, "INSERT INTO u VALUES (2, 'y')")
+    wait_until(is_same(lake, pg, "u"))
+
+
+@pytest.mark.corner
+def test_what_is_done_is_found_behind_what_others_have_done_since(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin(*T, mode="append")
+    monkeypatch.setattr(spark_table, "RECENT", 2)
+    apply = lake.kind.apply
+
+    def killed(self: Any, *args: Any, **named: Any) -> None:
+        apply(self, *args, **named)
+        for _ in range(3):
+            lake.keep_house_as_somebody_else("t")
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lake.kind, "apply", killed)
+        run(pg, "INSERT INTO t VALUES (3, 'c')")
+
+        def step() -> bool:
+            try:
+                lake.step()
+            except _Killed:
+                return True
+            return False
+
+        wait_until(step)
+    lake.restart()
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    wait_until(is_same(lake, pg, "t"))
+    assert sorted(row["id"] for row in lake.found("t")) == [1, 2, 3, 4]
 
 
 def test_a_table_whose_first_rows_the_lake_cannot_have_does_not_stop_the_others(pg: Session, begin: Begin) -> None:

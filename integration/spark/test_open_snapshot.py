@@ -6,7 +6,7 @@ import contextlib
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import psycopg2
 import pytest
@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from watch import open_transactions, session_names, slots, wait_until
 
 from pg_cdc_source import DefiniteError, Lsn, open_snapshot
-from pg_cdc_source.errors import OptionError, ServerSetupError, SnapshotLostError
+from pg_cdc_source.errors import OptionError, SchemaChangedError, ServerSetupError, SnapshotLostError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.connection import connect as connect_ours
-from pg_cdc_source.postgres.snapshots import import_snapshot
+from pg_cdc_source.postgres.snapshots import Held, import_snapshot
 
 
 @pytest.fixture
@@ -102,6 +102,23 @@ def test_no_slot_is_left_without_the_option(db: str, pg: Session, orders: str) -
     with open_snapshot(db, tables=[orders]) as snapshot:
         assert snapshot.lsn is not None
         assert slots(pg) == []
+    assert slots(pg) == []
+
+
+def test_no_slot_is_left_where_a_table_was_emptied_meanwhile(
+    db: str, pg: Session, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Held.lock
+
+    def late(self: Held, oids: Sequence[int], *, timeout: str) -> None:
+        assert slots(pg) != []
+        with pg.cursor() as cursor:
+            cursor.execute("TRUNCATE orders")
+        lock(self, oids, timeout=timeout)
+
+    monkeypatch.setattr(Held, "lock", late)
+    with pytest.raises(SchemaChangedError), open_snapshot(db, tables=[orders], slot="kept"):
+        pass
     assert slots(pg) == []
 
 

@@ -296,6 +296,24 @@ def test_changes_of_a_table_that_is_gone_do_not_come_again_with_another_that_joi
     ]  # fmt: skip
 
 
+def test_nothing_is_kept_for_a_table_that_was_dropped_while_it_waited(pg: Session, db: str, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*")
+    slots = "SELECT slot_name::text FROM pg_replication_slots ORDER BY temporary"
+    with connect(db) as other:
+        # Which the consistent point waits for.
+        run(other, "BEGIN", "CREATE TABLE elsewhere (id int)")
+        run(pg, *U)
+        going_on(driver, lambda: len(run(pg, slots)) == 2)
+        run(pg, "DROP TABLE u", "INSERT INTO t VALUES (2, 'b')")
+        going_on(driver, lambda: len(run(pg, slots)) == 1)
+        run(other, "ROLLBACK")
+    [(end,)] = run(pg, "SELECT pg_current_wal_lsn()::text")
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    moved = f"SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots"
+    going_on(driver, lambda: run(pg, moved) == [(True,)])
+    assert run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'") == []
+
+
 @pytest.mark.parametrize("moment", ["waiting", "given", "planned"])
 def test_a_join_is_the_same_after_a_crash(moment: str, pg: Session, drive: Drive) -> None:
     run(pg, *T, *U, "ALTER TABLE u REPLICA IDENTITY FULL", "CREATE PUBLICATION s FOR TABLE t")

@@ -91,6 +91,9 @@ class LakeTable(Protocol[S_contra]):
         With ``again``, all rows are replaced, so that it does not matter what others did to those that are there.
         """
 
+    def require_alone(self, expected: int | None, *, again: bool) -> None:
+        """Raise as :meth:`require_ours` does, of commits that came between this batch's."""
+
     def prepare(self, layout: MirroredLayout, fills: Mapping[int, str | None], *, anew: bool) -> None:
         """Give the table these columns; create it if there is none. With ``anew``, nothing of its rows stays.
 
@@ -138,6 +141,7 @@ def bring(
             lake.empty(step, part)
         else:
             lake.apply(step, part)
+    lake.require_alone(expected, again=again)
     version = lake.version
     # A batch without parts is not known to be done: its compaction could end the process each time.
     if compacts and work.parts and compact_where_due(table, lake.age(expected), lake.age(version), lake.compact):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -51,6 +51,11 @@ class LedgerRow:
         values: dict[str, Any] = {name: [getattr(self, name)] for name in LEDGER_SCHEMA.names}
         values["tables"], values["set_aside"] = [list(self.tables.items())], [list(self.set_aside.items())]
         return pa.table(values, schema=LEDGER_SCHEMA)
+
+
+def newest_by(query: str | None) -> Sequence[str]:
+    """The columns by which a ledger's rows are in order: one query's by its batches, because clocks may be set back."""
+    return ("batch_id",) if query is not None else ("applied_at", "batch_id")
 
 
 class Ledger(Protocol):

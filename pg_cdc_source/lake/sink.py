@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from pg_cdc_source.errors import DefiniteError
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 # What the ledger says of a table whose rows had to be read again after a crash and could not be turned back: each is as
 # of some point up to this position. It is nobody's to mend.
 CATCHING_UP = "its first rows were read again after a crash, and are not all as of one point before the position "
+
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 # Applies a batch; what became of each table, in rows of ``OUTCOME_SCHEMA``.
 Run = Callable[[Start], Iterable[Mapping[str, Any]]]
@@ -52,7 +54,7 @@ class Sink:
         last = self._last
         if last is not None and last.batch_id >= batch_id:
             return last
-        start = last or LedgerRow(query, -1, 0, None, datetime.now(timezone.utc))
+        start = last or LedgerRow(query, -1, 0, None, _LONG_AGO)
         set_aside = {table: why for table, why in start.set_aside.items() if not why.startswith(CATCHING_UP)}
         catching_up = frozenset(start.set_aside.keys() - set_aside.keys())
         outcomes = list(run(Start(Mark(query, batch_id), start.tables, set_aside, catching_up)))
@@ -107,7 +109,8 @@ class Sink:
             batch_id,
             lsn,
             max(times, default=start.commit_ts),
-            datetime.now(timezone.utc),
+            # A clock may be set back.
+            max(datetime.now(timezone.utc), start.applied_at + timedelta(microseconds=1)),
             versions,
             set_aside,
             not any(o["is_within"] for o in outcomes),

@@ -52,6 +52,9 @@ class DeltaTable(SparkTable):
         found = self._spark.conf.get(_LAST_COMMIT, None)
         return None if found is None else int(found)
 
+    def follows(self, version: int, before: int) -> bool:
+        return version == before + 1
+
     def sign(self, text: str, step: str) -> None:
         conf = self._spark.conf
         conf.unset(_LAST_COMMIT)

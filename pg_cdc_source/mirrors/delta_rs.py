@@ -8,10 +8,11 @@ metadata: a column with another name is the same one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import dropwhile
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -105,8 +106,7 @@ class DeltaRsTable:
         self._table.update_incremental()
         history = (commit for limit in (_RECENT, None) for commit in self._table.history(limit))
         return newest_of_ours(
-            (commit["version"], commit.get("pgcdc_query") == self._mark.query, commit["operation"] in _HOUSEKEEPING)
-            for commit in history
+            (commit["version"], self._is_ours(commit), commit["operation"] in _HOUSEKEEPING) for commit in history
         )
 
     def is_done(self) -> bool:
@@ -143,9 +143,25 @@ class DeltaRsTable:
             raise foreign(f"{self.path} is at version {present}, and was at {expected}")
         if properties.get(OF_TABLE) != self._name:
             raise foreign(f"{self.path} is not a mirror of {self._name}")
-        behind = present - (-1 if expected is None else expected)
-        for commit in self._table.history(behind) if behind else ():
-            if commit.get("pgcdc_query") != self._mark.query and commit["operation"] not in _HOUSEKEEPING:
+        self._require_ours(self._history(expected))
+
+    def require_alone(self, expected: int | None, *, again: bool) -> None:
+        if self._table is not None and not again:
+            self._table.update_incremental()
+            # What came behind the last one is foreign to the next batch.
+            self._require_ours(dropwhile(lambda commit: not self._is_ours(commit), self._history(expected)))
+
+    def _history(self, expected: int | None) -> Sequence[Mapping[str, Any]]:
+        """The commits behind a version, the newest first."""
+        behind = self.table.version() - (-1 if expected is None else expected)
+        return self.table.history(behind) if behind else ()
+
+    def _is_ours(self, commit: Mapping[str, Any]) -> bool:
+        return commit.get("pgcdc_query") == self._mark.query
+
+    def _require_ours(self, commits: Iterable[Mapping[str, Any]]) -> None:
+        for commit in commits:
+            if not self._is_ours(commit) and commit["operation"] not in _HOUSEKEEPING:
                 raise foreign(
                     f"{self.path} was changed by somebody else: version {commit.get('version')}, {commit['operation']}"
                 )

@@ -8,7 +8,7 @@ from deltalake import DeltaTable, Transaction, write_deltalake
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import compact_where_due
-from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow
+from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
 from pg_cdc_source.mirrors.delta_rs import commit_of, compact
 
 
@@ -37,7 +37,7 @@ class DeltaRsLedger:
         rows = rows.filter(rows["is_whole"] if query is None else pc.equal(rows["query"], query))
         if not rows.num_rows:
             return None
-        (row,) = rows.sort_by([("applied_at", "descending"), ("batch_id", "descending")]).slice(0, 1).to_pylist()
+        (row,) = rows.sort_by([(name, "descending") for name in newest_by(query)]).slice(0, 1).to_pylist()
         return LedgerRow.of(row)
 
     @property

@@ -55,6 +55,10 @@ class IcebergTable(SparkTable):
             at = row.parent_id
         return found
 
+    def follows(self, version: int, before: int) -> bool:
+        parents = self._spark.sql(f"SELECT parent_id FROM {self._name}.snapshots WHERE snapshot_id = {version}")
+        return [row.parent_id for row in parents.collect()] == [before]
+
     def sign(self, text: str, step: str) -> None:
         self._spark.conf.set(f"spark.sql.iceberg.snapshot-property.{SAID}", text)
 

@@ -33,6 +33,10 @@ class IcebergTableOfJvm(IcebergTable):
             snapshot = None if snapshot.parentId() is None else table.snapshot(snapshot.parentId())
         return None
 
+    def follows(self, version: int, before: int) -> bool:
+        found = _loaded(self._spark, self._name).snapshot(version)
+        return found is not None and found.parentId() == before
+
     def age(self, version: int | None) -> int:
         found = None if version is None else _loaded(self._spark, self._name).snapshot(version)
         return 0 if found is None else int(found.sequenceNumber())
@@ -45,7 +49,7 @@ class IcebergTableOfJvm(IcebergTable):
             append = _loaded(self._spark, self._name).newAppend()
             append.set(SAID, self._signed(ANEW_STEP))
             append.commit()
-            self._version = self.committed()
+            self._note_commit()
 
     def _write_empty(self, schema: StructType, properties: Mapping[str, str], *, replaces: bool) -> None:
         if replaces:
@@ -66,7 +70,7 @@ class IcebergTableOfJvm(IcebergTable):
             table = _loaded(self._spark, self._name)
             said = {SAID: self._signed(step.name, is_last=step.is_last)}
             if has_columns(table, columns.schema.names) and take_over(self._spark, table, part.files, said):
-                self._version = self.committed()
+                self._note_commit()
                 return
         super().add_files(step, part)
 

@@ -34,6 +34,9 @@ from pg_cdc_source.mirrors.staging import StagingTask, read_work
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
+# Settings with which Spark takes ${…} in a statement, or what stands behind a backslash, for something else. Statements
+# have texts of users' keys in them.
+_REWRITES_TEXTS = ("spark.sql.variable.substitute", "spark.sql.parser.escapedStringLiterals")
 
 
 class SparkLake:
@@ -134,6 +137,8 @@ class SparkLake:
             is_sql = key.startswith(("spark.sql.", "spark.databricks."))
             if is_sql and present.get(key) != value and ours.isModifiable(key):
                 ours.set(key, value)
+        for key in _REWRITES_TEXTS:
+            ours.set(key, "false")
         self._kind.configure(session, self._targets.template)
         return session
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.compaction import compact_where_due
-from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow
+from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
 from pg_cdc_source.mirrors.catalog_names import namespace_of
 from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh
 from pg_cdc_source.spark.edge import spark_schema
@@ -45,7 +45,7 @@ class SparkLedger:
             rows = rows.where(F.col("lsn") <= lsn)
         rows = rows.where("is_whole" if query is None else F.col("query") == query)
         # Not collect(), whose times have lost their zone.
-        found = rows.orderBy(F.desc("applied_at"), F.desc("batch_id")).limit(1).toArrow().to_pylist()
+        found = rows.orderBy(*(F.desc(name) for name in newest_by(query))).limit(1).toArrow().to_pylist()
         return LedgerRow.of(found[0]) if found else None
 
     @property

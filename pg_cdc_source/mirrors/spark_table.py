@@ -10,12 +10,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from pg_cdc_source.errors import ForeignWriterError
 from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.kept_columns import require_allowed
@@ -82,6 +84,8 @@ class SparkTable(ABC):
         is_as_left = expected is not None and self._said is not None and self.present(self._said) == expected
         self._found: list[Commit] | None = [] if is_as_left or self._said is None else None
         self._version = expected if is_as_left else None
+        self._expected = expected
+        self._may_have_others = False  # between the commits of this batch
 
     # --- what a format has of its own ---------------------------------------------------------------------------------
 
@@ -96,6 +100,10 @@ class SparkTable(ABC):
     @abstractmethod
     def committed(self) -> int | None:
         """The version of the session's last commit, where that can be told with little work."""
+
+    @abstractmethod
+    def follows(self, version: int, before: int) -> bool:
+        """Whether nothing was committed between two versions, where that can be told with little work."""
 
     @abstractmethod
     def sign(self, text: str, step: str) -> None:
@@ -122,16 +130,17 @@ class SparkTable(ABC):
             # Not the present one: what somebody else has committed behind it is foreign to the next batch.
             commits = (commit for limit in (RECENT, None) for commit in self.commits(limit))
             self._version = newest_of_ours(
-                (commit.version, commit.said.get("query") == self._mark.query, commit.operation in self.housekeeping)
-                for commit in commits
+                (commit.version, self._is_ours(commit), commit.operation in self.housekeeping) for commit in commits
             )
         return self._version
 
     @property
     def _commits(self) -> list[Commit]:
-        """The recent commits when the batch began."""
+        """The recent commits when the batch began: at least those since the version that the ledger knows."""
         if self._found is None:
             self._found = self.commits(RECENT)
+            if len(self._found) == RECENT and all(commit.version != self._expected for commit in self._found):
+                self._found = self.commits(None)
         return self._found
 
     def is_done(self) -> bool:
@@ -146,7 +155,10 @@ class SparkTable(ABC):
         )
 
     def _of_query(self, commits: Iterable[Commit]) -> Iterable[Commit]:
-        return (commit for commit in commits if commit.said.get("query") == self._mark.query)
+        return filter(self._is_ours, commits)
+
+    def _is_ours(self, commit: Commit) -> bool:
+        return commit.said.get("query") == self._mark.query
 
     def require_ours(self, expected: int | None, *, again: bool) -> None:
         if self._said is None:
@@ -162,20 +174,40 @@ class SparkTable(ABC):
             return
         # Where the recent commits do not lead there, all of them may.
         if not self._leads_to(self._commits, expected) and not self._leads_to(self.commits(None), expected):
-            raise foreign(f"{self._name} was restored, or written anew by somebody else")
+            raise self._restored()
+
+    def require_alone(self, expected: int | None, *, again: bool) -> None:
+        if not self._may_have_others or again:
+            return
+        for limit in (RECENT, None):
+            # What came behind the last one is foreign to the next batch.
+            commits = list(dropwhile(lambda commit: not self._is_ours(commit), self.commits(limit)))
+            if self._leads_to(commits, expected):
+                return
+        raise self._restored()
+
+    def _restored(self) -> ForeignWriterError:
+        return foreign(f"{self._name} was restored, or written anew by somebody else, or its history has expired")
 
     def _leads_to(self, commits: Sequence[Commit], expected: int | None) -> bool:
         for commit in commits:
             if commit.version == expected:
                 return True
-            if commit.said.get("query") == self._mark.query:
+            if self._is_ours(commit):
                 if commit.said["step"] == ANEW_STEP:
                     return True
             elif commit.operation not in self.housekeeping:
                 raise foreign(
                     f"{self._name} was changed by somebody else: version {commit.version}, {commit.operation}"
                 )
-        return expected is None
+        # What was done would be among them.
+        return expected is None and (not commits or any(self._of_query(commits)))
+
+    def _note_commit(self) -> None:
+        """Take in the session's last commit."""
+        before, self._version = self._version, self.committed()
+        if before is None or self._version is None or not self.follows(self._version, before):
+            self._may_have_others = True
 
     def _signed(self, step: str, *, is_last: bool = False) -> str:
         said = {"query": self._mark.query, "batch": self._mark.batch, "step": step, "last": is_last}
@@ -220,7 +252,7 @@ class SparkTable(ABC):
             self._fill(layout, filled, wanted)
         self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({literal(COLUMNS)} = {literal(wanted.text)})")
         self._said = {**self._said, COLUMNS: wanted.text}
-        self._version = self.committed()
+        self._note_commit()
 
     def _create(self, columns: Columns, layout: MirroredLayout) -> None:
         """Create the table, or write it anew without rows, in one commit."""
@@ -230,7 +262,7 @@ class SparkTable(ABC):
         given |= self.properties_of_variants if self._shape.has_variants else {}
         self._write_empty(columns.schema, given, replaces=self._said is not None)
         self._said = given
-        self._version = self.committed()
+        self._note_commit()
 
     def _write_empty(self, schema: StructType, properties: Mapping[str, str], *, replaces: bool) -> None:
         writer = self._spark.createDataFrame([], schema).writeTo(self._name).using(self.provider)
@@ -280,7 +312,7 @@ class SparkTable(ABC):
         self._signed(step.name, is_last=step.is_last)
         gone = f"{quoted(self._shape.deleted)} = true, {quoted(DELETED_LSN)} = {part.lsn}"
         self._spark.sql(f"UPDATE {self._name} SET {gone} WHERE NOT {quoted(self._shape.deleted)}").collect()
-        self._version = self.committed()
+        self._note_commit()
 
     def apply(self, step: Step, segment: StagedSegment) -> None:
         if segment.asks is not None:
@@ -318,7 +350,7 @@ class SparkTable(ABC):
         Columns.read(self._said[COLUMNS]).parsed(rows).createOrReplaceTempView(_VIEW)
         self._signed(step.name, is_last=step.is_last)
         self._spark.sql(f"MERGE INTO {self._name} AS t USING {_VIEW} AS s {how}").collect()
-        self._version = self.committed()
+        self._note_commit()
 
     def _insert(self, rows: DataFrame, step: Step, *, anew: bool) -> None:
         assert self._said is not None
@@ -331,7 +363,7 @@ class SparkTable(ABC):
         self._signed(step.name, is_last=step.is_last)
         how = "OVERWRITE" if anew else "INTO"
         self._spark.sql(f"INSERT {how} {self._name} ({names}) SELECT {names} FROM {_VIEW}").collect()
-        self._version = self.committed()
+        self._note_commit()
 
     def _names(self) -> list[str]:
         assert self._said is not None

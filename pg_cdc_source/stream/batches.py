@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from pg_cdc_source.offsets import Position
 from pg_cdc_source.protocol.stream_rows import rows_through
 from pg_cdc_source.stream.chunks import Chunk, from_ipc, position_of
@@ -69,12 +71,22 @@ def _end_within(opening: Chunk, chunk: Chunk, start: Position, room: int, last: 
     # Where the commit is the first that has rows, a batch that ends before it would be empty.
     if between_commits > start and _first_after(opening, start) < between_commits:
         return between_commits
-    if room:
-        return position_of(batch, first_out - 1)
-    if last > start:
+    if room == 0 and last > start:
         return last
-    # A single row larger than the limit.
-    return position_of(batch, skipped)
+    # A single row may be larger than the limit.
+    after = skipped + max(room, 1)
+    if _are_one_change(batch, after):
+        after += 1 if after == skipped + 1 else -1
+    return position_of(batch, after - 1)
+
+
+def _are_one_change(batch: pa.RecordBatch, row: int) -> bool:
+    """Whether a row and the one before it may be a change of the key, whose rows are told by standing side by side."""
+    if not 0 < row < batch.num_rows:
+        return False
+    before, then = position_of(batch, row - 1), position_of(batch, row)
+    kinds = batch.column("_change_type").slice(row - 1, 2).to_pylist()
+    return kinds == ["delete", "insert"] and (before.lsn, before.seq + 1) == (then.lsn, then.seq)
 
 
 def _first_after(chunk: Chunk, start: Position) -> Position:

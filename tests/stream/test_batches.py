@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pytest
 
@@ -14,12 +16,16 @@ COMPLETE = Position(Lsn(300))
 MANY = 1 << 30
 
 
-def chunk(*rows: tuple[int, int]) -> Chunk:
+def chunk(*rows: tuple[int, int], kinds: Sequence[str] | None = None) -> Chunk:
     """Rows by LSN and number."""
     lsns, seqs = zip(*rows, strict=True)
-    times = pa.nulls(len(rows), pa.timestamp("us", "UTC"))
     batch = pa.record_batch(
-        {"_commit_lsn": pa.array(lsns, pa.int64()), "_seq": pa.array(seqs, pa.int64()), "_commit_ts": times}
+        {
+            "_change_type": pa.array(kinds or ["update"] * len(rows)),
+            "_commit_lsn": pa.array(lsns, pa.int64()),
+            "_seq": pa.array(seqs, pa.int64()),
+            "_commit_ts": pa.nulls(len(rows), pa.timestamp("us", "UTC")),
+        }
     )
     return Chunk.of(batch, position_of(batch, 0), position_of(batch, -1))
 
@@ -51,6 +57,25 @@ def at(lsn: int, seq: int | None = None) -> Position:
 )
 def test_a_batch_ends_between_commits_unless_one_alone_is_too_large(start: Position, rows: int, end: Position) -> None:
     assert end_of_batch(CHUNKS, start, Limits(rows, MANY), COMPLETE, None, is_stuck=False) == end
+
+
+@pytest.mark.parametrize(
+    ("start", "rows", "end"),
+    [
+        (START, 1, at(100, 1)),
+        (START, 2, at(100, 1)),
+        (START, 3, at(100, 3)),
+        # More than the limit: there is no place before it.
+        (at(100, 1), 1, at(100, 3)),
+        (at(100, 1), 0, at(100, 3)),
+        (at(100, 3), 1, at(100, 4)),
+    ],
+)
+def test_a_change_of_a_key_comes_whole(start: Position, rows: int, end: Position) -> None:
+    """Its insert may lack values, which the row has that its delete removes."""
+    rows_of_commit = [(100, i) for i in range(1, 6)]
+    chunks = [chunk(*rows_of_commit, kinds=["insert", "delete", "insert", "delete", "delete"])]
+    assert end_of_batch(chunks, start, Limits(rows, MANY), COMPLETE, None, is_stuck=False) == end
 
 
 @pytest.mark.parametrize(
