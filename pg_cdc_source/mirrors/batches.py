@@ -22,14 +22,13 @@ class Batches:
 
     def __init__(
         self,
-        name: str,
+        checkpoint: str,
         targets: Targets,
         open_lake: Callable[[SparkSession], Lake],
         on_batch: Callable[[Applied], None] | None,
         lake: Lake,
     ) -> None:
-        """``name`` is the query's."""
-        self._name = name
+        self._checkpoint = checkpoint
         self._targets = targets
         self._open_lake = open_lake
         self._on_batch = on_batch
@@ -47,7 +46,7 @@ class Batches:
         if self._sink is None:
             self._sink = Sink(self._targets, lake.ledger, self._on_batch)
         if self._query is None:
-            self._query = query_of(batch, self._name)
+            self._query = query_of(batch, self._checkpoint)
         if is_connect(batch.sparkSession):
             self._sink.apply(self._query, batch_id, lambda start: lake.run(batch, start))
             return

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from pg_cdc_source.mirrors.sessions import is_connect
+
 
 def refresh(spark: SparkSession, name: str, provider: str) -> None:
     """Have the session see what others have written."""
@@ -17,8 +19,9 @@ def refresh(spark: SparkSession, name: str, provider: str) -> None:
 
 def read_properties(spark: SparkSession, name: str) -> Mapping[str, str] | None:
     """The properties of a table; None where there is no table."""
-    # PySpark prints each statement that finds no table in a catalog. Asked for a path, tableExists() fails.
-    if "/" not in name and not spark.catalog.tableExists(name):
+    # PySpark prints each statement that finds no table in a catalog. Asked for a path, tableExists() fails; with Spark
+    # Connect it has said no of tables that were there.
+    if "/" not in name and not is_connect(spark) and not spark.catalog.tableExists(name):
         return None
     try:
         return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}

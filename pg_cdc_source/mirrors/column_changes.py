@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType, VariantType
 
@@ -121,7 +121,7 @@ class Columns:
         """Return rows with values of VARIANT where they have texts of them."""
         texts = [name for name in self.variants if name in rows.columns]
         texts = [name for name in texts if isinstance(rows.schema[name].dataType, StringType)]
-        return rows.withColumns({name: F.parse_json(F.col(quoted(name))) for name in texts})
+        return with_columns(rows, {name: F.parse_json(F.col(quoted(name))) for name in texts})
 
     def projected(self, rows: DataFrame, written: Columns) -> DataFrame:
         """Return rows that were written with other columns with these; NULL in what was added since."""
@@ -135,6 +135,11 @@ class Columns:
             typed = F.parse_json(rows_have) if is_variant else rows_have.cast(field.dataType)
             found.append(typed.alias(field.name))
         return rows.select(found)
+
+
+def with_columns(rows: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+    """Return rows with these columns, which may be none: Spark Connect asks for one at least."""
+    return rows.withColumns(dict(columns)) if columns else rows
 
 
 def _is_wider(was: str, wanted: object) -> bool:

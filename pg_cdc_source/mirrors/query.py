@@ -79,11 +79,10 @@ def mirror(
     texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
     reader = spark.readStream.format("pgcdc").options(**texts)
     rows = reader.options(envelope="arrow", onSchemaChange="emit").option(FIRST_FILES, lake.first_files.text).load()
-    name = f"mirror {slot}"
-    writer = rows.writeStream.queryName(name).option("checkpointLocation", checkpoint)
+    writer = rows.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
     if once:
         writer = writer.trigger(availableNow=True)
-    return writer.foreachBatch(Batches(name, targets, open_lake, on_batch, lake)).start()
+    return writer.foreachBatch(Batches(checkpoint, targets, open_lake, on_batch, lake)).start()
 
 
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))

@@ -6,6 +6,7 @@ query, and can begin others.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import PurePath
 from typing import Any
@@ -36,12 +37,13 @@ def parallelism(spark: SparkSession) -> int:
     return _found_parallelism[spark]
 
 
-def query_of(batch: DataFrame, name: str) -> str:
-    """The id of the query that a batch is of; ``name`` is the query's. Raises DefiniteError."""
+def query_of(batch: DataFrame, checkpoint: str) -> str:
+    """The id of the query that a batch is of, which has this checkpoint. Raises DefiniteError."""
     spark = batch.sparkSession
     found: str | None
     if is_connect(spark):
-        found = next((query.id for query in spark.streams.active if query.name == name), None)
+        said = "".join(row[0] for row in spark.read.text(f"{checkpoint}/metadata").collect())
+        found = json.loads(said or "{}").get("id")
     else:
         found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     if found is None:

@@ -27,7 +27,7 @@ from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, requ
 from pg_cdc_source.lake.states import IS_DELETE, kept_name
 from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
 from pg_cdc_source.mirrors.catalog_tables import read_properties
-from pg_cdc_source.mirrors.column_changes import Columns
+from pg_cdc_source.mirrors.column_changes import Columns, with_columns
 from pg_cdc_source.mirrors.fetching import in_a_task
 from pg_cdc_source.mirrors.staging import StagedSegment
 from pg_cdc_source.spark.edge import spark_schema
@@ -341,7 +341,7 @@ class SparkTable(ABC):
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         assert self._said is not None
         texts = {name: F.to_json(F.col(quoted(name))) for name in Columns.read(self._said[COLUMNS]).variants}
-        found.withColumns(texts).write.parquet(to)
+        with_columns(found, texts).write.parquet(to)
         return in_a_task(self._spark, segment, to, self._shape)
 
     def _run(self, step: Step, rows: DataFrame, how: str) -> None:
@@ -359,7 +359,7 @@ class SparkTable(ABC):
         names = ", ".join(quoted(field.name) for field in fields)
         # A column that was dropped in PostgreSQL may have stayed.
         lacking = {field.name: F.lit(None).cast(field.dataType) for field in fields if field.name not in rows.columns}
-        columns.parsed(rows).withColumns(lacking).createOrReplaceTempView(_VIEW)
+        with_columns(columns.parsed(rows), lacking).createOrReplaceTempView(_VIEW)
         self._signed(step.name, is_last=step.is_last)
         how = "OVERWRITE" if anew else "INTO"
         self._spark.sql(f"INSERT {how} {self._name} ({names}) SELECT {names} FROM {_VIEW}").collect()

@@ -36,6 +36,9 @@ class Table:
     def require_ours(self, expected: int | None, *, again: bool) -> None:
         pass
 
+    def require_alone(self, expected: int | None, *, again: bool) -> None:
+        pass
+
     def apply(self, step: Step, segment: str) -> None:
         self.version += 1
         self.last = step
