@@ -205,9 +205,13 @@ class SparkTable(ABC):
             self._create(wanted, layout)
             return
         self._signed(COLUMNS_STEP)
-        names = self._spark.table(self._name).columns
-        for clause in present.changes_to(wanted, names, self._table, self._shape):
-            self._spark.sql(f"ALTER TABLE {self._name} {clause}")
+        changes = list(present.changes_to(wanted, self._spark.table(self._name).columns, self._table, self._shape))
+        for i, (clause, behind) in enumerate(changes):
+            if clause is not None:
+                self._spark.sql(f"ALTER TABLE {self._name} {clause}")
+            # Each is a commit. Behind a crash names alone do not say of several which have been made.
+            if i + 1 < len(changes):
+                self._say(behind)
         filled = {
             column.name: text
             for column in layout.columns
@@ -218,9 +222,14 @@ class SparkTable(ABC):
         # Again after a crash: the columns are not those wanted before the property says so.
         if filled:
             self._fill(layout, filled, wanted)
-        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({literal(COLUMNS)} = {literal(wanted.text)})")
-        self._said = {**self._said, COLUMNS: wanted.text}
+        self._say(wanted)
         self._version = self.committed()
+
+    def _say(self, columns: Columns) -> None:
+        """Have the table's property say which columns it has."""
+        assert self._said is not None
+        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({literal(COLUMNS)} = {literal(columns.text)})")
+        self._said = {**self._said, COLUMNS: columns.text}
 
     def _create(self, columns: Columns, layout: MirroredLayout) -> None:
         """Create the table, or write it anew without rows, in one commit."""
