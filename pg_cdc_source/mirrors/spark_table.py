@@ -7,6 +7,7 @@ history, and done once. PostgreSQL's numbers of the columns are in the table's p
 from __future__ import annotations
 
 import json
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -309,7 +310,8 @@ class SparkTable(ABC):
 
     def _with_fetched(self, segment: StagedSegment, keys: str) -> StagedSegment:
         """Have final rows staged with the values that the lake's table has."""
-        to = f"{segment.path}-fetched"
+        # An attempt before this one may have written some.
+        to = f"{segment.path}-fetched-{uuid.uuid4()}"
         rows = self._spark.table(self._name)
         if self._shape.has_versions:
             rows = rows.where(f"{VALID_TO} IS NULL")
