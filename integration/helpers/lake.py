@@ -178,14 +178,14 @@ class CatalogLake(Lake):
 
     kind = SparkTable
     _KINDS: Mapping[str, tuple[type[SparkTable], str]] = {
-        "delta": (delta.DeltaTable, "spark_catalog"),
-        "iceberg": (IcebergTableOfJvm, "lake"),
+        "delta": (delta.DeltaTable, "spark_catalog."),
+        "iceberg": (IcebergTableOfJvm, "lake."),
     }
 
     def __init__(self, drive: Drive, spark: SparkSession, format: str, directory: Path, shapes: Shapes) -> None:
         kind, catalog = self._KINDS[format]
         self._spark = spark
-        self._namespace = f"{catalog}.n{secrets.token_hex(4)}"
+        self._namespace = f"{catalog}n{secrets.token_hex(4)}"
         targets = Targets.of(f"{self._namespace}.{{table}}", None)
         self._lake = SparkLake(spark, targets, kind, f"{directory}/staging", shapes, compacts=True)
         # A batch is read before it is run here, and what is staged goes when one begins.
@@ -223,6 +223,16 @@ class CatalogLake(Lake):
         catalog, _, namespace = self._namespace.partition(".")
         options = f"table => '{namespace}.{table}', options => map('rewrite-all', 'true')"
         self._spark.sql(f"CALL {catalog}.system.rewrite_data_files({options})").collect()
+
+    def rewrite_files(self, table: str) -> None:
+        """Write all files of a table together, as somebody else."""
+        name = f"{self._namespace}.{table}"
+        if self._lake._kind is not IcebergTableOfJvm:
+            self._spark.sql(f"OPTIMIZE {name}").collect()
+            return
+        refresh(self._spark, name, "iceberg")
+        options = "options => map('rewrite-all', 'true')"
+        self._spark.sql(f"CALL lake.system.rewrite_data_files(table => '{name}', {options})").collect()
 
     def merged_batches(self, table: str) -> list[int]:
         merges = ("MERGE", "overwrite")

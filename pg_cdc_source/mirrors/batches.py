@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pg_cdc_source.lake.sink import Applied, Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.mirrors.lakes import Lake
-from pg_cdc_source.mirrors.sessions import is_connect, query_of
+from pg_cdc_source.mirrors.sessions import errors_of_jvm, query_of
 
 
 class Batches:
@@ -47,14 +47,8 @@ class Batches:
             self._sink = Sink(self._targets, lake.ledger, self._on_batch)
         if self._query is None:
             self._query = query_of(batch, self._checkpoint)
-        if is_connect(batch.sparkSession):
-            self._sink.apply(self._query, batch_id, lambda start: lake.run(batch, start))
-            return
-        # Spark's client alone has no Py4J.
-        from py4j.protocol import Py4JJavaError
-
         try:
             self._sink.apply(self._query, batch_id, lambda start: lake.run(batch, start))
-        except Py4JJavaError as error:
+        except errors_of_jvm(batch.sparkSession) as error:
             # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
             raise PySparkException(error.java_exception.toString()) from None

@@ -10,6 +10,18 @@ from pyspark.sql import SparkSession
 from pg_cdc_source.mirrors.sessions import is_connect
 
 
+def catalog_of(spark: SparkSession, name: str) -> tuple[str, str]:
+    """The catalog of a table's name, or of a template of names, and the name in it.
+
+    No catalog is asked, since a session begins one with the settings that it has then.
+    """
+    first, _, rest = name.partition(".")
+    catalog = first.strip("`")
+    if rest and spark.conf.get(f"spark.sql.catalog.{catalog}", None) is not None:
+        return catalog, rest
+    return str(spark.conf.get("spark.sql.defaultCatalog")), name
+
+
 def refresh(spark: SparkSession, name: str, provider: str) -> None:
     """Have the session see what others have written."""
     # Iceberg's catalogs keep tables for a while. Delta looks by itself.

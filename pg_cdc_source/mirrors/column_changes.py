@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -66,30 +66,31 @@ class Columns:
         """Return these columns, and those of the ``present`` ones that PostgreSQL has dropped."""
         ours, theirs = (list(zip(these.numbers, these.schema, strict=True)) for these in (self, present))
         found = with_kept(table, shape, ours, theirs)
-        return Columns(StructType([field for _, field in found]), tuple(number for number, _ in found))
+        return Columns._of(found)
 
-    def changes_to(self, wanted: Columns, names: Sequence[str], table: str, shape: Shape = REPLACED) -> Iterator[str]:
-        """Yield clauses of ALTER TABLE that make these columns the ``wanted`` ones.
+    def changes_to(
+        self, wanted: Columns, names: Collection[str], table: str, shape: Shape = REPLACED
+    ) -> Iterator[tuple[str | None, Columns]]:
+        """Yield clauses of ALTER TABLE that make these columns the ``wanted`` ones, and the columns behind each.
 
-        ``names`` are those that the table has now; part of the clauses may have run already. Raises SchemaChangedError.
+        ``names`` are those that the table has now: a crash may have come right behind the first clause, which is None
+        then. Raises SchemaChangedError.
         """
         places = [
             self.place_of(number, field.name) for field, number in zip(wanted.schema, wanted.numbers, strict=True)
         ]
-        # Where a crash came behind a renaming, a dropped column's name is that of one with values.
-        renamed = {
-            field.name
-            for field, place in zip(wanted.schema, places, strict=True)
-            if place is not None and self.schema[place].name not in names
-        }
-        for i, field in enumerate(self.schema):
-            if i not in places and field.name in names and field.name not in renamed:
-                yield f"DROP COLUMN {quoted(field.name)}"
-        taken = {field.name for i, field in enumerate(self.schema) if i in places}
+        fields, has = list(zip(self.numbers, self.schema, strict=True)), {*names}
+        stay = [field for i, field in enumerate(fields) if i in places]
+        if dropped := {field.name for i, (_, field) in enumerate(fields) if i not in places}:
+            clause = _clause("DROP", [quoted(name) for name in self.schema.names if name in dropped & has])
+            yield clause, Columns._of(stay)
+            has -= dropped
+        taken = {field.name for _, field in stay}
         for field, place in zip(wanted.schema, places, strict=True):
             if place is None:
                 continue
-            was = self.schema[place]
+            number, was = fields[place]
+            at = stay.index(fields[place])
             if was.dataType != field.dataType and not _is_wider(was.dataType.simpleString(), field.dataType):
                 raise SchemaChangedError(
                     f"{table}: the type of column {field.name} was changed from {was.dataType.simpleString()} to "
@@ -102,15 +103,22 @@ class Columns:
                         f"{table}: columns have changed their names among each other",
                         remedy="have its rows come again: pg-cdc resnapshot",
                     )
-                if was.name in names:
-                    yield f"RENAME COLUMN {quoted(was.name)} TO {quoted(field.name)}"
+                stay[at] = number, StructField(field.name, was.dataType)
+                clause = f"RENAME COLUMN {quoted(was.name)} TO {quoted(field.name)}"
+                yield clause if was.name in has else None, Columns._of(stay)
+                has = has - {was.name} | {field.name}
             if was.dataType != field.dataType:
-                yield f"ALTER COLUMN {quoted(field.name)} TYPE {field.dataType.simpleString()}"
-        # A name that was dropped may come again with another column.
-        dropped = {field.name for i, field in enumerate(self.schema) if i not in places}
-        for field, place in zip(wanted.schema, places, strict=True):
-            if place is None and (field.name not in names or field.name in dropped):
-                yield f"ADD COLUMNS ({quoted(field.name)} {field.dataType.simpleString()})"
+                stay[at] = number, field
+                # Nothing happens where the column has the type already.
+                yield f"ALTER COLUMN {quoted(field.name)} TYPE {field.dataType.simpleString()}", Columns._of(stay)
+        if added := [field for field, place in zip(wanted.schema, places, strict=True) if place is None]:
+            lacking = [field for field in added if field.name not in has]
+            clause = _clause("ADD", [f"{quoted(field.name)} {field.dataType.simpleString()}" for field in lacking])
+            yield clause, wanted
+
+    @classmethod
+    def _of(cls, fields: Sequence[tuple[int, StructField]]) -> Columns:
+        return cls(StructType([field for _, field in fields]), tuple(number for number, _ in fields))
 
     @property
     def variants(self) -> list[str]:
@@ -140,6 +148,10 @@ class Columns:
 def with_columns(rows: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
     """Return rows with these columns, which may be none: Spark Connect asks for one at least."""
     return rows.withColumns(dict(columns)) if columns else rows
+
+
+def _clause(what: str, columns: Sequence[str]) -> str | None:
+    return f"{what} COLUMNS ({', '.join(columns)})" if columns else None
 
 
 def _is_wider(was: str, wanted: object) -> bool:

@@ -8,7 +8,8 @@ from typing import ClassVar
 from pyspark.sql import SparkSession
 
 from pg_cdc_source.lake.compaction import SMALL_BYTES
-from pg_cdc_source.mirrors.catalog_tables import read_properties
+from pg_cdc_source.mirrors.catalog_names import quoted
+from pg_cdc_source.mirrors.catalog_tables import catalog_of, read_properties
 from pg_cdc_source.mirrors.spark_table import RECENT, Commit, SparkTable, literal, read_said
 
 SAID = "pgcdc"
@@ -31,7 +32,8 @@ class IcebergTable(SparkTable):
     @classmethod
     def configure(cls, session: SparkSession, template: str) -> None:
         # A session's catalog would go on with a table as it was before another session's commit.
-        session.conf.set(f"spark.sql.catalog.{template.split('.')[0].strip('`')}.cache-enabled", "false")
+        catalog, _ = catalog_of(session, template)
+        session.conf.set(f"spark.sql.catalog.{catalog}.cache-enabled", "false")
 
     def present(self, properties: Mapping[str, str]) -> int | None:
         found = properties.get("current-snapshot-id", "none")
@@ -78,7 +80,8 @@ class IcebergTable(SparkTable):
     @classmethod
     def write_together(cls, session: SparkSession, name: str, text: str) -> None:
         # The commits of a procedure cannot say anything.
-        catalog, _, table = name.partition(".")
+        catalog, table = catalog_of(session, name)
         options = f"map('min-file-size-bytes', '{SMALL_BYTES}')"
         for procedure in ("rewrite_data_files", "rewrite_position_delete_files"):
-            session.sql(f"CALL {catalog}.system.{procedure}(table => {literal(table)}, options => {options})").collect()
+            call = f"CALL {quoted(catalog)}.system.{procedure}"
+            session.sql(f"{call}(table => {literal(table)}, options => {options})").collect()

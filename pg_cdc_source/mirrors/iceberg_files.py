@@ -35,11 +35,14 @@ def has_columns(table: Any, names: Sequence[str]) -> bool:
 def take_over(spark: SparkSession, table: Any, files: Sequence[Mapping[str, Any]], said: Mapping[str, str]) -> bool:
     """Add ``files``, which tasks have staged, in a commit with these properties.
 
-    False where they cannot be moved to where the table's data are: nothing has been done then.
+    False where they cannot be moved to where the table's data are: all of them are still where they were then. Behind
+    any other error it may be called again.
     """
     try:
         _move(table, files[0])
     except (pa.ArrowException, OSError) as error:
+        if not all(_is_there(*_staged(file)) for file in files):
+            raise
         log.info("files of %s are written again: %s", table.name(), error)
         return False
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pgcdc-files") as pool:
@@ -57,12 +60,22 @@ def take_over(spark: SparkSession, table: Any, files: Sequence[Mapping[str, Any]
 def _move(table: Any, file: Mapping[str, Any]) -> None:
     directory, _, name = _place(table, file).rpartition("/")
     filesystem, root = open_directory(directory)
-    staged_in, staged = open_directory(file["place"].rpartition("/")[0])
+    staged_in, staged = _staged(file)
     if not staged_in.equals(filesystem):
         raise OSError(f"{directory} is in another file system than {file['place']}")
     # An attempt before this one may have moved it.
-    if staged_in.get_file_info(f"{staged}/{name}").type != pafs.FileType.NotFound:
-        filesystem.move(f"{staged}/{name}", f"{root}/{name}")
+    if _is_there(staged_in, staged):
+        filesystem.move(staged, f"{root}/{name}")
+
+
+def _staged(file: Mapping[str, Any]) -> tuple[pafs.FileSystem, str]:
+    directory, _, name = file["place"].rpartition("/")
+    filesystem, root = open_directory(directory)
+    return filesystem, f"{root}/{name}"
+
+
+def _is_there(filesystem: pafs.FileSystem, path: str) -> bool:
+    return bool(filesystem.get_file_info(path).type != pafs.FileType.NotFound)
 
 
 def _place(table: Any, file: Mapping[str, Any]) -> str:

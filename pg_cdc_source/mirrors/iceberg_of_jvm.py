@@ -13,6 +13,7 @@ from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.parts import Files
 from pg_cdc_source.mirrors.catalog_names import quoted
+from pg_cdc_source.mirrors.catalog_tables import catalog_of
 from pg_cdc_source.mirrors.column_changes import Columns
 from pg_cdc_source.mirrors.iceberg import SAID, IcebergTable
 from pg_cdc_source.mirrors.iceberg_files import has_columns, take_over
@@ -87,4 +88,7 @@ class IcebergTableOfJvm(IcebergTable):
 def _loaded(session: SparkSession, name: str) -> Any:
     """Iceberg's own object of a table, as the table is now."""
     jvm: Any = session._jvm
+    # The default catalog would be that of the thread's session, which may be another one.
+    catalog, rest = catalog_of(session, name)
+    name = f"{quoted(catalog)}.{rest}"
     return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(session._jsparkSession, name)

@@ -27,6 +27,23 @@ def is_connect(spark: SparkSession) -> bool:
     return not hasattr(spark, "_jvm")
 
 
+def errors_of_jvm(spark: SparkSession) -> tuple[type[Any], ...]:
+    """The errors of a session's JVM that PySpark passes on as they are."""
+    if is_connect(spark):
+        return ()
+    # Spark's client alone has no Py4J.
+    from py4j.protocol import Py4JJavaError
+
+    return (Py4JJavaError,)
+
+
+def short_text(error: Any) -> str:
+    """What an error says in its first line, without the JVM's stack."""
+    has_stack = hasattr(error, "java_exception")
+    text = error.java_exception.toString() if has_stack else f"{type(error).__name__}: {error}"
+    return str(text).partition("\n")[0]
+
+
 def parallelism(spark: SparkSession) -> int:
     """How many tasks Spark makes where nobody says how many: as many as run at once."""
     if not is_connect(spark):

@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 
+import pyarrow as pa
 from pyspark import inheritable_thread_target
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from pg_cdc_source.errors import PgCdcError
-from pg_cdc_source.lake.bring import bring
+from pg_cdc_source.errors import PgCdcError, TransientError
+from pg_cdc_source.lake.bring import Work, bring
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
@@ -26,17 +27,19 @@ from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors.catalog_names import ledger_in_sql, table_in_sql
 from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh
 from pg_cdc_source.mirrors.lakes import Outcome, run_task
-from pg_cdc_source.mirrors.sessions import another, end, is_connect, parallelism
+from pg_cdc_source.mirrors.sessions import another, end, errors_of_jvm, is_connect, parallelism, short_text
 from pg_cdc_source.mirrors.spark_ledger import SparkLedger
 from pg_cdc_source.mirrors.spark_table import SparkTable
-from pg_cdc_source.mirrors.staging import StagingTask, read_work
+from pg_cdc_source.mirrors.staging import StagedSegment, StagingTask, read_work
+from pg_cdc_source.postgres.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 3
 # Settings with which Spark takes ${…} in a statement, or what stands behind a backslash, for something else. Statements
 # have texts of users' keys in them.
 _REWRITES_TEXTS = ("spark.sql.variable.substitute", "spark.sql.parser.escapedStringLiterals")
+_BACKOFF = Backoff(0.2, attempts=4)
+_CANCELLED = "SPARK_JOB_CANCELLED"
 
 
 class SparkLake:
@@ -104,27 +107,33 @@ class SparkLake:
     def _apply(self, outcome: Outcome, start: Start) -> None:
         if outcome["staged"] is None:
             return
-        table = outcome["table"]
-        work, expected, again = read_work(outcome["staged"]), start.versions.get(table), table in start.set_aside
+        table, work = outcome["table"], read_work(outcome["staged"])
         session = self._session()
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                shape = self._shapes[table]
-                lake = self._kind(session, self._name(table), table, start.mark, expected, shape)
-                outcome["version"] = bring(table, lake, work, expected, again=again, compacts=self._compacts)
-                break
-            except PgCdcError as error:
-                outcome["error"] = str(error)
-                break
-            except AnalysisException as error:
-                outcome["error"] = f"Spark: {error}"
-                break
-            except PySparkException as error:
-                # Somebody who rewrites files at the same time makes a commit fail. What is done already is found.
-                if attempt == _ATTEMPTS:
-                    raise
-                log.warning("%s: attempt %d of %d failed, and is made again: %s", table, attempt, _ATTEMPTS, error)
+        try:
+            outcome["version"] = _BACKOFF.retrying(lambda: self._bring(session, table, work, start))
+        except PgCdcError as error:
+            outcome["error"] = str(error)
+        except AnalysisException as error:
+            outcome["error"] = f"Spark: {error}"
         self._sessions.put(session)
+
+    def _bring(self, session: SparkSession, table: str, work: Work[StagedSegment], start: Start) -> int | None:
+        expected, again = start.versions.get(table), table in start.set_aside
+        try:
+            lake = self._kind(session, self._name(table), table, start.mark, expected, self._shapes[table])
+            return bring(table, lake, work, expected, again=again, compacts=self._compacts)
+        except AnalysisException:
+            raise
+        except (PySparkException, OSError, pa.ArrowException, *errors_of_jvm(session)) as error:
+            # A query that is stopped cancels its jobs.
+            if _CANCELLED in str(error):
+                raise
+            # Whoever rewrites files at the same time makes a commit fail; object stores have bad moments. What is done
+            # already is found by the next attempt.
+            what = f"{table} could not be written: {short_text(error)}"
+            log.warning("%s", what)
+            remedy = "see what the error says; then have its rows come again: pg-cdc resnapshot"
+            raise TransientError(what, remedy=remedy) from error
 
     def _session(self) -> SparkSession:
         """A session that no other table has now, with the settings of the query's."""

@@ -7,6 +7,7 @@ history, and done once. PostgreSQL's numbers of the columns are in the table's p
 from __future__ import annotations
 
 import json
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -237,9 +238,13 @@ class SparkTable(ABC):
             self._create(wanted, layout)
             return
         self._signed(COLUMNS_STEP)
-        names = self._spark.table(self._name).columns
-        for clause in present.changes_to(wanted, names, self._table, self._shape):
-            self._spark.sql(f"ALTER TABLE {self._name} {clause}")
+        changes = list(present.changes_to(wanted, self._spark.table(self._name).columns, self._table, self._shape))
+        for i, (clause, behind) in enumerate(changes):
+            if clause is not None:
+                self._spark.sql(f"ALTER TABLE {self._name} {clause}")
+            # Each is a commit. Behind a crash names alone do not say of several which have been made.
+            if i + 1 < len(changes):
+                self._say(behind)
         filled = {
             column.name: text
             for column in layout.columns
@@ -250,9 +255,14 @@ class SparkTable(ABC):
         # Again after a crash: the columns are not those wanted before the property says so.
         if filled:
             self._fill(layout, filled, wanted)
-        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({literal(COLUMNS)} = {literal(wanted.text)})")
-        self._said = {**self._said, COLUMNS: wanted.text}
+        self._say(wanted)
         self._note_commit()
+
+    def _say(self, columns: Columns) -> None:
+        """Have the table's property say which columns it has."""
+        assert self._said is not None
+        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({literal(COLUMNS)} = {literal(columns.text)})")
+        self._said = {**self._said, COLUMNS: columns.text}
 
     def _create(self, columns: Columns, layout: MirroredLayout) -> None:
         """Create the table, or write it anew without rows, in one commit."""
@@ -332,7 +342,8 @@ class SparkTable(ABC):
 
     def _with_fetched(self, segment: StagedSegment, keys: str) -> StagedSegment:
         """Have final rows staged with the values that the lake's table has."""
-        to = f"{segment.path}-fetched"
+        # An attempt before this one may have written some.
+        to = f"{segment.path}-fetched-{uuid.uuid4()}"
         rows = self._spark.table(self._name)
         if self._shape.has_versions:
             rows = rows.where(f"{VALID_TO} IS NULL")

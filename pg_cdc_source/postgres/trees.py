@@ -197,14 +197,17 @@ def read_sizes(session: Session, oids: Sequence[int]) -> dict[int, int] | None:
     Those that are gone have none, or are left out.
     """
     with translated("reading the sizes of tables"), session.cursor() as cursor:
-        cursor.execute("SET lock_timeout = %s", (_SIZES_WITHIN,))
+        cursor.execute(
+            "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, false)", (_SIZES_WITHIN,)
+        )
+        ((before, _),) = cursor.fetchall()
         try:
             cursor.execute(_READ_TREE_SIZES, {"roots": list(oids)})
             return dict(cursor)
         except LockNotAvailable:
             return None
         finally:
-            cursor.execute("RESET lock_timeout")
+            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (before,))
 
 
 _READ_SIZES = """

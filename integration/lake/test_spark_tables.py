@@ -1,0 +1,245 @@
+"""Tables that Spark's own SQL writes: what breaks between their statements, and whoever rewrites files meanwhile."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lake_jars
+import pyarrow as pa
+import pytest
+from driving import run
+from lake import Begin, CatalogLake, is_same, rows_of
+from psycopg2.extensions import connection as Session
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from sessions import SparkSessions
+from threads import at_work
+from watch import wait_until
+
+from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.mirrors import iceberg_files
+from pg_cdc_source.mirrors.fetching import in_a_task
+from pg_cdc_source.mirrors.iceberg import IcebergTable
+from pg_cdc_source.mirrors.iceberg_of_jvm import IcebergTableOfJvm
+
+T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
+
+
+@pytest.fixture(scope="module", params=[
+    pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=why or ""))
+    for name in ("delta", "iceberg") for why in [lake_jars.lacking(name)]
+])  # fmt: skip
+def format(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class _Killed(BaseException):
+    """Ends a batch as a killed process does."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        (("DROP b", "RENAME a TO b", "ADD a int DEFAULT 5"), ["DROP", "SET", "RENAME", "SET", "ADD", "UPDATE", "SET"]),
+        (("RENAME a TO b", "ADD a int DEFAULT 5", "ADD n int"), ["RENAME", "SET", "ADD", "UPDATE", "SET"]),
+        (("DROP a", "ALTER d TYPE numeric(12, 2)", "RENAME d TO a"), ["DROP", "SET", "RENAME", "SET", "ALTER", "SET"]),
+        (("DROP a", "DROP b"), ["DROP", "SET"]),
+    ],
+    ids=["all", "without a drop", "a type", "drops"],
+)
+def test_columns_go_on_changing_where_a_crash_has_ended_it(
+    changes: Sequence[str], kinds: Sequence[str], pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin("CREATE TABLE t (id int PRIMARY KEY, a int, d numeric(10, 2))",
+                 *(["ALTER TABLE t ADD b int"] if "DROP b" in changes else []),
+                 "INSERT INTO t VALUES (1, 10, 1.5), (2, 20, 2.5)")  # fmt: skip
+    done: list[str] = []
+    whole = SparkSession.sql
+
+    def breaking(self: SparkSession, statement: str, *args: Any, **named: Any) -> Any:
+        found = whole(self, statement, *args, **named)
+        if re.match(r"ALTER TABLE|UPDATE ", statement):
+            is_again = done[-1:] == [statement]
+            done.append(statement)
+            if not is_again:
+                raise _Killed
+        return found
+
+    monkeypatch.setattr(SparkSession, "sql", breaking)
+    run(pg, *(f"ALTER TABLE t {change}" for change in changes), "INSERT INTO t (id) VALUES (3)")
+
+    def step() -> bool:
+        try:
+            lake.step()
+        except _Killed:
+            lake.restart()
+        return lake.rows("t") == rows_of(pg, "t")
+
+    wait_until(step)
+    last = lake.ledger.last()
+    assert last is not None
+    assert last.set_aside == {}
+    found = [re.sub(r"ALTER TABLE \S+ ", "", statement).split()[0] for statement in done]
+    # What changes nothing where it is done twice may be done so.
+    assert [kind for i, kind in enumerate(found) if kind not in ("ALTER", "UPDATE") or kind != found[i - 1]] == kinds
+
+
+def test_whoever_rewrites_files_while_a_batch_is_merged_does_not_end_it(
+    pg: Session, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin(*T)
+    assert isinstance(lake, CatalogLake)
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    wait_until(is_same(lake, pg, "t"))
+    is_running, is_rewritten = tmp_path / "running", tmp_path / "rewritten"
+    attempts = 0
+    whole = lake.kind._run
+
+    def held(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        is_running.touch()
+        while not is_rewritten.exists():
+            time.sleep(0.01)
+        yield from batches
+
+    def merge(self: Any, step: Any, rows: DataFrame, how: str) -> None:
+        nonlocal attempts
+        attempts += 1
+        whole(self, step, rows.mapInArrow(held, rows.schema), how)
+
+    def rewrite(stop: threading.Event) -> None:
+        try:
+            while not is_running.exists():
+                if stop.wait(0.01):
+                    return
+            lake.rewrite_files("t")
+        finally:
+            is_rewritten.touch()
+
+    monkeypatch.setattr(lake.kind, "_run", merge)
+    run(pg, "UPDATE t SET v = 'd' WHERE id = 1")
+    with at_work(rewrite):
+        wait_until(is_same(lake, pg, "t"))
+    assert attempts == 2
+    last = lake.ledger.last()
+    assert last is not None
+    assert last.set_aside == {}
+
+
+def test_a_table_that_fails_again_and_again_is_set_aside_and_all_of_them_end_the_query(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin(*T, *U)
+    attempts = []
+    whole = lake.kind.apply
+
+    def failing(self: Any, *args: Any) -> None:
+        attempts.append(self._table)
+        if self._table == "public.t" or "all" in attempts:
+            # An error that PySpark has no class for.
+            self._spark._jvm.java.util.Optional.empty().get()
+        whole(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lake.kind, "apply", failing)
+        run(pg, "BEGIN; INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (2, 'y'); COMMIT")
+        wait_until(is_same(lake, pg, "u"))
+        last = lake.ledger.last()
+        assert last is not None
+        assert last.set_aside["public.t"].startswith("[TRANSIENT] public.t could not be written: java.util.NoSuch")
+        assert (attempts.count("public.t"), attempts.count("public.u")) == (4, 1)
+        attempts.append("all")
+        run(pg, "INSERT INTO u VALUES (3, 'z')")
+        with pytest.raises(DefiniteError, match="no table of batch"):
+            wait_until(is_same(lake, pg, "u"))
+    wait_until(is_same(lake, pg, "u"))
+
+
+def test_values_that_were_fetched_in_vain_are_fetched_again(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = "SELECT 1, 0, string_agg(md5(i::text), '') FROM generate_series(1, 400) AS i"
+    lake = begin("CREATE TABLE t (id int PRIMARY KEY, n int, v text)", f"INSERT INTO t {large}")
+    attempts = 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise PySparkException("the task is lost")
+        return in_a_task(*args)
+
+    monkeypatch.setattr("pg_cdc_source.mirrors.spark_table.in_a_task", failing)
+    run(pg, "UPDATE t SET id = 2")
+    wait_until(is_same(lake, pg, "t"))
+    assert attempts == 2
+    last = lake.ledger.last()
+    assert last is not None
+    assert last.set_aside == {}
+
+
+def test_first_rows_whose_files_have_been_moved_are_taken_over_by_the_next_attempt(
+    format: str, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if format != "iceberg":
+        pytest.skip("files are not taken over")
+    attempts = 0
+    whole = iceberg_files._data_file
+
+    def failing(*args: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise OSError("the store has a bad moment")
+        return whole(*args)
+
+    monkeypatch.setattr(iceberg_files, "_data_file", failing)
+    lake = begin(*T)
+    assert isinstance(lake, CatalogLake)
+    assert attempts == 2
+    assert lake.are_taken_over("t")
+
+
+def test_names_may_leave_out_the_catalog_that_is_the_default_one(
+    format: str,
+    pg: Session,
+    begin: Begin,
+    spark_sessions: SparkSessions,
+    lake_conf: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if format != "iceberg":
+        pytest.skip("catalogs of Delta keep no tables")
+    spark = spark_sessions.get(**lake_conf)
+    monkeypatch.setitem(CatalogLake._KINDS, "iceberg", (IcebergTableOfJvm, ""))
+    spark.conf.set("spark.sql.defaultCatalog", "lake")
+    whole, seen = IcebergTable.require_ours, []
+
+    def looking(self: Any, expected: int | None, *, again: bool) -> None:
+        # Found by the first look, or not at all.
+        seen.append(self._version == expected)
+        whole(self, expected, again=again)
+
+    monkeypatch.setattr(IcebergTable, "require_ours", looking)
+    try:
+        lake = begin(*T, *U)
+        # The table is written in one session after the other.
+        for number in range(3, 8):
+            run(pg, f"INSERT INTO t VALUES ({number}, 'c')")
+            wait_until(is_same(lake, pg, "t"))
+            last = lake.ledger.last()
+            assert last is not None
+            assert last.set_aside == {}
+        assert len(seen) > 5
+        assert all(seen)
+        name = lake.targets["public.t"]
+        assert "lake" not in name
+        for found in (name, f"lake.{name}"):
+            IcebergTable.write_together(spark, found, "")
+    finally:
+        spark.conf.unset("spark.sql.defaultCatalog")
