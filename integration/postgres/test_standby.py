@@ -146,6 +146,26 @@ def test_a_conflict_with_recovery_fails_the_action_and_not_the_next_one(spark: S
     assert load(spark, pair.standby.url, dbtable="truncated").collect() == [(1,)]
 
 
+def test_a_stage_on_a_standby_never_reads_a_second_snapshot(spark: SparkSession, pair: Pair) -> None:
+    pair.write("CREATE TABLE staged AS SELECT i AS id FROM generate_series(1, 20000) AS i")
+    slow = load(spark, pair.standby.url, dbtable="staged", numPartitions=4, where="pg_sleep(0.0005) IS NOT NULL")
+    with connect(pair.standby.url) as session:
+
+        def lose_the_snapshot() -> None:
+            wait_until(lambda: readers(session), 120)
+            pair.write("INSERT INTO staged VALUES (0)")
+            run(
+                session,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^pgsnapshot:.*[:?]'",
+            )
+
+        losing = threading.Thread(target=lose_the_snapshot)
+        losing.start()
+        refusal(slow.rdd.collect, "PostgreSQL ended all sessions that held it")
+        losing.join()
+    assert load(spark, pair.standby.url, dbtable="staged").rdd.count() == 20001
+
+
 def test_a_consistent_point_on_a_standby(pair: Pair) -> None:
     """From 16 on, if the primary says in time which transactions run."""
     with contextlib.ExitStack() as stack:

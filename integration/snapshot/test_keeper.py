@@ -187,6 +187,17 @@ def test_an_rdd_reads_one_snapshot_per_stage(db: str, pg: Session, spark: SparkS
     assert len({row.lsn for row in after}) == 1
 
 
+def test_the_same_stage_of_another_spark_context_has_another_snapshot(
+    db: str, pg: Session, spark_sessions: SparkSessions, slow: str
+) -> None:
+    counts = []
+    for _ in range(2):
+        spark_sessions.stop()
+        counts.append(len(load(spark_sessions.get(), db, dbtable=slow, numPartitions=3).rdd.collect()))
+        insert(pg, 7)
+    assert counts == [ROWS, ROWS + 7]
+
+
 def test_no_slot_holds_wal_while_a_long_read_runs(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
     frame = load(spark, db, dbtable=slow, numPartitions=2, where=sleeping(0.03), lsnColumn="lsn")
     action = Action(frame)

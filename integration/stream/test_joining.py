@@ -272,6 +272,49 @@ def test_a_stream_that_is_ahead_of_the_consistent_point_goes_back_for_the_table(
     assert kinds(driver.take(2)) == ["insert", "insert"]
 
 
+def test_the_slot_stays_for_a_table_that_joins_when_another_one_leaves(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream reads anew from where it is, beyond the point of the one that joins."""
+    run(pg, *T, *U, "CREATE TABLE x (id int PRIMARY KEY, v text)", "CREATE PUBLICATION s FOR TABLE t, x")
+    driver = drive(tables="public.*", onSchemaChange="ignore")
+    driver.take(1)
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    run(pg, "INSERT INTO u VALUES (10, 'x')", "INSERT INTO t VALUES (10, 'x')")
+    driver.take(1)
+    run(pg, "ALTER PUBLICATION s DROP TABLE x")
+    going_on(driver, lambda: "public.x" not in [member.name for member in driver.members])
+    run(pg, "INSERT INTO u VALUES (11, 'x')", "INSERT INTO t VALUES (11, 'x')")
+    driver.take(1)
+    late.set()
+    until_equal(driver, pg, "t", "u")
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark gives no start")
+def test_a_rename_is_not_passed_over_where_the_stream_goes_back_for_another_table(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server describes the table for a row that is left out, and not again for the next one."""
+    run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*")
+    driver.take(1)
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    run(pg, "INSERT INTO t VALUES (2, 'behind the point')")
+    driver.take(1)
+    late.set()
+    wait_until(lambda: driver.plan(read=False))
+    driver.stop()
+    run(pg, "INSERT INTO t VALUES (3, 'next')", "ALTER TABLE t RENAME v TO w")
+    driver.start()
+    driver.refusal("public.t: after the commit at ", "column v was replaced or renamed to w", rows=None)
+
+
 @pytest.mark.skipif(not HAS_LIMITS, reason="this Spark gives no start")
 def test_changes_of_a_table_that_is_gone_do_not_come_again_with_another_that_joins(
     pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch

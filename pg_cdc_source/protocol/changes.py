@@ -57,7 +57,7 @@ class Described:
 
     ``index`` says for each planned column which of the relation's columns it is, None where it is not there.
     ``announced``: what a row ``schema`` right before the table's first row says; None for no such row. Commits before
-    ``since`` are left out.
+    ``since`` are left out. ``refused`` is why the first row after that cannot be read, if that is so.
     """
 
     table: StreamedTable
@@ -65,6 +65,7 @@ class Described:
     index: tuple[int | None, ...]
     announced: str | None = None
     since: int = 0
+    refused: SchemaChangedError | None = None
 
 
 # What a relation's rows are, given its oid and the position of the first of them; None where they are not read.
@@ -219,6 +220,8 @@ class ChangeDecoder:
                     continue
                 i = int(which[0])
             if len(which):
+                if described.refused is not None:
+                    raise described.refused
                 parts.append(self._rows(chunk, which, described))
                 if which[0] == i:
                     # Whether an update takes one of its numbers or both is known only now.

@@ -37,28 +37,18 @@ RING_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a task asks for. ``planned_at`` is the server's clock (epoch seconds) when the task's scan was planned.
+    """What a task asks for.
 
     ``max_connections`` bounds the sessions of planning and keeper together. ``shows_lsn`` is whether the scan has a
     column for the snapshot's LSN. ``lsn_file`` is on the driver's host, and there once any of its scans wants an LSN.
     """
 
     execution: str
-    planned_at: float
     snapshot_idle_seconds: float
     max_connections: int
     shows_lsn: bool
     lsn_file: str
     spec: SnapshotSpec
-
-    @property
-    def is_stage(self) -> bool:
-        """Whether a stage stands in for an execution, as under ``df.rdd``.
-
-        Executions are numbered through the JVM's life. Stages start again with each SparkContext, so a snapshot older
-        than the plan belongs to a stage of an earlier context.
-        """
-        return self.execution.startswith("r")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -97,6 +87,15 @@ def execution_key(execution: str, number: int = 0) -> LockKey:
     """The advisory lock that stands for an execution, or for a stage under ``df.rdd``, and a snapshot's number."""
     of = _STAGES if execution.startswith("r") else _EXECUTIONS
     return of + number, int(execution.removeprefix("r")) % 2**31
+
+
+def lasting_key(execution: str, context: int) -> str:
+    """The key by which the board knows an execution; no other one of the driver has it, before or after.
+
+    SQL executions are numbered through the JVM's life. Stages, which stand in for them under ``df.rdd``, begin again
+    with each SparkContext; so theirs are counted from ``context``, a random number of the context's.
+    """
+    return f"r{(int(execution[1:]) + context) % 2**31}" if execution.startswith("r") else execution
 
 
 def snapshot_number(snapshot_id: str) -> int:
@@ -180,14 +179,13 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
                 cursor.execute("RESET ROLE")
     ids = []
     lsn = None
-    for name, query, since, lock_key, number in rows:
-        if name == own_name or (request.is_stage and since is not None and since < request.planned_at):
+    for name, query, lock_key, number in rows:
+        if name == own_name:
             continue
         if name.endswith("!"):
             raise error_in(query)
-        if since is not None or not request.is_stage:
-            ids.append(_nth(name.rsplit(":", 1)[1], number))
-            lsn = None if lock_key is None else Lsn(lock_key)
+        ids.append(_nth(name.rsplit(":", 1)[1], number))
+        lsn = None if lock_key is None else Lsn(lock_key)
     return any(row[0] == own_name for row in rows), Snapshot(tuple(ids), lsn) if ids else None
 
 
@@ -195,10 +193,8 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
 _HIDDEN = "<insufficient privilege>"
 
 
-def _read_board(
-    session: Session, keeper: str, request: Request
-) -> list[tuple[str, str, float | None, int | None, int]]:
-    """Keeper, holders and mark: name, query, since when it is there, the LSN and the snapshot's number it announces."""
+def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[str, str, int | None, int]]:
+    """Keeper, holders and mark: name, query, the LSN and the snapshot's number it announces."""
     own_name = keeper_name(keeper)
     of, execution = execution_key(request.execution)
     with translated("looking for the snapshot"), session.cursor() as cursor:
@@ -209,7 +205,7 @@ def _read_board(
                 FROM pg_catalog.pg_locks
                 WHERE locktype = 'advisory' AND mode = 'ShareLock'
             )
-            SELECT a.application_name, a.query, extract(epoch FROM coalesce(a.xact_start, a.backend_start))::float8, (
+            SELECT a.application_name, a.query, (
                 SELECT (l.classid::bigint << 32) | l.objid::bigint
                 FROM announced AS l
                 WHERE l.pid = a.pid AND l.objsubid = 1

@@ -1,4 +1,4 @@
-"""Files by which the processes that plan for one driver know of each other. Spark deletes them with its context."""
+"""What the processes that plan for one SparkContext share: files, which Spark deletes with it, and a number."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def driver_file(options: ConnectionOptions, name: str) -> Path:
 def _sparks_directory() -> str:
     # Spark gives its Python processes the directory of the running context, which it deletes at the end.
     return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+
+
+def context_number() -> int:
+    """A number of 31 bits that is the SparkContext's own, as the random name of its directory is."""
+    return int.from_bytes(hashlib.sha256(_sparks_directory().encode()).digest()[:4], "big") >> 1
 
 
 def lsn_file(options: ConnectionOptions) -> str:

@@ -75,12 +75,13 @@ class Handover:
         if before is not None:
             before.reading.session.close()
 
-    def take(self, purpose: Purpose) -> Reading | None:
-        """The session that was left for the same purpose, in its transaction."""
+    def take(self, purpose: Purpose, scan: tuple[Plan, int | None]) -> Reading | None:
+        """The session that was left for the same purpose, in its transaction: by this scan, or as new."""
         with self._lock:
-            if self._left is None or self._left.purpose != purpose:
+            left = self._left
+            if left is None or left.purpose != purpose or not (left.reading.as_new or left.reading.scan == scan):
                 return None
-            left, self._left = self._left, None
+            self._left = None
             return left.reading
 
     def take_session(self, connection: ConnectionOptions) -> Session | None:

@@ -56,7 +56,7 @@ class ReadingSession:
         if self._session is not None:
             return self._session
         doing = reading(self._plan, self._range.pieces)
-        taken = HANDOVER.take(self._purpose)
+        taken = HANDOVER.take(self._purpose, self._scan)
         # Kept before it is ready, so that close() ends it whatever fails.
         self._session = session = self._new() if taken is None else taken.session
         if taken is None:

@@ -21,7 +21,7 @@ from pg_cdc_source.postgres.instances import Instance, require_instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board
 from pg_cdc_source.snapshot.connections import bound, planning_session
-from pg_cdc_source.snapshot.driver_files import lsn_file
+from pg_cdc_source.snapshot.driver_files import context_number, lsn_file
 from pg_cdc_source.snapshot.keeper.launch import find_keeper, read_site, start_keeper
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, look_up, ranges_in
 
@@ -54,6 +54,7 @@ class GivenSnapshot:
 class KeptSnapshot:
     """The snapshot that the keeper of this name makes for an execution. ``request`` lacks only the execution.
 
+    ``context`` tells the stages of a SparkContext from those of another.
     A task finds keeper, snapshot and its id on the server that it has come to, so it never takes another server's. It
     may have come to another one than ``planned_on``, which was restarted or failed over; the keeper then has as well.
     """
@@ -61,14 +62,15 @@ class KeptSnapshot:
     keeper: str
     request: board.Request
     planned_on: Instance
+    context: int
 
     def session_name(self, execution: str, oid: int) -> str:
         """As above; the keeper counts sessions of this name as readers of the execution."""
-        return board.reader_name(self.keeper, execution, oid)
+        return board.reader_name(self.keeper, board.lasting_key(execution, self.context), oid)
 
     def import_into(self, session: Session, execution: str, doing: str) -> Lsn | None:
         """As above; the keeper is asked for the snapshot where it has not made it yet."""
-        request = replace(self.request, execution=execution)
+        request = replace(self.request, execution=board.lasting_key(execution, self.context))
         for _ in range(_ATTEMPTS):
             found = board.find_snapshot(session, self.keeper, request, self.planned_on)
             for snapshot_id in found.ids:
@@ -132,8 +134,10 @@ def _plan_ranges(session: Session, plan: Plan, options: SnapshotOptions, *, star
     max_connections = bound(options.max_connections, site.connections_left)
     shows_lsn = options.lsn_column is not None
     noted = lsn_file(plan.spec.connection)
-    request = board.Request("", site.clock, options.snapshot_idle_seconds, max_connections, shows_lsn, noted, spec)
+    request = board.Request("", options.snapshot_idle_seconds, max_connections, shows_lsn, noted, spec)
     name = find_keeper(session, site)
     if name is None and starts_keeper:
         name = start_keeper(plan.spec.connection, session, site, request)
-    return None if name is None else Planned(KeptSnapshot(name, request, site.instance), ranges, at)
+    if name is None:
+        return None
+    return Planned(KeptSnapshot(name, request, site.instance, context_number()), ranges, at)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -46,6 +46,7 @@ from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.planned_reader import PlannedReader
 from pg_cdc_source.stream.schema_history import NewTableError
 from pg_cdc_source.stream.slot_history import SlotHistory
+from pg_cdc_source.stream.slot_reader import SlotReader
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import StreamPlan
 
@@ -287,7 +288,7 @@ class Capture:
         ceiling = min((stop for stop in stops if stop > start.position), default=None)
         # A batch without rows only moves the slot, which need not happen all the time.
         only_rows = ceiling is None and time.monotonic() < self._moved_at + IDLE_SECONDS
-        reader = self._reader.open(start.position, lambda: self._membership.plan)
+        reader = self._open_reader(start.position, lambda: self._membership.plan)
         try:
             return reader.cut(start.position, ceiling, PATIENCE_SECONDS, only_rows=only_rows)
         except NewTableError:
@@ -298,6 +299,9 @@ class Capture:
             # A column that the publication leaves out looks like one that was dropped.
             self._membership.look()
             raise
+
+    def _open_reader(self, position: Position, plan: Callable[[], StreamPlan]) -> SlotReader:
+        return self._reader.open(position, plan, self._joins.safe(position))
 
     def _offset(self, start: StreamOffset, position: Position) -> StreamOffset:
         membership, layouts = self._membership, self._layouts.text(start.position, position)
@@ -339,7 +343,7 @@ class Capture:
             rows = rows_of(start, end, (), self._membership.plan)
             begin = rows.begin(start.position)
             plan = rows.plan_from(self._membership.plan, begin, start.position)
-            self._reader.open(begin, lambda: plan).read_through(end.position, self._is_driver_there)
+            self._open_reader(begin, lambda: plan).read_through(end.position, self._is_driver_there)
 
     def _end_of_wal(self, at_least: Position) -> Position:
         return max(at_least, self._target or Position.before(self._source.read_end_of_wal()))
@@ -381,7 +385,7 @@ class Capture:
         if end.position > begin and not is_anew:
             if end.at is not None:
                 self._joins.stay(end.at, begin)
-            reader = self._reader.open(begin, lambda: plan)
+            reader = self._open_reader(begin, lambda: plan)
             reader.read_through(end.position, self._is_driver_there)
             chunks += reader.batch(begin, end.position) + self._layouts.guessed(start, end)
             if guessed and start is not None:

@@ -124,7 +124,11 @@ class Joins:
         """Where the slot may move when everything through ``end`` is committed."""
         if end.at is not None:
             self._stays.pop(end.at, None)
-        return min([end.position, *self._stays.values()])
+        return self.safe(end.position)
+
+    def safe(self, position: Position) -> Position:
+        """Where the slot may move when everything through ``position`` is committed, and nothing else is said."""
+        return min([position, *self._stays.values()])
 
     def close(self) -> None:
         """Give up what is under way."""

@@ -36,8 +36,11 @@ class PlannedReader:
     def current(self) -> SlotReader | None:
         return self._reader
 
-    def open(self, position: Position, plan: Callable[[], StreamPlan]) -> SlotReader:
-        """The reader; where there is none, a new one of all changes after ``position``, decoded by ``plan``."""
+    def open(self, position: Position, plan: Callable[[], StreamPlan], safe: Position) -> SlotReader:
+        """The reader; where there is none, a new one of all changes after ``position``, decoded by ``plan``.
+
+        The slot may move through ``safe``.
+        """
         if self._reader is None:
             planned = plan()
             self._history.require_free(position)
@@ -61,7 +64,7 @@ class PlannedReader:
                 # is in progress, it gets past that one so.
                 return self._history.connect_stream(received, streaming=next(sessions) == 0)
 
-            self._reader = SlotReader(connect, buffer)
+            self._reader = SlotReader(connect, buffer, safe)
         return self._reader
 
     def release(self, position: Position) -> None:

@@ -5,8 +5,9 @@
     rows at t1  =  rows at t2, without those whose key was changed in (t1, t2]        filtered in every range
                 +  for each such key, the first image before a change, if it had one  one more partition
 
-A table without a primary key has no key to tell rows by. There, whole rows are counted: one task reads the table, takes
-away as many copies of a row as were added, and adds those that were removed.
+A table without a primary key has no key to tell rows by, nor has one with values in its key that Spark's type cannot
+hold. There, whole rows are counted: one task reads the table, takes away as many copies of a row as were added, and
+adds those that were removed.
 
 Arrow in, Arrow out: the slot is read in ``rewind``, and ``Rewound`` travels to Spark's tasks.
 """
@@ -14,7 +15,7 @@ Arrow in, Arrow out: the slot is read in ``rewind``, and ``Rewound`` travels to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +35,8 @@ ROWS_PER_CHUNK = 65_536
 class Rewound:
     """How to turn one table back: leave out the rows with a key of ``keys``, and add ``old_rows``.
 
-    ``whole``: there is no key; then ``keys`` are whole rows as text, each to be left out once for every time it stands
-    there. Both are Arrow IPC.
+    ``whole``: no key tells rows apart; then ``keys`` are whole rows as text, each to be left out once for every time it
+    stands there. Both are Arrow IPC.
     """
 
     keys: bytes
@@ -105,8 +106,7 @@ def turn_back(table: StreamedTable, images: Images, layout: Layout, schema: pa.S
     plain = pa.schema([pa.field(codec.column.name, codec.arrow_type) for codec in table.codecs])
     befores, afters = _before_and_after(images, columns, plain)
     keys = list(table.key)
-    # Arrow joins by no list, and a key that is not sent tells nothing.
-    if keys and all(key in columns and not pa.types.is_nested(plain.field(key).type) for key in keys):
+    if _tell_rows(keys, befores) and _tell_rows(keys, afters):
         events = pa.concat_tables([rows.select([*keys, _ROW_COLUMN]) for rows in (befores, afters)])
         firsts = events.group_by(keys, use_threads=False).aggregate([(_ROW_COLUMN, "min")])
         first_rows = firsts.column(f"{_ROW_COLUMN}_min")
@@ -145,6 +145,18 @@ def _before_and_after(images: Images, columns: list[str], plain: pa.Schema) -> t
         afters.append(pa.table([*arrays, pa.array(order + 1)], names=[*columns, _ROW_COLUMN]).filter(is_new))
     empty = pa.schema([*plain, pa.field(_ROW_COLUMN, pa.int64())]).empty_table()
     return pa.concat_tables([empty, *befores]), pa.concat_tables([empty, *afters])
+
+
+def _tell_rows(keys: Sequence[str], rows: pa.Table) -> bool:
+    """Whether each of ``rows`` is found by the keys.
+
+    Arrow joins by no list, a key that is not sent tells nothing, and NULL stands for each value that its type cannot
+    hold (unrepresentable=null).
+    """
+    return bool(keys) and all(
+        key in rows.column_names and not pa.types.is_nested(rows.field(key).type) and not rows.column(key).null_count
+        for key in keys
+    )
 
 
 def _table_texts(table: pa.Table, columns: list[str]) -> list[str]:

@@ -78,12 +78,19 @@ def match_relation(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Des
     if name != planned.name and lsn >= planned.lsn:
         raise SchemaChangedError(f"{planned.name} was renamed to {name} before the commit at {lsn}", remedy=LOAD_AGAIN)
     place = {column.name: i for i, column in enumerate(relation.columns)}
-    if lsn >= since:
+    refused = None
+    try:
         _refuse_other_types(plan, planned, relation, place, lsn)
         _refuse_other_columns(plan, planned, place, lsn)
         _refuse_other_identity(plan, planned, relation, lsn)
+    except SchemaChangedError as error:
+        if lsn >= since:
+            raise
+        # The same description may be that of rows which are not left out.
+        refused = error
     table = planned.table
-    return Described(table, relation, tuple(place.get(codec.column.name) for codec in table.codecs), since=since)
+    index = tuple(place.get(codec.column.name) for codec in table.codecs)
+    return Described(table, relation, index, since=since, refused=refused)
 
 
 def _describe_gone(options: StreamOptions, relation: RelationMessage, gone: Member, since: Lsn) -> Described:

@@ -53,13 +53,16 @@ SHUTDOWN_PAUSE_SECONDS = 0.1
 
 
 class SlotReader:
-    """Reads one slot into ``buffer``, in a thread, until closed. ``connect`` opens the stream after a position."""
+    """Reads one slot into ``buffer``, in a thread, until closed. ``connect`` opens the stream after a position.
 
-    def __init__(self, connect: Callable[[Position], ReplicationStream], buffer: ChangeBuffer) -> None:
+    Everything through ``safe`` may be confirmed from the beginning.
+    """
+
+    def __init__(self, connect: Callable[[Position], ReplicationStream], buffer: ChangeBuffer, safe: Position) -> None:
         self._connect = connect
         self._buffer = buffer
         self._confirmed = Lsn(0)
-        self._confirm(buffer.received)
+        self._confirm(safe)
         self._unlimited = False  # read on, however much there is
         self._closed = False
         self._changed = threading.Condition()

@@ -348,6 +348,14 @@ def test_a_layout_and_its_row_are_never_cut_apart() -> None:
     assert later.column("_change_type").to_pylist() == ["insert"]
 
 
+def test_what_cannot_be_read_is_refused_for_the_first_row_that_is_not_left_out() -> None:
+    refused = replace(described(BY_KEY), since=200, refused=SchemaChangedError("column b was renamed"))
+    messages = [insert(1, ["1", "x", None]), insert(1, ["2", "x", None])]
+    assert rows(decoded(messages, refused, runs=[run(2, 100)])[0]) == []
+    with pytest.raises(SchemaChangedError, match="column b was renamed"):
+        decoded(messages, refused, runs=[run(1, 100), run(1, 200)])
+
+
 def test_nothing_is_announced_where_a_truncate_is_not_read() -> None:
     quiet = replace(ENVELOPE, on_truncate="ignore")
     batch, _ = decoded([truncate(2), insert(2, ["1", None, None])], announced(FULL), layout=quiet)

@@ -14,13 +14,13 @@ from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.instances import Instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board, driver
-from pg_cdc_source.snapshot.board import MOST_SNAPSHOTS, Request, execution_key
+from pg_cdc_source.snapshot.board import MOST_SNAPSHOTS, Request, execution_key, lasting_key
 from pg_cdc_source.snapshot.driver import Process
 from pg_cdc_source.snapshot.keeper.handshake import READY, TAKEN, Settings, answer_of, read_answer
 from pg_cdc_source.snapshot.keeper.identity import name_pattern, new_name
 
 INSTANCE = Instance("2026-11-22 18:00:00.123456", "10.0.0.1:5432", False)
-REQUEST = Request("17", 1795230000.25, 60.0, 20, True, "/lsn", SnapshotSpec("require", "orders_slot", 10.0))
+REQUEST = Request("17", 60.0, 20, True, "/lsn", SnapshotSpec("require", "orders_slot", 10.0))
 
 
 def test_a_request_survives_its_journey() -> None:
@@ -28,9 +28,7 @@ def test_a_request_survives_its_journey() -> None:
 
 
 def test_the_longest_request_fits_a_notification() -> None:
-    longest = Request(
-        "9" * 19, 1e18, 86400.0, 100_000, False, "/lsn" * 1000, SnapshotSpec("require", "s" * 63, 86400.0)
-    )
+    longest = Request("9" * 19, 86400.0, 100_000, False, "/lsn" * 1000, SnapshotSpec("require", "s" * 63, 86400.0))
     assert len(longest.to_json()) < 8000
 
 
@@ -38,8 +36,9 @@ def test_names_fit_application_name() -> None:
     name = new_name("a" * 10)
     assert re.fullmatch(name_pattern("a" * 10), name)
     # Snapshot ids are two numbers of 8 hexadecimal digits and a counter: snapmgr.c, XactExportFilePath.
-    assert len(f"pgsnapshot:{name}:{10**8}:00000003-0000001B-12345") <= 63
-    assert len(board.reader_name(name, str(10**8), 2**32 - 1)) <= 63
+    for execution in (str(10**8), f"r{2**31 - 1}"):
+        assert len(board.holder_name(name, execution, "00000003-0000001B-12345")) <= 63
+        assert len(board.reader_name(name, execution, 2**32 - 1)) <= 63
 
 
 def test_no_two_executions_or_stages_have_the_same_key() -> None:
@@ -47,6 +46,14 @@ def test_no_two_executions_or_stages_have_the_same_key() -> None:
     assert len(set(keys)) == len(keys)
     # Either number of an advisory lock's key is an integer of PostgreSQL's.
     assert all(0 <= part < 2**31 for key in [*keys, execution_key(str(2**40))] for part in key)
+
+
+def test_a_stage_has_another_key_in_each_spark_context() -> None:
+    contexts = (0, 5_000_000, 2**31 - 10)
+    keys = [lasting_key(f"r{stage}", context) for stage in range(9) for context in contexts]
+    assert len(set(keys)) == len(keys) == len({execution_key(key) for key in keys})
+    assert max(map(len, keys)) <= 11
+    assert lasting_key("17", contexts[1]) == "17"
 
 
 def test_settings_survive_their_journey() -> None:

@@ -73,7 +73,7 @@ class Line:
 
     def ask(self, *keys: str, point: ConsistentPoint = "auto", slot: str | None = None, shows_lsn: bool = True) -> None:
         for key in keys:
-            self.executions.begin(Request(key, 0.0, 60.0, 20, shows_lsn, "", SnapshotSpec(point, slot, 10.0)), 0.0)
+            self.executions.begin(Request(key, 60.0, 20, shows_lsn, "", SnapshotSpec(point, slot, 10.0)))
 
     def serve(self, after_seconds: float = 0.0) -> list[tuple[str, ...]]:
         """Look, and serve the line; returns for whom snapshots are being made then."""
@@ -119,7 +119,7 @@ def test_only_those_share_who_ask_for_the_same() -> None:
     line.ask("3", point="off")
     line.ask("4", "5", slot="s")
     line.ask("r6", "r7")
-    assert line.serve() == [("1", "2"), ("3",), ("4",), ("5",), ("r6",), ("r7",)]
+    assert line.serve() == [("1", "2", "r6", "r7"), ("3",), ("4",), ("5",)]
 
 
 def test_a_snapshot_ends_with_its_last_execution() -> None:

@@ -158,6 +158,18 @@ def test_a_key_that_arrow_cannot_join_by_is_counted_by_whole_rows() -> None:
     assert turned_back(history, of) == expected([("a", [1, None], 0.5)])  # type: ignore[list-item]
 
 
+def test_a_key_that_its_type_cannot_hold_is_counted_by_whole_rows() -> None:
+    """Two rows whose keys are NULL here, as with unrepresentable=null, are two rows all the same."""
+    of = table(["old", "id"])
+    start: list[Row] = [(None, 1, 0.5), (None, 1, 1.5), (None, 1, 2.5), ("a", 2, 0.5)]
+    history = History(list(start))
+    history.update(0, (None, 1, 7.5))
+    history.delete(1)
+    history.insert((None, 1, 8.5))
+    history.update(2, ("a", 2, 1.5))
+    assert turned_back(history, of) == expected(start)
+
+
 def test_rows_that_are_alike_are_left_out_as_often_as_they_were_added() -> None:
     start: list[Row] = [*[("a", 1, None)] * 5, ("b", 1, None)]
     history = History(list(start))

@@ -90,5 +90,16 @@ def test_a_column_that_was_replaced_before_the_plan_has_values_that_the_stream_w
     assert found.index == (0, None)
 
 
+def test_a_relation_from_before_a_table_joins_is_refused_for_its_rows_from_then_on() -> None:
+    joining = replace(plan(), since={7: Lsn(60)})
+    found = match_relation(joining, sent({"id": 23, "earlier": 25}), BEFORE)
+    assert found is not None
+    assert found.since == Lsn(60)
+    assert "column earlier was replaced or renamed to a" in str(found.refused)
+    found = match_relation(joining, sent(), BEFORE)
+    assert found is not None
+    assert found.refused is None
+
+
 def test_another_relation_is_not_read() -> None:
     assert match_relation(plan(), sent(oid=8, name="other"), AFTER) is None

@@ -38,7 +38,9 @@ LIMITS = Limits(100, 1 << 30)
 
 
 @contextlib.contextmanager
-def reading(server: Any, limits: Limits = LIMITS, how: Any = match, *, chunk: int = 1000) -> Iterator[SlotReader]:
+def reading(
+    server: Any, limits: Limits = LIMITS, how: Any = match, *, chunk: int = 1000, safe: Position = START
+) -> Iterator[SlotReader]:
     buffer = ChangeBuffer(
         TransactionAssembler(START, lambda: StreamedTransaction(Spill), messages_per_chunk=chunk),
         ChangeDecoder(TYPED, TYPED.schema([BY_KEY])),
@@ -47,7 +49,7 @@ def reading(server: Any, limits: Limits = LIMITS, how: Any = match, *, chunk: in
         limits,
         "s",
     )
-    reader = SlotReader(server.connect, buffer)
+    reader = SlotReader(server.connect, buffer, safe)
     try:
         yield reader
     finally:
@@ -210,6 +212,13 @@ def test_a_server_that_shuts_down_is_not_kept_waiting(monkeypatch: pytest.Monkey
     monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.1))
     with reading(ShuttingDown([])) as reader, pytest.raises(TransientError, match="the server is shutting down"):
         reader.cut(START, None, patience=60, only_rows=True)
+
+
+def test_a_reader_that_begins_behind_what_is_safe_confirms_no_more_than_that() -> None:
+    server = Server([Transaction(200, 3)])
+    with reading(server, safe=Position.before(50)) as reader:
+        reader.read_through(Position(Lsn(200)), lambda: True)
+    assert set(server.confirmed) == {50}
 
 
 def test_a_position_that_may_lie_within_a_record_is_not_confirmed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pg_cdc_source.errors import PgCdcError, SnapshotLostError, TransientError
+from pg_cdc_source.errors import SnapshotLostError, TransientError
 from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
 from pg_cdc_source.snapshot.keeper.shared import Shared
 
@@ -14,7 +14,6 @@ class Execution:
     """An SQL execution and its snapshot; ``shared`` is None while it waits in line."""
 
     request: Request
-    asked_at: float  # epoch seconds, the server's clock
     began: float  # time.monotonic(), when it was first heard of
     last_reader: float  # time.monotonic(); until then it may have had a reader
     being_read: bool = False  # at the last look
@@ -28,25 +27,16 @@ class Execution:
     def company(self) -> object:
         """Executions of which this is the same may share a snapshot.
 
-        A slot is made for one action. A stage's number may come again, and its snapshot must not be found then.
+        A slot is made for one action.
         """
         request = self.request
-        alone = request.spec.slot or request.is_stage
-        return request.execution if alone else (request.spec, request.shows_lsn)
+        return request.execution if request.spec.slot else (request.spec, request.shows_lsn)
 
     @property
     def may_do_without_lsn(self) -> bool:
-        """Whether the pool will do: it is no use to stages, who tell snapshots apart by when transactions began."""
+        """Whether the pool will do."""
         point = self.request.spec.consistent_point
-        return not self.request.is_stage and (point == "off" or (point == "auto" and not self.request.shows_lsn))
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An execution that has no snapshot any more."""
-
-    why: PgCdcError
-    asked_at: float  # epoch seconds, the server's clock
+        return point == "off" or (point == "auto" and not self.request.shows_lsn)
 
 
 def lost_error() -> SnapshotLostError:

@@ -16,7 +16,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
-from pg_cdc_source.snapshot.keeper.execution import Ended, Execution, line_error, lost_error, surplus_error
+from pg_cdc_source.snapshot.keeper.execution import Execution, line_error, lost_error, surplus_error
 from pg_cdc_source.snapshot.keeper.liveness import is_lost
 from pg_cdc_source.snapshot.keeper.marks import Marks
 from pg_cdc_source.snapshot.keeper.shared import Shared, Work
@@ -47,7 +47,7 @@ class Executions:
         self._marks = marks
         self._work = Work(options, keeper, workers, self._fail)
         self._running: dict[str, Execution] = {}
-        self._ended: dict[str, Ended] = {}  # oldest first
+        self._ended: dict[str, PgCdcError] = {}  # and why; oldest first
         self._coming: set[Shared] = set()  # out of pools
         self.most_sessions = 0
 
@@ -93,17 +93,17 @@ class Executions:
 
     # --- beginning and end --------------------------------------------------------------------------------------------
 
-    def begin(self, request: Request, asked_at: float) -> None:
+    def begin(self, request: Request) -> None:
         """Have a new execution wait in line for a snapshot."""
         now = time.monotonic()
-        self._running[request.execution] = Execution(request, asked_at, now, now)
+        self._running[request.execution] = Execution(request, now, now)
 
     def end(self, execution: Execution, why: PgCdcError) -> None:
         """End an execution; ``why`` is what later requests are told. A snapshot ends with its last execution."""
         if self._running.get(execution.key) is not execution:
-            return  # it has ended before, and another one has its key
+            return  # it has ended before
         self._leave(execution)
-        self._ended[execution.key] = Ended(why, execution.asked_at)
+        self._ended[execution.key] = why
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
@@ -122,22 +122,11 @@ class Executions:
             self.end(execution, why)
             self.tell_why_ended(execution.key)
 
-    def forget_older(self, key: str, planned_at: float) -> None:
-        """Forget an execution that was asked for before ``planned_at``, so that another one may have its key."""
-        execution = self._running.get(key)
-        busy = execution is not None and execution.shared is not None and execution.shared.busy
-        if execution is not None and execution.asked_at < planned_at and not busy:
-            self._leave(execution)
-        ended = self._ended.get(key)
-        if ended is not None and ended.asked_at < planned_at:
-            del self._ended[key]
-            self._marks.take_away(key)
-
     def tell_why_ended(self, key: str) -> bool:
         """Show readers why the execution has ended; False where it has not."""
         if key not in self._ended:
             return False
-        self._marks.show(key, self._ended[key].why)
+        self._marks.show(key, self._ended[key])
         return True
 
     # --- the line -----------------------------------------------------------------------------------------------------

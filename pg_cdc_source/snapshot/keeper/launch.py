@@ -31,12 +31,11 @@ _LOOKS = Backoff(0.02, growth=1.5, longest_seconds=0.25, within_seconds=_START_S
 class Site:
     """What a session sees of the server that matters to the keeper.
 
-    ``clock`` is the server's, in epoch seconds. ``connections_left`` are those that the server, the role and the
-    database have for this role, if all sessions of pgsnapshot ended. ``keepers`` are the names of those that run.
+    ``connections_left`` are those that the server, the role and the database have for this role, if all sessions of
+    pgsnapshot ended. ``keepers`` are the names of those that run.
     """
 
     instance: Instance
-    clock: float
     database: str
     role: str
     connections_left: int
@@ -49,7 +48,6 @@ _READ_SITE = """
 SELECT (pg_postmaster_start_time() AT TIME ZONE 'UTC')::text,
     coalesce(host(inet_server_addr()) || ':' || inet_server_port(), ''),
     pg_is_in_recovery(),
-    extract(epoch FROM clock_timestamp())::float8,
     current_database(),
     session_user::text,
     (
@@ -82,9 +80,9 @@ def read_site(session: Session) -> Site:
     ending = "" if session.info.transaction_status == TRANSACTION_STATUS_IDLE else "COMMIT; "
     with translated("looking for the keeper"), session.cursor() as cursor:
         cursor.execute(f"{ending}{_READ_SITE}", (f"^{keeper_name(name_pattern(ANY_TOKEN))}$",))
-        started, address, in_recovery, clock, database, role, left, names = cursor.fetchone()
+        started, address, in_recovery, database, role, left, names = cursor.fetchone()
     keepers = tuple(name.split(":")[1] for name in names)
-    return Site(Instance(started, address, in_recovery), clock, database, role, left, keepers)
+    return Site(Instance(started, address, in_recovery), database, role, left, keepers)
 
 
 def start_keeper(options: ConnectionOptions, session: Session, site: Site, example: Request) -> str:

@@ -90,11 +90,6 @@ class Marks:
         mark.session.close()
         self._shown.remove(mark)
 
-    def take_away(self, execution: str) -> None:
-        """End the mark of an execution. Others that failed alike ask for theirs again."""
-        for mark in [mark for mark in self._shown if execution in mark.executions]:
-            self._close(mark)
-
     def end_old(self, now: float) -> None:
         """Take away the marks that nobody has asked for in the last minute."""
         for mark in list(self._shown):

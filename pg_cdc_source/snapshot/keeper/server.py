@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import select
 import threading
 import time
@@ -114,7 +113,7 @@ class Keeper:
         self._workers.finish()
         board.poll()
         while board.notifies:
-            self._accept(board, Request.from_json(board.notifies.pop(0).payload))
+            self._accept(Request.from_json(board.notifies.pop(0).payload))
         self._executions.mend()
         now = time.monotonic()
         # A snapshot that was just made has readers who wait for it, and what they read is locked at once.
@@ -124,13 +123,9 @@ class Keeper:
             self._look(board, now)
         self._executions.serve_line(now)
 
-    def _accept(self, board: Session, request: Request) -> None:
+    def _accept(self, request: Request) -> None:
         key = request.execution
         self._last_request = now = time.monotonic()
-        if request.is_stage:
-            # What is older than the plan belongs to a stage with the same number, of an earlier SparkContext. On a
-            # standby nothing tells when the task that asks was planned.
-            self._executions.forget_older(key, math.inf if self._standby else request.planned_at)
         self._executions.most_sessions = keeper_share(request.max_connections)
         known = self._executions.get(key)
         if known is not None:
@@ -139,7 +134,7 @@ class Keeper:
             return
         if known is None:
             shows_lsn = request.shows_lsn or may_want_lsn(request.lsn_file)
-            self._executions.begin(replace(request, shows_lsn=shows_lsn), _server_clock(board))
+            self._executions.begin(replace(request, shows_lsn=shows_lsn))
         elif request.spec.slot and request.spec.slot != known.request.spec.slot:
             self._executions.end(
                 known,
@@ -155,7 +150,7 @@ class Keeper:
         """Take in which executions have readers; a reader of one that is not known waits for something."""
         for key in readers.watch(board, self.name, self._executions, now):
             if self._standby:
-                self._accept(board, replace(self._settings.example, execution=key))
+                self._accept(replace(self._settings.example, execution=key))
             elif key in self._marks:
                 self._executions.tell_why_ended(key)
         self._marks.end_old(now)
@@ -173,9 +168,3 @@ class Keeper:
         if self._board is not None:
             self._board.close()
         self._workers.close()
-
-
-def _server_clock(board: Session) -> float:
-    with translated("reading the server's clock"), board.cursor() as cursor:
-        cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
-        return float(cursor.fetchone()[0])
