@@ -13,12 +13,13 @@ from pyspark.sql import DataFrame, functions
 from pg_cdc_source.bench.datasets import WIDE
 from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
+from pg_cdc_source.bench.small_tables import READY
 from pg_cdc_source.bench.stream import OURS, TABLE, drop_own_slot, is_read, load, make_table, started, until
 from pg_cdc_source.bench.ticks import TicksSource
 
 _TRANSACTIONS_PER_SECOND = 500
 _SLOT = "bench_latency"
-_READY = "ready rows"
+
 
 # By default Spark writes a checkpoint's files through Hadoop's FileContext, which starts a process for each file if
 # Hadoop's native library is missing.
@@ -36,11 +37,11 @@ def latency(lab: Lab) -> Question:
         [
             Contender(OURS, partial(_ours, lab)),
             Contender(_OWN_FILES, partial(_ours_with_own_files, lab)),
-            Contender(_READY, partial(_ready, lab)),
+            Contender(READY, partial(_ready, lab)),
         ],
         ("p50_s", "p99_s", "most_s", "rows"),
         [
-            Target("p50_s", OURS, "at most", 1.3, to=_READY),
+            Target("p50_s", OURS, "at most", 1.3, to=READY),
             Target("p50_s", OURS, "at most", 0.25),
             Target("p99_s", OURS, "at most", 0.6),
         ],

