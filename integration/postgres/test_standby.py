@@ -24,7 +24,8 @@ from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.open_snapshot import OpenSnapshot, open_snapshot
 
 Drive = Callable[..., Driver]
-STREAMS, FAILOVER = 160000, 170000  # the versions that brought slots on standbys, and copies of slots
+# The versions that brought scans of ranges, slots on standbys, and copies of slots.
+RANGES, STREAMS, FAILOVER = 140000, 160000, 170000
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ def test_a_conflict_with_recovery_fails_the_action_and_not_the_next_one(spark: S
 
 
 def test_a_stage_on_a_standby_never_reads_a_second_snapshot(spark: SparkSession, pair: Pair) -> None:
+    if pair.version < RANGES:
+        pytest.skip("a table that is not cut is not read on in another session")
     pair.write("CREATE TABLE staged AS SELECT i AS id FROM generate_series(1, 20000) AS i")
     slow = load(spark, pair.standby.url, dbtable="staged", numPartitions=4, where="pg_sleep(0.0005) IS NOT NULL")
     with connect(pair.standby.url) as session:
