@@ -31,8 +31,9 @@ TARGETS = {
 }
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("format", TARGETS)
+@pytest.mark.parametrize(
+    "format", ["deltalake", *(pytest.param(name, marks=pytest.mark.corner) for name in ("delta", "iceberg"))]
+)
 def test_a_client_of_a_connect_server_mirrors(
     format: str, spark_sessions: SparkSessions, db: str, pg: Session, tmp_path: Path
 ) -> None:

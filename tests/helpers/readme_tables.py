@@ -193,7 +193,7 @@ def _results() -> Mapping[str, Any]:
     return results
 
 
-def _runs() -> list[Mapping[str, Any]]:
+def _bench_runs() -> list[Mapping[str, Any]]:
     """The runs, the newest last."""
     return sorted(map(_read, RESULTS.parent.glob("*.json")), key=lambda run: run["started"])
 
@@ -206,7 +206,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _answers() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """The newest answer to each question by the version of Spark, of the questions that are still asked."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {name: {} for name in QUESTIONS}
-    for run in _runs():
+    for run in _bench_runs():
         for question in run["questions"]:
             if question["name"] in found:
                 found[question["name"]][run["versions"]["pyspark"]] = question
@@ -239,7 +239,7 @@ def measured_table() -> str:
     answers = _answers()
     sparks = sorted({spark for by_spark in answers.values() for spark in by_spark}, key=_in_order)
     lines = [
-        *map(_described, _runs()),
+        *map(_described, _bench_runs()),
         "",
         f"| question | measure | aim | {' | '.join(f'Spark {spark}' for spark in sparks)} |",
         f"| --- | --- | --- |{' --- |' * len(sparks)}",
