@@ -219,10 +219,8 @@ class CatalogLake(Lake):
         if self._lake._kind.provider == "delta":
             comment = secrets.token_hex(4)
             self._spark.sql(f"ALTER TABLE {self._namespace}.{table} SET TBLPROPERTIES (seen = '{comment}')")
-            return
-        catalog, _, namespace = self._namespace.partition(".")
-        options = f"table => '{namespace}.{table}', options => map('rewrite-all', 'true')"
-        self._spark.sql(f"CALL {catalog}.system.rewrite_data_files({options})").collect()
+        else:
+            self.rewrite_files(table)
 
     def rewrite_files(self, table: str) -> None:
         """Write all files of a table together, as somebody else."""
