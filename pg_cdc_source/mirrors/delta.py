@@ -14,7 +14,6 @@ from pg_cdc_source.mirrors.spark_table import ANEW_STEP, COLUMNS_STEP, COMPACT_S
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
 _SMALL = "spark.databricks.delta.optimize.minFileSize"
-_COPIES = "spark.databricks.delta.merge.materializeSource"
 
 
 class DeltaTable(SparkTable):
@@ -34,8 +33,6 @@ class DeltaTable(SparkTable):
         # By default each commit reads the table's state in 50 tasks.
         if session.conf.get(_STATE_TASKS, None) is None:
             session.conf.set(_STATE_TASKS, parallelism(session))
-        # By default a merge keeps a copy of its source, unless that is Delta's. What was staged does not change.
-        session.conf.set(_COPIES, "none")
         # By default files of up to 1 GB are small to OPTIMIZE.
         if session.conf.get(_SMALL, None) is None:
             session.conf.set(_SMALL, SMALL_BYTES)
