@@ -29,6 +29,8 @@ LONGEST_FIRST = (
         "test_batches.py",
         "test_modes.py",
         "test_catalogs.py",
+        "test_spark_tables.py",
+        "test_connect.py",
         "test_crashes.py",
         "test_sparks.py",
         "test_examples.py",

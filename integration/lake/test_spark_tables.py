@@ -31,6 +31,10 @@ T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
 
 
+# The newest Spark has neither format.
+pytestmark = pytest.mark.corner
+
+
 @pytest.fixture(scope="module", params=[
     pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=why or ""))
     for name in ("delta", "iceberg") for why in [lake_jars.lacking(name)]
