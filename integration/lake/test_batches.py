@@ -329,8 +329,9 @@ def test_what_somebody_else_commits_right_behind_the_mirror_is_noticed(
 
 
 @pytest.mark.corner
+@pytest.mark.parametrize("killed", [False, True])
 def test_what_somebody_else_commits_while_a_batch_is_applied_is_noticed(
-    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    killed: bool, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = begin(*T, *U)
     apply = lake.kind.apply
@@ -338,11 +339,20 @@ def test_what_somebody_else_commits_while_a_batch_is_applied_is_noticed(
     def raced(self: Any, *args: Any, **named: Any) -> None:
         lake.write_as_somebody_else("t")
         apply(self, *args, **named)
+        if killed:
+            raise _Killed
+
+    def is_said() -> bool:
+        try:
+            return "changed by somebody else: version" in set_aside(lake).get("public.t", "")
+        except _Killed:
+            lake.restart()
+            return False
 
     with monkeypatch.context() as patch:
         patch.setattr(lake.kind, "apply", raced)
         run(pg, "INSERT INTO t VALUES (3, 'c')")
-        wait_until(lambda: "changed by somebody else: version" in set_aside(lake).get("public.t", ""))
+        wait_until(is_said)
     run(pg, "INSERT INTO u VALUES (2, 'y')")
     wait_until(is_same(lake, pg, "u"))
 

@@ -78,6 +78,25 @@ def standing(drive: Drive, pg: Session, *statements: str, **options: str) -> Dri
     return driver
 
 
+def hold_joins_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No table joins before the event is set."""
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    return late
+
+
+def get_ahead_of_a_join(driver: Driver, pg: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read a change of t behind the point of u, plan the batch in which u joins, and stop before it is read."""
+    late = hold_joins_back(monkeypatch)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    run(pg, "INSERT INTO t VALUES (2, 'behind the point')")
+    driver.take(1)
+    late.set()
+    wait_until(lambda: driver.plan(read=False))
+    driver.stop()
+
+
 @contextmanager
 def writing(db: str, *statements: str) -> Iterator[None]:
     """Other sessions run the statements, one each, again and again."""
@@ -255,8 +274,7 @@ def test_a_stream_that_is_ahead_of_the_consistent_point_goes_back_for_the_table(
     run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
     driver = drive(tables="public.*")
     driver.take(1)
-    take, late = Joining.take, threading.Event()
-    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    late = hold_joins_back(monkeypatch)
     run(pg, "ALTER PUBLICATION s ADD TABLE u")
     going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
     for i in range(5):
@@ -279,8 +297,7 @@ def test_the_slot_stays_for_a_table_that_joins_when_another_one_leaves(
     run(pg, *T, *U, "CREATE TABLE x (id int PRIMARY KEY, v text)", "CREATE PUBLICATION s FOR TABLE t, x")
     driver = drive(tables="public.*", onSchemaChange="ignore")
     driver.take(1)
-    take, late = Joining.take, threading.Event()
-    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    late = hold_joins_back(monkeypatch)
     run(pg, "ALTER PUBLICATION s ADD TABLE u")
     going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
     run(pg, "INSERT INTO u VALUES (10, 'x')", "INSERT INTO t VALUES (10, 'x')")
@@ -301,15 +318,7 @@ def test_a_rename_is_not_passed_over_where_the_stream_goes_back_for_another_tabl
     run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
     driver = drive(tables="public.*")
     driver.take(1)
-    take, late = Joining.take, threading.Event()
-    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
-    run(pg, "ALTER PUBLICATION s ADD TABLE u")
-    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
-    run(pg, "INSERT INTO t VALUES (2, 'behind the point')")
-    driver.take(1)
-    late.set()
-    wait_until(lambda: driver.plan(read=False))
-    driver.stop()
+    get_ahead_of_a_join(driver, pg, monkeypatch)
     run(pg, "INSERT INTO t VALUES (3, 'next')", "ALTER TABLE t RENAME v TO w")
     driver.start()
     driver.refusal("public.t: after the commit at ", "column v was replaced or renamed to w", rows=None)
@@ -322,15 +331,7 @@ def test_changes_of_a_table_that_is_gone_do_not_come_again_with_another_that_joi
     run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
     driver = drive(tables="public.*", onSchemaChange="ignore")
     driver.take(1)
-    take, late = Joining.take, threading.Event()
-    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
-    run(pg, "ALTER PUBLICATION s ADD TABLE u")
-    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
-    run(pg, "INSERT INTO t VALUES (2, 'behind the point')")
-    driver.take(1)
-    late.set()
-    wait_until(lambda: driver.plan(read=False))
-    driver.stop()
+    get_ahead_of_a_join(driver, pg, monkeypatch)
     run(pg, "DROP TABLE t")
     driver.start()
     rows = driver.batch()
@@ -468,8 +469,7 @@ def test_a_table_that_has_left_has_no_rows_until_it_joins_again(
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="ignore")
     run(pg, "ALTER PUBLICATION s DROP TABLE u")
     going_on(driver, lambda: "public.u" not in [member.name for member in driver.members])
-    take, late = Joining.take, threading.Event()
-    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    late = hold_joins_back(monkeypatch)
     run(pg, "ALTER PUBLICATION s ADD TABLE u",
         "BEGIN; INSERT INTO u VALUES (3, 'c'); INSERT INTO t VALUES (2, 'x'); COMMIT")  # fmt: skip
     assert values(driver.take(1), "_table") == [("public.t",)]
@@ -709,8 +709,7 @@ def test_a_batch_before_the_rows_that_were_asked_for_is_the_same_after_a_crash(
     if pg.server_version < 140000:
         pytest.skip("PostgreSQL 14 has messages")
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*")
-    take, late = Joining.take, threading.Event()
-    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    late = hold_joins_back(monkeypatch)
     run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.u"]}')""")
     going_on(driver, lambda: driver.offset.due)
     run(pg, "INSERT INTO u VALUES (3, 'c')")

@@ -125,6 +125,7 @@ def bring(
     files are written together where that is due.
     """
     if lake.is_done():
+        lake.require_alone(expected, again=again)
         return lake.version
     lake.require_ours(expected, again=again)
     if work.layout is not None:

@@ -115,7 +115,8 @@ class SparkLake:
             outcome["error"] = str(error)
         except AnalysisException as error:
             outcome["error"] = f"Spark: {error}"
-        self._sessions.put(session)
+        finally:
+            self._sessions.put(session)
 
     def _bring(self, session: SparkSession, table: str, work: Work[StagedSegment], start: Start) -> int | None:
         expected, again = start.versions.get(table), table in start.set_aside

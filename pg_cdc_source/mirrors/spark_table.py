@@ -86,7 +86,7 @@ class SparkTable(ABC):
         self._found: list[Commit] | None = [] if is_as_left or self._said is None else None
         self._version = expected if is_as_left else None
         self._expected = expected
-        self._may_have_others = False  # between the commits of this batch
+        self._may_have_others = not is_as_left  # between the commits of this batch
 
     # --- what a format has of its own ---------------------------------------------------------------------------------
 

@@ -38,9 +38,8 @@ def open_snapshot(
 
     ``tables`` are locked (ACCESS SHARE) at once, so that no TRUNCATE or rewrite takes their rows away from the
     snapshot. With ``slot`` a durable slot of that name is created at the snapshot's consistent point and left for a
-    stream to start from, unless the block is not begun.
-    ``options`` are the connection options of the format, ``consistentPoint`` and ``slotTimeout``.
-    The snapshot is held by one session of this process.
+    stream to start from, unless the block is not begun. ``options`` are the connection options of the format,
+    ``consistentPoint`` and ``slotTimeout``. The snapshot is held by one session of this process.
     """
     given = {**options, **({"url": url} if url is not None else {}), **({"slot": slot} if slot else {})}
     # The parser asks for dbtable or query; this query is never run.
