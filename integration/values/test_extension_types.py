@@ -29,7 +29,7 @@ from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.stream_options import parse_stream_options
 from pg_cdc_source.postgres.catalog import find_relation
-from pg_cdc_source.postgres.columns import describe_columns, read_raw_types
+from pg_cdc_source.postgres.columns import describe_columns, read_typed_attributes
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
 from pg_cdc_source.protocol.layout import BEFORE
@@ -280,7 +280,8 @@ def test_a_changed_type_reads_alike_where_it_is_read_in_the_same_way(
             " positive positive, texts text[], words words, moods mood[], ints int4[], bit1 bit(1), bit2 bit(2))"
         )
         relation = find_relation(pg, QualifiedName(("public", "t")))
-        raw = read_raw_types(pg, relation)
+        columns_of = read_typed_attributes(pg, [relation])[relation.oid]
+        raw = {column.attribute.name: column.type for column in columns_of}
         cursor.execute("CREATE TYPE gone AS ENUM ('a'); SELECT 'gone'::regtype::oid::bigint")
         raw["gone"] = (cursor.fetchone()[0], -1)
         cursor.execute("DROP TYPE gone")

@@ -30,7 +30,7 @@ def describe_columns(
     PostgreSQL parses the SELECT against its current catalog, locks what it names (ACCESS SHARE, until the end of the
     transaction), and checks privileges and row-level security: so this is also the test that it may be read.
 
-    Where the columns have the types of those ``known``, and these are PostgreSQL's own, the catalog is not asked again.
+    Where all types are among those of the ``known`` columns, and PostgreSQL's own, the catalog is not asked again.
     ``written`` is what the user has written of the SELECT, by option.
     """
     with translated(doing, written), session.cursor() as cursor:
@@ -60,7 +60,7 @@ def describe_tables(
         sql.SQL(", ").join(sql.SQL("ONLY {}").format(table.identifier) for table in tables),
     )
     found = described(session.pgconn_ptr, statement.as_string(session).encode(), doing)
-    alike = _read_described(session, [(oid, modifier) for _, oid, modifier in found], [*known] * len(tables), doing)
+    alike = _read_described(session, [(oid, modifier) for _, oid, modifier in found], known, doing)
     columns = iter(
         _column_of(facts, name, attnum)
         for facts, name, (attnum, _, _) in zip(alike, names * len(tables), found, strict=True)
@@ -77,12 +77,14 @@ def _read_described(
     session: Session, types: Sequence[tuple[int, int]], known: Sequence[Column], doing: str
 ) -> list[tuple[CatalogType, str]]:
     """What the catalog says of types, given by oid and modifier, and how it writes them."""
-    if types == [(column.type.oid, column.type.typmod) for column in known] and all(
-        oid < _FIRST_OID_OF_USERS for oid, _ in types
-    ):
-        return [(column.type, column.type_name) for column in known]
     given = list(dict.fromkeys(types))
-    facts = dict(zip(given, _read_types(session, given, doing), strict=True))
+    facts = {
+        (column.type.oid, column.type.typmod): (column.type, column.type_name)
+        for column in known
+        if column.type.oid < _FIRST_OID_OF_USERS
+    }
+    if not facts.keys() >= set(given):
+        facts = dict(zip(given, _read_types(session, given, doing), strict=True))
     return [facts[given_type] for given_type in types]
 
 
@@ -196,15 +198,27 @@ def read_present(session: Session, relation: Relation, *, begins: bool) -> tuple
     return rows[0][0], {name: attnum for _, name, attnum in rows if name is not None}
 
 
-_READ_RAW_TYPES = """
-SELECT attname, atttypid, atttypmod
+@dataclass(frozen=True, slots=True)
+class TypedAttribute:
+    """A column with its type's oid and modifier as pg_attribute has them: a domain's are the domain's own."""
+
+    attribute: Attribute
+    type: tuple[int, int]
+
+
+_READ_TYPED = """
+SELECT attrelid::bigint, attname, attnum, attnotnull, atttypid::bigint, atttypmod
 FROM pg_catalog.pg_attribute
-WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped
+ORDER BY attrelid, attnum
 """
 
 
-def read_raw_types(session: Session, relation: Relation) -> dict[str, tuple[int, int]]:
-    """The columns' types and modifiers by name as pg_attribute has them: a domain's is the domain's own."""
-    with translated(f"reading the columns of {relation}"), session.cursor() as cursor:
-        cursor.execute(_READ_RAW_TYPES, (relation.oid,))
-        return {name: (type_oid, typmod) for name, type_oid, typmod in cursor}
+def read_typed_attributes(session: Session, relations: Sequence[Relation]) -> dict[int, tuple[TypedAttribute, ...]]:
+    """The columns of several tables, by the tables' oids."""
+    found: dict[int, list[TypedAttribute]] = {relation.oid: [] for relation in relations}
+    with translated("reading the columns of tables"), session.cursor() as cursor:
+        cursor.execute(_READ_TYPED, (list(found),))
+        for oid, name, attnum, not_null, *type_of in cursor:
+            found[oid].append(TypedAttribute(Attribute(name, attnum, not_null), (type_of[0], type_of[1])))
+    return {oid: tuple(columns) for oid, columns in found.items()}

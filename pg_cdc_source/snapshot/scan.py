@@ -172,8 +172,17 @@ def look_up(session: Session, options: SnapshotOptions) -> Plan:
     return plan_in(session, found.server, spec_of(options, relation), found.attributes)
 
 
-def plan_in(session: Session, server: Server, spec: ScanSpec, attributes: Sequence[Attribute] | None = None) -> Plan:
-    """Plan a scan in a session that is open already. ``attributes`` are the relation's, where they have been read."""
+def plan_in(
+    session: Session,
+    server: Server,
+    spec: ScanSpec,
+    attributes: Sequence[Attribute] | None = None,
+    known: Sequence[Column] = (),
+) -> Plan:
+    """Plan a scan in a session that is open already.
+
+    ``attributes`` are the relation's, where they have been read; ``known`` as in ``describe_columns``.
+    """
     relation = spec.relation
     names = None
     if relation is None:
@@ -181,7 +190,7 @@ def plan_in(session: Session, server: Server, spec: ScanSpec, attributes: Sequen
     else:
         attributes = read_attributes(session, relation) if attributes is None else attributes
         names = _chosen_columns(spec, relation, [attribute.name for attribute in attributes])
-    columns = describe_columns(session, _select(spec, names), f"reading {spec.what}", written=spec.written)
+    columns = describe_columns(session, _select(spec, names), f"reading {spec.what}", known=known, written=spec.written)
     not_null = {attribute.attnum for attribute in attributes if attribute.not_null}
     columns = [replace(column, not_null=relation is not None and column.attnum in not_null) for column in columns]
     _check_names(spec, [column.name for column in columns])

@@ -29,7 +29,8 @@ from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_gu
 from pg_cdc_source.stream.layout_history import LayoutHistory
 from pg_cdc_source.stream.leaving import Refused
 from pg_cdc_source.stream.schema_history import match_relation
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, narrowed
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
+from pg_cdc_source.stream.table_scans import narrowed
 from pg_cdc_source.values.registry import Column
 
 log = logging.getLogger(__name__)

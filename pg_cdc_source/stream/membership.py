@@ -37,6 +37,7 @@ from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
 from pg_cdc_source.stream.second_look import settled
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, plan_stream
+from pg_cdc_source.stream.table_scans import TableScans
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Membership:
         self._schema = schema
         self._source = source
         self._plan: StreamPlan | None = None
+        self._scans = TableScans()
         self._is_compared = False  # with the catalog, in this process
         self._lacking: set[str] = set()  # named in the options, and not there
         self._published: set[int] = set()  # the tables that the publication has, wanted or not
@@ -146,7 +148,7 @@ class Membership:
         may_lack = functools.partial(self._may_lack, known, published)
         # Where a stream begins, somebody is there to mend it.
         refused = () if known == () else self._refused(session, published)
-        plan = plan_stream(session, self._options, published, lsn, may_lack, refused)
+        plan = plan_stream(session, self._options, published, lsn, may_lack, refused, self._scans)
         if plan.schema != self._schema:
             raise SchemaChangedError(
                 f"{plan.planned[0].name} has other columns than when the DataFrame was loaded",

@@ -9,20 +9,16 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import TablePattern
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
-from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.columns import read_attributes, read_raw_types
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
-from pg_cdc_source.postgres.publication import Publication, Unpublished
+from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
-from pg_cdc_source.snapshot import scan
-from pg_cdc_source.snapshot.scan import Plan, ScanSpec
+from pg_cdc_source.snapshot.scan import Plan
 from pg_cdc_source.stream.members import members_of
-from pg_cdc_source.values.registry import Codec, Column
+from pg_cdc_source.stream.table_scans import TableScans, plan_scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,7 @@ def read_typed_schema(options: StreamOptions) -> pa.Schema:
         refuse_transaction_pooler(options.connection, session, name)
         relation = catalog.find_relation(session, options.dbtable)
         unpublished = publication.read_unpublished(session, options.publications, relation)
-        scanned = _plan_scan(session, options, relation, unpublished, None)
+        scanned = plan_scan(session, options, relation, unpublished)
     return typed_schema(str(relation), scanned.codecs, before_image=options.before_image)
 
 
@@ -131,55 +127,6 @@ def session_name(options: StreamOptions, what: str) -> str:
     return f"pgcdc:{options.slot}:{what}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """How a table is read, and the columns that its rows have in the stream: also those that changes may lack."""
-
-    plan: Plan
-    columns: tuple[Column, ...]
-    codecs: tuple[Codec, ...]
-
-
-def _plan_scan(
-    session: Session, options: StreamOptions, relation: Relation, unpublished: Unpublished, row_filter: str | None
-) -> _Scanned:
-    # JSON leaves out what is not sent, and a changelog has no column to list it in.
-    is_listed = options.dbtable is not None and options.change_format == "plain"
-    left_out = set(unpublished.columns) - set(unpublished.generated if is_listed else ())
-    names = tuple(a.name for a in read_attributes(session, relation) if a.name not in left_out)
-    spec = ScanSpec(
-        connection=options.connection,
-        relation=relation,
-        query=None,
-        columns=names,
-        where=row_filter,
-        range_bytes=options.partition_bytes,
-        ranges=None,
-        lsn_column=_counting_column(names),
-        as_string=names if options.dbtable is None else options.as_string,
-        numeric_as=options.numeric_as,
-        unrepresentable=options.unrepresentable,
-        batch_bytes=4 << 20,
-        # Rows of tables that inherit come under their names, if those are published.
-        only=relation.kind == "r",
-    )
-    whole = scan.plan_in(session, catalog.read_server(session), spec)
-    sent = narrowed(whole, [column for column in whole.columns if column.name not in unpublished.columns])
-    return _Scanned(sent, whole.columns, tuple(whole.codecs))
-
-
-def narrowed(whole: Plan, columns: Sequence[Column]) -> Plan:
-    """The scan of these columns alone."""
-    names = tuple(column.name for column in columns)
-    spec = replace(whole.spec, columns=names, lsn_column=_counting_column(names))
-    return replace(whole, spec=spec, columns=tuple(columns))
-
-
-def _counting_column(columns: Sequence[str]) -> str | None:
-    """What rows of a table without columns are counted by."""
-    return None if columns else "lsn"
-
-
 def plan_stream(
     session: Session,
     options: StreamOptions,
@@ -187,23 +134,21 @@ def plan_stream(
     lsn: Lsn,
     may_lack: Callable[[TablePattern], bool] = lambda pattern: False,
     refused: Collection[int] = (),
+    scans: TableScans | None = None,
 ) -> StreamPlan:
     """Look up the tables of a stream; ``lsn`` is a position that the server had reached before.
 
     ``may_lack`` is as in :func:`pg_cdc_source.postgres.publication.stream_tables`. Tables whose oids are ``refused``
-    are left out.
+    are left out. ``scans`` remembers tables from one plan to the next.
     """
     relations = publication.stream_tables(session, options, published, may_lack)
     relations = tuple(relation for relation in relations if relation.oid not in refused)
     facts = publication.read_sent_tables(session, published, relations, whole=options.change_format == "changelog")
     members = members_of(published, relations, lsn)
     planned = []
-    for fact, member in zip(facts, members, strict=True):
-        unpublished = Unpublished(fact.unpublished, fact.generated)
-        scanned = _plan_scan(session, options, fact.relation, unpublished, fact.row_filter)
-        types_of = read_raw_types(session, fact.relation)
-        if not types_of.keys() >= {column.name for column in scanned.columns}:
-            raise TransientError(f"planning {fact.relation}: its columns are being changed")
+    found = (scans or TableScans()).plan(session, options, facts)
+    for fact, member, scanned in zip(facts, members, found, strict=True):
+        types_of = scanned.types
         table = StreamedTable(
             fact.relation.oid,
             str(fact.relation),

@@ -1,0 +1,122 @@
+"""How a stream reads its tables, and what their columns are: looked up once, while the catalog stays as it is.
+
+A stream plans all of its tables whenever it begins or goes on, a table joins, and before Spark 4.2 for each batch.
+To look up one table takes two round trips, and a stream may have thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import TransientError
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres import catalog
+from pg_cdc_source.postgres.catalog import Relation, Server
+from pg_cdc_source.postgres.columns import TypedAttribute, read_typed_attributes
+from pg_cdc_source.postgres.publication import SentTable, Unpublished
+from pg_cdc_source.snapshot import scan
+from pg_cdc_source.snapshot.scan import Plan, ScanSpec
+from pg_cdc_source.values.registry import Codec, Column
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """How a table is read, and the columns that its rows have in the stream: also those that changes may lack.
+
+    ``types`` are the columns' raw ones, by name: oid and modifier.
+    """
+
+    plan: Plan
+    columns: tuple[Column, ...]
+    codecs: tuple[Codec, ...]
+    types: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """All in the catalog that a scan is planned from."""
+
+    server: Server
+    relation: Relation
+    attributes: tuple[TypedAttribute, ...]
+    unpublished: Unpublished
+    row_filter: str | None
+
+
+class TableScans:
+    """Plans scans for one stream, and remembers them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[_Seen, Scanned]] = {}
+
+    def plan(self, session: Session, options: StreamOptions, tables: Sequence[SentTable]) -> list[Scanned]:
+        """Plan each table's scan. Raises TransientError where columns change meanwhile."""
+        relations = [table.relation for table in tables]
+        server, attributes = catalog.read_server(session), read_typed_attributes(session, relations)
+        before, self._known = self._known, {}
+        known: dict[tuple[int, int], Column] = {}
+        has_new = False
+        for table in tables:
+            oid = table.relation.oid
+            unpublished = Unpublished(table.unpublished, table.generated)
+            seen = _Seen(server, table.relation, attributes[oid], unpublished, table.row_filter)
+            found = before.get(oid)
+            if found is None or found[0] != seen:
+                has_new = True
+                found = (seen, _plan_scan(session, options, seen, list(known.values())))
+            self._known[oid] = found
+            known |= {(column.type.oid, column.type.typmod): column for column in found[1].columns}
+        if has_new and read_typed_attributes(session, relations) != attributes:
+            raise TransientError("planning the stream's tables: columns are being changed")
+        return [self._known[table.relation.oid][1] for table in tables]
+
+
+def plan_scan(session: Session, options: StreamOptions, relation: Relation, unpublished: Unpublished) -> Scanned:
+    """Plan the scan of one table, all rows of which are wanted."""
+    attributes = read_typed_attributes(session, [relation])[relation.oid]
+    seen = _Seen(catalog.read_server(session), relation, attributes, unpublished, None)
+    return _plan_scan(session, options, seen, ())
+
+
+def _plan_scan(session: Session, options: StreamOptions, seen: _Seen, known: Sequence[Column]) -> Scanned:
+    # JSON leaves out what is not sent, and a changelog has no column to list it in.
+    is_listed = options.dbtable is not None and options.change_format == "plain"
+    unpublished = seen.unpublished
+    left_out = set(unpublished.columns) - set(unpublished.generated if is_listed else ())
+    attributes = [column.attribute for column in seen.attributes]
+    names = tuple(attribute.name for attribute in attributes if attribute.name not in left_out)
+    spec = ScanSpec(
+        connection=options.connection,
+        relation=seen.relation,
+        query=None,
+        columns=names,
+        where=seen.row_filter,
+        range_bytes=options.partition_bytes,
+        ranges=None,
+        lsn_column=_counting_column(names),
+        as_string=names if options.dbtable is None else options.as_string,
+        numeric_as=options.numeric_as,
+        unrepresentable=options.unrepresentable,
+        batch_bytes=4 << 20,
+        # Rows of tables that inherit come under their names, if those are published.
+        only=seen.relation.kind == "r",
+    )
+    whole = scan.plan_in(session, seen.server, spec, attributes, known)
+    sent = narrowed(whole, [column for column in whole.columns if column.name not in unpublished.columns])
+    types = {column.attribute.name: column.type for column in seen.attributes}
+    return Scanned(sent, whole.columns, tuple(whole.codecs), types)
+
+
+def narrowed(whole: Plan, columns: Sequence[Column]) -> Plan:
+    """The scan of these columns alone."""
+    names = tuple(column.name for column in columns)
+    spec = replace(whole.spec, columns=names, lsn_column=_counting_column(names))
+    return replace(whole, spec=spec, columns=tuple(columns))
+
+
+def _counting_column(columns: Sequence[str]) -> str | None:
+    """What rows of a table without columns are counted by."""
+    return None if columns else "lsn"
