@@ -41,6 +41,9 @@ from pg_cdc_source.lake.tasks import Task
 from pg_cdc_source.postgres.backoff import Backoff
 
 ATTNUM, OF_TABLE = "pgcdc.attnum", "pgcdc.table"
+# A batch opens its tables, and whoever opens one reads all commits since its last checkpoint. By default delta-rs makes
+# one after 100 commits. A table with 98 took 30 ms of CPU to open; with one after 10, 6 ms, and each commit less, too.
+CHECKPOINTS = {"delta.checkpointInterval": "10"}
 _BACKOFF = Backoff(0.2, attempts=4)
 # Whoever wants more of a table's history asks for all of it.
 _RECENT = 20
@@ -174,7 +177,7 @@ class DeltaRsTable:
             self._table = DeltaTable.create(
                 self.path,
                 wanted,
-                configuration={OF_TABLE: self._name, **properties_of(self._shape, layout)},
+                configuration={OF_TABLE: self._name, **properties_of(self._shape, layout), **CHECKPOINTS},
                 commit_properties=self._commit(),
                 raise_if_key_not_exists=False,
             )

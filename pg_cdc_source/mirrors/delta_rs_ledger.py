@@ -9,7 +9,7 @@ from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
-from pg_cdc_source.mirrors.delta_rs import commit_of, compact
+from pg_cdc_source.mirrors.delta_rs import CHECKPOINTS, commit_of, compact
 
 
 class DeltaRsLedger:
@@ -24,7 +24,7 @@ class DeltaRsLedger:
             self.path,
             LEDGER_SCHEMA,
             mode="ignore",
-            configuration={TEMPLATE: template},
+            configuration={TEMPLATE: template, **CHECKPOINTS},
             raise_if_key_not_exists=False,
         )
 
