@@ -44,7 +44,7 @@ PLACES: dict[str, set[str]] = {
     "bench": {
         *("adbc_driver_postgresql", "connectorx", "deltalake", "duckdb"),
         *("duckdb_extension_postgres_scanner", "matplotlib"),
-        *("numpy", "psutil", "psycopg2", "pyarrow", "pydbzengine", "pyspark", "rich"),
+        *("numpy", "psutil", "psycopg2", "pyarrow", "pydbzengine", "pyiceberg", "pyspark", "rich"),
     },
 }
 ORDER = list(PLACES)

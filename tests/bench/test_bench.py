@@ -12,7 +12,7 @@ import psutil
 import pytest
 from psycopg2 import sql
 
-from pg_cdc_source.bench import datasets, peers, schedule
+from pg_cdc_source.bench import datasets, flink_jars, peers, schedule
 from pg_cdc_source.bench.lab import FULL, QUICK, Scale
 from pg_cdc_source.bench.machine import Machine
 from pg_cdc_source.bench.meter import cpu_with_ended_children, peak_rss_bytes, timings, watching
@@ -90,6 +90,18 @@ def test_a_peer_that_is_not_installed_is_named_with_the_way_to_it(monkeypatch: p
     missing = peers.missing_arrow_peer("DuckDB")
     assert missing == Missing("DuckDB", "not installed: pip install duckdb duckdb-extension-postgres-scanner")
     assert peers.missing_debezium() == Missing("Debezium engine", "not installed: pip install pydbzengine")
+    into_iceberg = peers.missing_debezium_into_iceberg("Debezium into Iceberg")
+    assert into_iceberg is not None
+    assert into_iceberg.reason == "not installed: pip install 'pydbzengine[iceberg]' 'pyiceberg[sql-sqlite]'"
+
+
+def test_jars_of_flink_that_are_not_there_are_named_with_what_fetches_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(flink_jars, "JARS", tmp_path / "none")
+    missing = peers.missing_flink("Flink")
+    assert missing is not None
+    assert missing.reason.endswith("none does not exist: python -m pg_cdc_source.bench.flink_jars, which takes Maven")
 
 
 def test_a_driver_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
