@@ -349,7 +349,7 @@ def test_nothing_is_kept_for_a_table_that_was_dropped_while_it_waited(pg: Sessio
         run(pg, *U)
         going_on(driver, lambda: len(run(pg, slots)) == 2)
         run(pg, "DROP TABLE u", "INSERT INTO t VALUES (2, 'b')")
-        going_on(driver, lambda: len(run(pg, slots)) == 1)
+        going_on(driver, lambda: len(run(pg, slots)) == 1, 30)
         run(other, "ROLLBACK")
     [(end,)] = run(pg, "SELECT pg_current_wal_lsn()::text")
     run(pg, "INSERT INTO t VALUES (3, 'c')")

@@ -244,7 +244,10 @@ class Membership:
             # The next look is soon enough.
             self._source.close()
             return
-        if difference is not None:
+        if difference is None:
+            # What waited may be gone again.
+            self.has_waiting = False
+        else:
             self._refuse(difference)
             self._take_names(difference)
             self.has_waiting = bool(difference.joined) and self._options.on_new_table == "snapshot"
@@ -252,7 +255,7 @@ class Membership:
             self._note_left([member for member in difference.left if member.name not in anew])
 
     def _find_difference(self, session: Session) -> Difference | None:
-        """What has changed since the last look that found nothing; None for nothing."""
+        """What of the publication is not as it is followed; None where all is as it was when nothing was found."""
         options = self._options
         published = publication.read_publication(session, options.publications)
         if published is None:
@@ -261,9 +264,10 @@ class Membership:
                 remedy=publication.CREATE_AGAIN,
             )
         refused = self._refused(session, published)
-        if (published, refused) == self._seen:
-            return None
         followed = [planned.member for planned in self.plan.planned]
+        seen = published, refused, followed, self.mark
+        if seen == self._seen:
+            return None
         try:
             may_lack = functools.partial(self._may_lack, self.plan.members, published)
             relations = publication.stream_tables(session, options, published, may_lack)
@@ -277,7 +281,7 @@ class Membership:
         now = members_of(published, relations, self.plan.lsn)
         difference = self._difference(followed, self.mark, now, mark)
         if not difference.joined and not difference.left:
-            self._seen = published, refused
+            self._seen = seen
         return difference
 
     def _are_found(self, published: Publication) -> bool:
