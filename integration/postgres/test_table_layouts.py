@@ -9,7 +9,7 @@ import pytest
 from driving import run
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.postgres.table_layouts import read_layout, read_type_facts
+from pg_cdc_source.postgres.table_layouts import read_layouts, read_type_facts
 from pg_cdc_source.protocol.table_layout import CatalogLayout
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, a text NOT NULL)", "INSERT INTO t VALUES (1, 'x')"
@@ -17,9 +17,7 @@ TABLE = "CREATE TABLE t (id int PRIMARY KEY, a text NOT NULL)", "INSERT INTO t V
 
 def layout(pg: Session, table: str = "t") -> CatalogLayout:
     ((oid,),) = run(pg, f"SELECT '{table}'::regclass::oid::bigint")
-    found = read_layout(pg, "p", oid)
-    assert found is not None
-    return found
+    return read_layouts(pg, "p", [oid])[oid]
 
 
 def test_columns_keep_their_numbers(pg: Session) -> None:
@@ -27,7 +25,7 @@ def test_columns_keep_their_numbers(pg: Session) -> None:
     found = layout(pg)
     assert [(c.attnum, c.name, c.nullable) for c in found.columns] == [(1, "id", False), (3, "c", True)]
     assert (found.identity, found.key, found.last) == ("d", ("id",), 3)
-    assert read_layout(pg, "p", 1) is None
+    assert read_layouts(pg, "p", [1]) == {}
 
 
 FILLS = {

@@ -1,4 +1,4 @@
-"""A table's columns as the catalog has them now, with what rows from before a column was added have in it."""
+"""The columns of tables as the catalog has them now, with what rows from before a column was added have in it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pg_cdc_source.values.spark_names import spark_name
 
 # Partitions are looked up without locks, for which DDL in progress would let everything wait.
 _TREE = """
-WITH RECURSIVE tree (oid) AS (
-    SELECT %s::oid
+WITH RECURSIVE tree (root, oid) AS (
+    SELECT oid, oid FROM unnest(%(oids)s::oid[]) AS given (oid)
     UNION
-    SELECT i.inhrelid
+    SELECT t.root, i.inhrelid
     FROM tree AS t
     JOIN pg_catalog.pg_inherits AS i ON i.inhparent = t.oid
     JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
@@ -31,13 +31,9 @@ WITH RECURSIVE tree (oid) AS (
 
 # A table's rows are in its file; a partitioned table's in those of its partitions, which come and go. A row of
 # pg_attribute has another xmin after each ALTER TABLE of its column.
-_READ_TABLE = f"""
+_READ_TABLES = f"""
 {_TREE}
-SELECT
-    (
-        SELECT left(md5(string_agg(f.oid || ':' || coalesce(pg_relation_filenode(f.oid), 0), ',' ORDER BY f.oid)), 12)
-        FROM tree AS f
-    ),
+SELECT c.oid::bigint, f.files,
     (
         SELECT left(md5(string_agg(a.attnum || ':' || a.xmin, ',' ORDER BY a.attnum)), 12)
         FROM pg_catalog.pg_attribute AS a
@@ -45,77 +41,81 @@ SELECT
     ),
     c.relnatts
 FROM pg_catalog.pg_class AS c
-WHERE c.oid = %s
+JOIN (
+    SELECT root,
+        left(md5(string_agg(oid || ':' || coalesce(pg_relation_filenode(oid), 0), ',' ORDER BY oid)), 12) AS files
+    FROM tree
+    GROUP BY root
+) AS f ON f.root = c.oid
 """
 
 # A partitioned table has no rows. Each of its partitions knows what its own have.
 _READ_COLUMNS = f"""
 {_TREE}
-SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated::text,
-    (
-        SELECT b.attmissingval::text
-        FROM tree AS f
-        JOIN pg_catalog.pg_attribute AS b ON b.attrelid = f.oid AND b.attname = a.attname
-        WHERE b.atthasmissing
-        LIMIT 1
-    )
+SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated::text, m.missing
 FROM pg_catalog.pg_attribute AS a
-WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY a.attnum
+LEFT JOIN (
+    SELECT f.root, b.attname, min(b.attmissingval::text) AS missing
+    FROM tree AS f
+    JOIN pg_catalog.pg_attribute AS b ON b.attrelid = f.oid AND b.atthasmissing
+    GROUP BY f.root, b.attname
+) AS m ON m.root = a.attrelid AND m.attname = a.attname
+WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attrelid, a.attnum
 """
 
 # Columns that not every version has are read from the row as JSON: prattrs came with 15, pubgencols with 18.
 _READ_PUBLISHED = """
-SELECT coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false),
-    (
-        SELECT to_jsonb(r) ->> 'prattrs'
-        FROM pg_catalog.pg_publication_rel AS r
-        WHERE r.prpubid = p.oid AND r.prrelid = %s
-    )
+SELECT coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false), r.prrelid::bigint, to_jsonb(r) ->> 'prattrs'
 FROM pg_catalog.pg_publication AS p
-WHERE p.pubname = %s
+LEFT JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid AND r.prrelid = ANY (%(oids)s::oid[])
+WHERE p.pubname = %(publication)s
 """
 
 
-def read_layout(session: Session, publication: str, oid: int) -> CatalogLayout | None:
-    """A table's columns as they are now, and which of them the publication sends; None for a table that is gone."""
+def read_layouts(session: Session, publication: str, oids: Sequence[int]) -> dict[int, CatalogLayout]:
+    """The columns of tables as they are now, and which of them the publication sends, without tables that are gone."""
     # One snapshot for all questions.
-    with translated("reading the layout of a table"), session.cursor() as cursor:
+    with translated("reading the layouts of tables"), session.cursor() as cursor:
         own = session.info.transaction_status == 0
         if own:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
-            return _read(session, cursor, publication, oid)
+            return _read(session, cursor, publication, oids)
         finally:
             if own and not session.closed:
                 cursor.execute("ROLLBACK")
 
 
-def _read(session: Session, cursor: Cursor, publication: str, oid: int) -> CatalogLayout | None:
-    cursor.execute(_READ_TABLE, (oid, oid))
-    row = cursor.fetchone()
-    if row is None:
-        return None
-    files, altered, last = row
-    cursor.execute(_READ_PUBLISHED, (oid, publication))
-    generated_are_sent, attnums = cursor.fetchone() or (False, None)
-    chosen = None if attnums is None else set(map(int, re.findall(r"\d+", attnums)))
-    cursor.execute(_READ_COLUMNS, (oid, oid))
-    columns = tuple(
-        CatalogColumn(
+def _read(session: Session, cursor: Cursor, publication: str, oids: Sequence[int]) -> dict[int, CatalogLayout]:
+    given = {"oids": list(oids), "publication": publication}
+    cursor.execute(_READ_TABLES, given)
+    tables = {oid: rest for oid, *rest in cursor}
+    cursor.execute(_READ_PUBLISHED, given)
+    published = cursor.fetchall()
+    generated_are_sent = any(sent for sent, _, _ in published)
+    chosen = {oid: set(map(int, re.findall(r"\d+", attnums))) for _, oid, attnums in published if attnums is not None}
+    columns: dict[int, list[CatalogColumn]] = {oid: [] for oid in tables}
+    cursor.execute(_READ_COLUMNS, given)
+    for oid, attnum, name, type_oid, typmod, not_null, generated, missing in cursor:
+        is_sent = not generated or (generated == "s" and generated_are_sent)
+        column = CatalogColumn(
             attnum,
             name,
             type_oid,
             typmod,
             not not_null,
             None if missing is None else _only_element(missing),
-            attnum in chosen if chosen is not None else not generated or (generated == "s" and generated_are_sent),
+            attnum in chosen[oid] if oid in chosen else is_sent,
         )
-        for attnum, name, type_oid, typmod, not_null, generated, missing in cursor
-    )
-    identity = read_identities(session, [oid])[oid]
-    key = identity.primary_key if identity.kind == "f" else identity.columns
-    return CatalogLayout(columns, identity.kind, key, last, files, altered)
+        columns[oid].append(column)
+    identities = read_identities(session, list(tables))
+    found = {}
+    for oid, (files, altered, last) in tables.items():
+        identity = identities[oid]
+        key = identity.primary_key if identity.kind == "f" else identity.columns
+        found[oid] = CatalogLayout(tuple(columns[oid]), identity.kind, key, last, files, altered)
+    return found
 
 
 def _only_element(array: str) -> str:

@@ -12,7 +12,7 @@ from pg_cdc_source.offsets import Member, Position
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.connection import connect
-from pg_cdc_source.postgres.table_layouts import read_layout, read_type_facts
+from pg_cdc_source.postgres.table_layouts import read_layouts, read_type_facts
 from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.table_layout import CatalogLayout, LayoutChange, LayoutRecord, TypeFacts
@@ -31,31 +31,23 @@ class CatalogLayouts:
         self._session: Session | None = None
         self._types: dict[TypeKey, TypeFacts] = {}
 
-    def look(self, relation: RelationMessage) -> tuple[CatalogLayout | None, TypeOf]:
-        """What the catalog says of a table now, None where it is gone; and what its types are."""
-        found = self._ask(lambda session: read_layout(session, self._options.publication, relation.oid))
+    def look(self, relation: RelationMessage, asks: bool) -> tuple[CatalogLayout | None, TypeOf]:
+        """What the catalog says of a table now, None where it is gone or nobody ``asks``; and what its types are."""
+        found = {}
+        if asks:
+            found = self._ask(lambda session: read_layouts(session, self._options.publication, [relation.oid]))
         types = [(column.type_oid, column.typmod) for column in relation.columns]
-        return found, self._types_of(types, self._ask)
+        return found.get(relation.oid), self._types_of(types, self._ask)
 
-    def read(self, session: Session, table: Member, position: Position) -> LayoutRecord | None:
-        """The layout of a table as ``session`` sees it, for rows from ``position`` on; None for a table that is gone.
+    def read(self, session: Session, tables: Sequence[Member], position: Position) -> tuple[LayoutRecord, ...]:
+        """The layouts of tables as ``session`` sees them, for rows from ``position`` on, without tables that are gone.
 
-        Its changes are what old rows have in columns that were added.
+        Their changes are what old rows have in columns that were added.
         """
-        found = read_layout(session, self._options.publication, table.oid)
-        if found is None:
-            return None
-        columns = tuple(
-            RelationColumn(found.identity == "f" or column.name in found.key, *column.sent)
-            for column in found.columns
-            if column.published
-        )
-        schema, name = QualifiedName.parse(table.name).parts
-        sent = RelationMessage(table.oid, schema, name, found.identity, columns)
-        types = [(column.type_oid, column.typmod) for column in columns]
-        layout, _ = find_layout(sent, None, found, self._types_of(types, lambda question: question(session)))
-        fills = (LayoutChange("added", c.attnum, c.name, None, c.fill) for c in found.columns if c.fill is not None)
-        return LayoutRecord(position, layout, tuple(fills))
+        found = read_layouts(session, self._options.publication, [table.oid for table in tables])
+        types = [column.sent[1:] for layout in found.values() for column in layout.columns if column.published]
+        type_of = self._types_of(types, lambda question: question(session))
+        return tuple(_record(table, found[table.oid], type_of, position) for table in tables if table.oid in found)
 
     def close(self) -> None:
         if self._session is not None:
@@ -75,3 +67,16 @@ class CatalogLayouts:
         except PgCdcError:
             self.close()
             raise
+
+
+def _record(table: Member, found: CatalogLayout, type_of: TypeOf, position: Position) -> LayoutRecord:
+    columns = tuple(
+        RelationColumn(found.identity == "f" or column.name in found.key, *column.sent)
+        for column in found.columns
+        if column.published
+    )
+    schema, name = QualifiedName.parse(table.name).parts
+    sent = RelationMessage(table.oid, schema, name, found.identity, columns)
+    layout, _ = find_layout(sent, None, found, type_of)
+    fills = (LayoutChange("added", c.attnum, c.name, None, c.fill) for c in found.columns if c.fill is not None)
+    return LayoutRecord(position, layout, tuple(fills))

@@ -75,8 +75,8 @@ class EmittedLayouts:
         """Take the layouts of tables whose rows come as of ``point``, as the transaction of ``session`` sees them."""
         if self.are_emitted:
             self._has_begun = True
-            found = (self._catalog.read(session, table, _of_snapshot(point)) for table in tables)
-            self._history.add(replace(record, changes=()) for record in found if record is not None)
+            found = self._catalog.read(session, tuple(tables), _of_snapshot(point))
+            self._history.add(replace(record, changes=()) for record in found)
 
     def guess(
         self, session: Session, tables: Sequence[Member], end: StreamOffset, end_of_wal: Callable[[], Position]

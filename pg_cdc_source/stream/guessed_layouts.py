@@ -30,12 +30,11 @@ def read_guesses(
 ) -> tuple[Position, tuple[LayoutRecord, ...]]:
     """Return the end of the WAL, and the layouts that tables have there. DDL between the two is noticed."""
     for _ in range(_TRIES):
-        before = [catalog.read(session, table, _NOWHERE) for table in tables]
+        before = catalog.read(session, tables, _NOWHERE)
         position = end_of_wal()
-        after = [catalog.read(session, table, position) for table in tables]
-        found = tuple(record for record in after if record is not None)
-        if [(r.layout, r.changes) for r in found] == [(r.layout, r.changes) for r in before if r is not None]:
-            return position, found
+        after = catalog.read(session, tables, position)
+        if [(r.layout, r.changes) for r in after] == [(r.layout, r.changes) for r in before]:
+            return position, after
     raise TransientError("the tables' columns change faster than they can be looked at")
 
 

@@ -24,8 +24,8 @@ from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
 from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.protocol.table_layout import CatalogLayout, LayoutChange, LayoutRecord, TableLayout, to_text
 
-# What the catalog says of a table now, None where it is gone; and what types are.
-Look = Callable[[RelationMessage], tuple[CatalogLayout | None, TypeOf]]
+# What the catalog says of a table now, None where it is gone or nobody asks (False); and what types are.
+Look = Callable[[RelationMessage, bool], tuple[CatalogLayout | None, TypeOf]]
 
 _BEGINNING = Lsn(0)
 _NOWHERE = Position(_BEGINNING, 0)
@@ -122,8 +122,9 @@ class LayoutHistory:
     def _compare(
         self, relation: RelationMessage, known: TableLayout | None, position: Position
     ) -> tuple[TableLayout, tuple[LayoutChange, ...]]:
-        catalog, type_of = self._look(relation)
-        if position <= self._catalog_until:
+        is_known = position <= self._catalog_until
+        catalog, type_of = self._look(relation, not is_known)
+        if is_known:
             catalog = self._catalog.get(relation.oid)
         return find_layout(relation, known, catalog, type_of)
 

@@ -36,7 +36,7 @@ class Catalog:
         self.asked = 0
         self.files = "file"
 
-    def look(self, sent: RelationMessage) -> tuple[CatalogLayout, TypeOf]:
+    def look(self, sent: RelationMessage, asks: bool) -> tuple[CatalogLayout, TypeOf]:
         self.asked += 1
         columns = tuple(
             CatalogColumn(ord(c.name[0]), c.name, 25, -1, nullable=True, fill=None, published=True)
