@@ -37,7 +37,10 @@ _EPOCH_SECONDS = 946_684_800  # 2000-01-01, where PostgreSQL's clock begins
 
 
 class ReplicationStream:
-    """One walsender's stream of one slot, for one thread. ``system`` and ``timeline`` are those of its server."""
+    """One walsender's stream of one slot, for one thread.
+
+    ``system`` and ``timeline`` are those of its server, ``end_of_wal`` is how far that one's WAL went before the start.
+    """
 
     def __init__(
         self,
@@ -58,8 +61,8 @@ class ReplicationStream:
         try:
             with translated(self._doing), self._session.cursor() as cursor:
                 cursor.execute("IDENTIFY_SYSTEM")
-                system, timeline, *_ = cursor.fetchone()
-            self.system, self.timeline = str(system), int(timeline)
+                system, timeline, end_of_wal, *_ = cursor.fetchone()
+            self.system, self.timeline, self.end_of_wal = str(system), int(timeline), Lsn.parse(end_of_wal)
             with (
                 translated(self._doing),
                 self._session.cursor(cursor_factory=psycopg2.extras.ReplicationCursor) as cursor,

@@ -51,6 +51,26 @@ def missing_now(session: Session, name: str) -> PgCdcError:
     )
 
 
+def behind_now(session: Session, name: str, position_end: Lsn, end_of_wal: Lsn) -> PgCdcError:
+    """The error for a server whose WAL ends before what the stream has read from it, in the same timeline.
+
+    PostgreSQL does not refuse this either: it leaves out whatever is committed up to there.
+    """
+    ends = f"the server's WAL ends at {end_of_wal}, and the stream of slot {name} has read up to {position_end}"
+    if read_instance(session).in_recovery:
+        return TransientError(f"{ends}: the standby has not replayed that again yet")
+    return set_back_error(ends)
+
+
+def set_back_error(what: str) -> SlotLostError:
+    """The error for a server that does not have any more what a stream has read from it; ``what`` tells that."""
+    return SlotLostError(
+        f"{what}: the server was set back, by a copy of its directory or volume, and what it commits in between would "
+        "be missing",
+        remedy=f"drop the slot, and {_START_OVER}",
+    )
+
+
 def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
     """Raise OptionError for a slot that no stream in this database can read, SlotLostError for one that is given up.
 

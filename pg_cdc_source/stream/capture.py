@@ -31,7 +31,7 @@ from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientErr
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import trees
-from pg_cdc_source.postgres.slot_checks import missing_error
+from pg_cdc_source.postgres.slot_checks import missing_error, set_back_error
 from pg_cdc_source.postgres.slots import Slot
 from pg_cdc_source.snapshot.driver import Process, driver_process
 from pg_cdc_source.stream.batch_rows import BatchRows, rows_of
@@ -127,6 +127,8 @@ class Capture:
 
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         """The rows after ``start`` (None: the initial offset) up to ``end``."""
+        if start is not None:
+            self._require_order(start, end)
         try:
             return self._batch(start, end)
         except SlotLostError as error:
@@ -295,6 +297,15 @@ class Capture:
             self._membership.follow_new(start.position)
             self._reader.close()
             return start.position
+        except SlotLostError:
+            before = self._history.identify()
+            self._history.forget_identity()
+            if self._history.identify() == before:
+                raise
+            # What the reader had ahead of Spark is of a timeline that the server has left; what Spark has may not be.
+            self._history.require_common(start.identity, start.position)
+            self._reader.close()
+            return start.position
         except SchemaChangedError:
             # A column that the publication leaves out looks like one that was dropped.
             self._membership.look()
@@ -349,6 +360,15 @@ class Capture:
         return max(at_least, self._target or Position.before(self._source.read_end_of_wal()))
 
     # --- what is read -------------------------------------------------------------------------------------------------
+
+    def _require_order(self, start: StreamOffset, end: StreamOffset) -> None:
+        """Raise SlotLostError for a batch whose end the server has and its start it does not: the next would go on."""
+        if end.at == end.origin or (end.position >= start.position and end.identity == start.identity):
+            return
+        self._history.require_common(start.identity, start.position)
+        if end.position < start.position:
+            # Before Spark 4.2 the end is found out first, and its start tells only now that the server was further.
+            raise set_back_error(f"the server's WAL ended at {end.position}, and the checkpoint at {start.position}")
 
     def _batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         if start is not None and self._snapshot.created not in (None, start.origin):

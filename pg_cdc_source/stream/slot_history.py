@@ -8,6 +8,8 @@ another timeline, which has left the old one at some LSN. What lies before that 
                   ✓ read up to here: the stream goes on
 
 - Each session of the slot's stream is checked again: the same address may lead to another server by now.
+- A server that was set back by a copy of its directory stays in its timeline. Its WAL then ends before what was read,
+  until it has written as much again.
 - A slot that was moved past the checkpoint has lost changes; PostgreSQL would go on behind them without an error.
 """
 
@@ -27,6 +29,7 @@ from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.postgres.slot_checks import (
+    behind_now,
     check_confirmed,
     check_slot,
     in_use_error,
@@ -65,7 +68,9 @@ class SlotHistory:
 
     def require_common(self, theirs: SlotIdentity, position: Position) -> None:
         """Raise SlotLostError unless what a stream has read through ``position`` there is the server's past, too."""
-        ours = self.identify()
+        self._require_common(theirs, position, self.identify())
+
+    def _require_common(self, theirs: SlotIdentity, position: Position, ours: SlotIdentity) -> None:
         if theirs == ours:
             return
         if replace(theirs, timeline=ours.timeline) != ours or theirs.timeline > ours.timeline:
@@ -143,12 +148,17 @@ class SlotHistory:
         )
         # The same address may lead to another server by now, to one that was promoted or restored.
         before = self.identify()
-        self._identity = replace(before, system=stream.system, timeline=stream.timeline)
+        found = replace(before, system=stream.system, timeline=stream.timeline)
         try:
-            self.require_common(before, received)
+            self._require_common(before, received, found)
+            if received.next_lsn > stream.end_of_wal:
+                with contextlib.closing(connect(options.connection, session_name(options, "source"))) as session:
+                    raise behind_now(session, options.slot, received.next_lsn, stream.end_of_wal)
         except BaseException:
             stream.close()
             raise
+        # Only now: until then, what is here was read from the one before.
+        self._identity = found
         return stream
 
     def _slot_with(self, session: Session, start: Lsn) -> Slot:

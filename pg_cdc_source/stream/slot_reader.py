@@ -10,6 +10,8 @@ To connect for each batch would be simpler, and was rejected: the server would d
 up to 15 s of WAL each time.
 
 - The slot moves when Spark commits, and only then.
+- A slot that turns out to be lost while connecting again ends the stream at once: what is here may not be in the
+  server's history, and none of it is handed out.
 - After a lost session the slot sends again what was not confirmed; what is here already is left out by position.
 - While the buffer is full nothing is received, and PostgreSQL waits; its timeout is kept away by our own messages.
 - The thread and Spark's questions take turns at the buffer, by one lock. A question also decodes what has come.
@@ -25,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from pg_cdc_source.errors import TransientError
+from pg_cdc_source.errors import SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
@@ -63,6 +65,7 @@ class SlotReader:
         self._buffer = buffer
         self._confirmed = Lsn(0)
         self._confirm(safe)
+        self._lost: SlotLostError | None = None  # why connecting again was refused
         self._unlimited = False  # read on, however much there is
         self._closed = False
         self._changed = threading.Condition()
@@ -99,13 +102,15 @@ class SlotReader:
         """Where a batch from ``start`` ends; ``start`` itself when nothing has come within ``patience`` seconds.
 
         Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end without a row before it is nothing. Raises what
-        the thread has met, once all that came before it was handed out. Spark asks for the next batch when it is done
-        with the one that ends at ``start``, so chunks up to there make room. They are confirmed when Spark says so.
+        the thread has met, once all that came before it was handed out; the loss of the slot at once. Spark asks for
+        the next batch when it is done with the one that ends at ``start``, so chunks up to there make room. They are
+        confirmed when Spark says so.
         """
         deadline = time.monotonic() + patience
         with self._locked():
             self._drop(start)
             while True:
+                self._raise_loss()
                 end = self._buffer.end_of_batch(start, ceiling, only_rows=only_rows)
                 if end > start:
                     return end
@@ -121,6 +126,7 @@ class SlotReader:
             self._unlimited = True
             self._changed.notify_all()
             try:
+                self._raise_loss()
                 while not self._buffer.has(end):
                     self._raise_error()
                     if not alive():
@@ -155,6 +161,10 @@ class SlotReader:
         finally:
             self._changed.release()
 
+    def _raise_loss(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
     def _raise_error(self) -> None:
         if self._buffer.error is not None:
             raise self._buffer.error
@@ -182,7 +192,7 @@ class SlotReader:
         pauses: Iterator[float] | None = None
         while self._goes_on:
             try:
-                with contextlib.closing(self._connect(self._buffer.received)) as stream:
+                with contextlib.closing(self._open_stream()) as stream:
                     for _ in self._follow(stream):
                         pauses = None
             except TransientError as error:
@@ -198,6 +208,16 @@ class SlotReader:
                 self._fail(error)
                 return
 
+    def _open_stream(self) -> ReplicationStream:
+        # Before the server is looked at: what the session before has brought is compared with its history, too.
+        with self._changed:
+            self._buffer.begin_session()
+        try:
+            return self._connect(self._buffer.received)
+        except SlotLostError as error:
+            self._lost = error
+            raise
+
     def _fail(self, error: BaseException) -> None:
         with self._changed:
             self._buffer.error = error
@@ -205,8 +225,6 @@ class SlotReader:
 
     def _follow(self, stream: ReplicationStream) -> Iterator[None]:
         """Receive until closed; yields after each burst that brought something."""
-        with self._changed:
-            self._buffer.begin_session()
         answers = _Answers(stream)
         while self._goes_on:
             with self._turn:
