@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from pg_cdc_source.errors import SlotLostError, TransientError
+from pg_cdc_source.errors import PgCdcError, ServerSetupError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
@@ -46,7 +46,7 @@ IDLE_ASK_SECONDS = 1.0
 # the walsender from its work: a backlog came 1.2 times as fast with a pause. Where there are cores to spare, 10 ms save
 # 11 % of the CPU that walsender and reader take together with 2 ms. A message that comes alone is not kept waiting.
 PAUSE_SECONDS = 0.01
-# Until a message comes again.
+# Until a session brings something new. Walsenders that are lost may still count against max_wal_senders meanwhile.
 RECONNECTING = Backoff(0.1, longest_seconds=5.0, within_seconds=60.0)
 # A server asks once within half of wal_sender_timeout. One that shuts down asks again with every answer, until all is
 # confirmed, which Spark may never get to: it has to wait for us as long as we stay (walsender.c, WalSndDone).
@@ -190,16 +190,25 @@ class SlotReader:
 
     def _run(self) -> None:
         pauses: Iterator[float] | None = None
+        furthest, followed = self._buffer.received, False
         while self._goes_on:
+            opened: float | None = None
             try:
                 with contextlib.closing(self._open_stream()) as stream:
-                    for _ in self._follow(stream):
-                        pauses = None
-            except TransientError as error:
+                    opened, followed = time.monotonic(), True
+                    self._follow(stream)
+            except (TransientError, ServerSetupError) as error:
+                if isinstance(error, ServerSetupError) and not (followed and opened is None):
+                    self._fail(error)
+                    return
+                # Each session is answered, also where each ends at the same place. A quiet one brings nothing.
+                lasted = opened is not None and time.monotonic() > opened + RECONNECTING.within_seconds
+                if lasted or self._buffer.received > furthest:
+                    pauses, furthest = None, self._buffer.received
                 pauses = pauses or RECONNECTING.pauses()
                 pause = next(pauses, None)
                 if pause is None:
-                    self._fail(error)
+                    self._fail(error if opened is None else _without_end(error, furthest))
                     return
                 log.warning("%s; connecting again", error.what)
                 with self._changed:
@@ -223,8 +232,8 @@ class SlotReader:
             self._buffer.error = error
             self._changed.notify_all()
 
-    def _follow(self, stream: ReplicationStream) -> Iterator[None]:
-        """Receive until closed; yields after each burst that brought something."""
+    def _follow(self, stream: ReplicationStream) -> None:
+        """Receive until closed."""
         answers = _Answers(stream)
         while self._goes_on:
             with self._turn:
@@ -236,8 +245,6 @@ class SlotReader:
                         self._changed.wait(CONFIRM_SECONDS / 2)
                 continue
             more, something = self._burst(stream, answers)
-            if something:
-                yield
             if not more and not answers.is_awaited:
                 if something:
                     select.select([self._wake], [], [], PAUSE_SECONDS)
@@ -273,6 +280,17 @@ class SlotReader:
                     answers.question()
             self._changed.notify_all()
             return True, True
+
+
+def _without_end(error: PgCdcError, furthest: Position) -> PgCdcError:
+    """The error of sessions that all ended with it, and of which none came any further."""
+    return type(error)(
+        f"{error.what}; so all sessions ended for {RECONNECTING.within_seconds:g} s, and nothing behind {furthest} has "
+        "come",
+        remedy=error.remedy
+        or "see the server's log; a transaction that it can never decode is left behind only by "
+        "starting over with a new slot and a new checkpoint location",
+    )
 
 
 class _Answers:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from messages import BY_KEY, TYPED, described
 from transactions import OTHER_RELATION, Server, Session, Transaction, keepalive, match
 
-from pg_cdc_source.errors import SchemaChangedError, TransientError
+from pg_cdc_source.errors import SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
@@ -192,6 +192,52 @@ def test_a_reader_gives_up_after_its_time_and_says_why(monkeypatch: pytest.Monke
     with reading(server) as reader, pytest.raises(TransientError, match="the server is starting up"):
         reader.cut(START, None, patience=60)
     assert server.attempts > 3
+
+
+class Failing(Server):
+    """Answers in each session, also brings a commit of another one's, and then fails at the same place."""
+
+    def connect(self, received: Position) -> Any:
+        session = super().connect(received)
+        session.messages = iter([keepalive(50), *Transaction(200, 2).messages(), None, keepalive(200), None])
+
+        class Poisoned(Session):
+            def receive(self, rows: Any = None) -> bytes | None:
+                try:
+                    return super().receive(rows)
+                except StopIteration:
+                    raise TransientError("invalid memory alloc request size", remedy="see its log") from None
+
+        session.__class__ = Poisoned
+        return session
+
+
+def test_an_error_that_comes_back_in_each_session_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.3))
+    server = Failing([])
+    with reading(server) as reader:
+        assert reader.cut(START, None, patience=60) == Position(Lsn(200))
+        with pytest.raises(TransientError, match=r"invalid memory alloc .* nothing behind 0/C8 has come") as caught:
+            reader.cut(Position(Lsn(200)), None, patience=60)
+    assert caught.value.remedy == "see its log"
+    assert server.sessions > 3
+
+
+class WithoutRoom(Server):
+    """Its first session is lost, and counts as a walsender for a while."""
+
+    def connect(self, received: Position) -> Any:
+        session = super().connect(received)
+        if self.sessions in (2, 3):
+            raise ServerSetupError("number of requested standby connections exceeds max_wal_senders")
+        return session
+
+
+def test_a_server_has_time_to_find_room_for_a_session_that_was_lost() -> None:
+    server = WithoutRoom([Transaction(200, 3)], losses=[2])
+    with reading(server) as reader:
+        reader.read_through(Position(Lsn(200)), lambda: True)
+    assert server.sessions == 4
 
 
 class ShuttingDown(Server):
