@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -19,7 +21,9 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from roles import SETTINGS_OF_ROLES, TELLING_COLUMNS, conninfo, role
 
 from pg_cdc_source.errors import DefiniteError, QueryError, UnrepresentableError
+from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres.connection import connect as opened
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.stream import capture
 
@@ -271,3 +275,13 @@ def test_the_place_of_an_error_in_the_users_sql_is_counted_in_characters(server:
     # The last one counts bytes, which say nothing here.
     place = ", at character 22 of the option query" if encoding != "SQL_ASCII" else ""
     assert caught.value.what == f'reading the query: column "x" does not exist (SQLSTATE 42703){place}'
+
+
+@pytest.mark.parametrize(("given", "milliseconds"), [("", 60000), ("tcp_user_timeout=5000", 5000)])
+def test_what_nobody_acknowledges_ends_a_session(given: str, milliseconds: int, db: str) -> None:
+    options = parse_connection_options({"url": make_dsn(db, host="127.0.0.1") + f" {given}"})
+    with (
+        contextlib.closing(opened(options, "pgcdc:test")) as session,
+        socket.socket(fileno=os.dup(session.fileno())) as copy,
+    ):
+        assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == milliseconds

@@ -19,13 +19,17 @@ from pg_cdc_source.postgres.server_errors import connect_error, is_refused_login
 
 log = logging.getLogger(__name__)
 
-# Either side notices a dead peer after about 30 + 3 * 10 seconds. Users' own keywords win.
+# Either side notices a dead peer of an idle session after about 30 + 3 * 10 seconds. While something was sent and not
+# acknowledged, which a stream's session always has, there are no keepalives, and TCP would try for 15 minutes. So this
+# side gives up sooner. The server's side must not: Linux counts the time in which a reader takes nothing as well, and
+# a stream's reader, or a task's, may pause for long. Users' own keywords win.
 _DEFAULT_KEYWORDS = {
     "connect_timeout": "10",
     "keepalives": "1",
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
 }
 
 # Each session sets everything that changes how long it lives, what it may do, or how it prints values. So settings of

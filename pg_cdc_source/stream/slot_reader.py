@@ -42,6 +42,10 @@ MESSAGES_PER_BURST = 1024
 # Well within half of the least wal_sender_timeout that anybody sets (PostgreSQL's default is 60 s).
 CONFIRM_SECONDS = 1.0
 IDLE_ASK_SECONDS = 1.0
+# A dead network or host ends the session by itself (tcp_user_timeout). This is for a walsender that hangs, and for a
+# proxy that has lost it. One that decodes for long without a row answers within half of wal_sender_timeout, which is
+# raised to minutes for such transactions. A new session would begin them again.
+SILENT_SECONDS = 300.0
 # A walsender sends each message by itself. A reader that waits for each is slower, and by waking up all the time keeps
 # the walsender from its work: a backlog came 1.2 times as fast with a pause. Where there are cores to spare, 10 ms save
 # 11 % of the CPU that walsender and reader take together with 2 ms. A message that comes alone is not kept waiting.
@@ -233,8 +237,9 @@ class SlotReader:
             self._changed.notify_all()
 
     def _follow(self, stream: ReplicationStream) -> None:
-        """Receive until closed."""
+        """Receive until closed. Raises TransientError where the server says nothing, though it is asked."""
         answers = _Answers(stream)
+        heard = time.monotonic()
         while self._goes_on:
             with self._turn:
                 pass
@@ -243,8 +248,13 @@ class SlotReader:
                 with self._changed:
                     if self._is_full():
                         self._changed.wait(CONFIRM_SECONDS / 2)
+                heard = time.monotonic()
                 continue
             more, something = self._burst(stream, answers)
+            if something:
+                heard = time.monotonic()
+            elif time.monotonic() > heard + SILENT_SECONDS:
+                raise TransientError(f"reading the slot: the server has said nothing for {SILENT_SECONDS:g} s")
             if not more and not answers.is_awaited:
                 if something:
                     select.select([self._wake], [], [], PAUSE_SECONDS)

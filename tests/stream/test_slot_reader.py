@@ -240,6 +240,25 @@ def test_a_server_has_time_to_find_room_for_a_session_that_was_lost() -> None:
     assert server.sessions == 4
 
 
+class Silent(Server):
+    """Says nothing in its first session."""
+
+    def connect(self, received: Position) -> Any:
+        session = super().connect(received)
+        if self.sessions == 1:
+            session.messages = iter(lambda: None, 1)
+        return session
+
+
+def test_a_server_that_says_nothing_any_more_is_asked_in_another_session(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slot_reader, "SILENT_SECONDS", 0.2)
+    with reading(Silent([Transaction(200, 3)])) as reader:
+        reader.read_through(Position(Lsn(200)), lambda: True)
+    assert "has said nothing for 0.2 s; connecting again" in caplog.text
+
+
 class ShuttingDown(Server):
     """Asks with every answer."""
 
