@@ -55,6 +55,12 @@ _FAILURES = (
         ConnectError,
         "check the database and role names in the connection options",
     ),
+    # A resolver or a server that is away for a moment. These stand in the same texts as what comes next.
+    _Failure(
+        ("Temporary failure in name", "SSL SYSCALL error", "server closed the connection", "Connection reset"),
+        _OTHERWISE.error,
+        _OTHERWISE.remedy,
+    ),
     _Failure(
         ("could not translate host name",), ConnectError, "check the host name and the DNS of driver and executors"
     ),

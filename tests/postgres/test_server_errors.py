@@ -50,6 +50,20 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
             "max_connections",
         ),
         ("connection refused", TransientError, "check that the server runs"),
+        (
+            'could not translate host name "db" to address: Temporary failure in name resolution',
+            TransientError,
+            "check that the server runs",
+        ),
+        (
+            "server closed the connection unexpectedly SSL SYSCALL error: EOF detected",
+            TransientError,
+            "check that the server runs",
+        ),
+        ("SSL negotiation: Connection reset by peer", TransientError, "check that the server runs"),
+        ("SSL SYSCALL error: Connection timed out", TransientError, "check that the server runs"),
+        ('SSL error: certificate verify failed; FATAL: role "me" does not exist', ConnectError, "role names"),
+        ("SSL error: certificate verify failed", ConnectError, "check certificates"),
     ],
 )
 def test_a_failed_connection_is_told_by_its_text(text: str, error: type[PgCdcError], remedy: str) -> None:
