@@ -26,6 +26,7 @@ from pg_cdc_source.mirrors import iceberg_files
 from pg_cdc_source.mirrors.fetching import in_a_task
 from pg_cdc_source.mirrors.iceberg import IcebergTable
 from pg_cdc_source.mirrors.iceberg_of_jvm import IcebergTableOfJvm
+from pg_cdc_source.mirrors.spark_ledger import SparkLedger
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
@@ -247,3 +248,26 @@ def test_names_may_leave_out_the_catalog_that_is_the_default_one(
             IcebergTable.write_together(spark, found, "")
     finally:
         spark.conf.unset("spark.sql.defaultCatalog")
+
+
+def test_names_that_spark_takes_for_secrets_are_names(pg: Session, begin: Begin) -> None:
+    lake = begin("CREATE TABLE tokens (id int PRIMARY KEY, url text)", "INSERT INTO tokens VALUES (1, 'a')")
+    assert isinstance(lake, CatalogLake)
+    run(pg, "INSERT INTO tokens VALUES (2, 'b')")
+    wait_until(is_same(lake, pg, "tokens"))
+    run(pg, "ALTER TABLE tokens ADD password text", "INSERT INTO tokens VALUES (3, 'c', 'd')")
+    wait_until(is_same(lake, pg, "tokens"))
+    other = SparkLedger(lake._spark, f"{lake._namespace}.other", lake._lake._kind.provider)
+    other.create("lake.secrets.{table}")
+    assert other.template == "lake.secrets.{table}"
+
+
+def test_a_table_that_does_not_say_its_columns_any_more_is_set_aside(pg: Session, begin: Begin) -> None:
+    lake = begin(*T, *U)
+    assert isinstance(lake, CatalogLake)
+    lake._spark.sql(f"ALTER TABLE {lake.targets['public.t']} SET TBLPROPERTIES ('pgcdc.columns' = '?')").collect()
+    run(pg, "BEGIN; INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (2, 'y'); COMMIT")
+    wait_until(is_same(lake, pg, "u"))
+    last = lake.ledger.last()
+    assert last is not None
+    assert "does not say any more which columns" in last.set_aside["public.t"]

@@ -30,19 +30,33 @@ def refresh(spark: SparkSession, name: str, provider: str) -> None:
 
 
 def read_properties(spark: SparkSession, name: str) -> Mapping[str, str] | None:
-    """The properties of a table; None where there is no table."""
+    """The properties of a table, as :func:`veiled` was given them; None where there is no table."""
     # PySpark prints each statement that finds no table in a catalog. Asked for a path, tableExists() fails; with Spark
     # Connect it has said no of tables that were there.
     if "/" not in name and not is_connect(spark) and not spark.catalog.tableExists(name):
         return None
     try:
-        return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+        return {row["key"]: _unveiled(row["value"]) for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
     except AnalysisException as error:
         if error.getCondition() not in _MISSING:
             raise
         return None
 
 
+def veiled(text: str) -> str:
+    """Return a property's value such that Spark shows it.
+
+    In place of values that have ``url``, ``token``, ``secret`` and the like in them, which may be names of the user's
+    tables and columns, ``SHOW TBLPROPERTIES`` has asterisks.
+    """
+    return _VEIL + text.encode().hex()
+
+
+def _unveiled(value: str) -> str:
+    return bytes.fromhex(value.removeprefix(_VEIL)).decode() if value.startswith(_VEIL) else value
+
+
+_VEIL = "hex:"
 _MISSING = frozenset((
     *("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "PATH_NOT_FOUND"),
     *("DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_PATH_DOES_NOT_EXIST"),

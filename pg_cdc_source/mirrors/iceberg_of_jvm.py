@@ -17,7 +17,7 @@ from pg_cdc_source.mirrors.catalog_tables import catalog_of
 from pg_cdc_source.mirrors.column_changes import Columns
 from pg_cdc_source.mirrors.iceberg import SAID, IcebergTable
 from pg_cdc_source.mirrors.iceberg_files import has_columns, take_over
-from pg_cdc_source.mirrors.spark_table import ANEW_STEP, COLUMNS, RECENT, literal
+from pg_cdc_source.mirrors.spark_table import ANEW_STEP, RECENT, literal
 
 
 class IcebergTableOfJvm(IcebergTable):
@@ -63,8 +63,7 @@ class IcebergTableOfJvm(IcebergTable):
 
     def add_files(self, step: Step, part: Files) -> None:
         """Take over files as they are, where the table has just their columns; else have their rows written."""
-        assert self._said is not None
-        columns = Columns.read(self._said[COLUMNS])
+        columns = self._columns
         written = {file["layout"] for file in part.files}
         is_as_written = all(Columns.of(read_layout(text), self._shape) == columns for text in written)
         if is_as_written and not part.again and not self._shape.has_variants:

@@ -11,7 +11,7 @@ from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
 from pg_cdc_source.mirrors.catalog_names import namespace_of
-from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh
+from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh, veiled
 from pg_cdc_source.spark.edge import spark_schema
 
 
@@ -34,7 +34,7 @@ class SparkLedger:
         if namespace is not None and namespace != self._provider:
             self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
         empty = self._spark.createDataFrame([], spark_schema(LEDGER_SCHEMA))
-        empty.writeTo(self._name).using(self._provider).tableProperty(TEMPLATE, template).create()
+        empty.writeTo(self._name).using(self._provider).tableProperty(TEMPLATE, veiled(template)).create()
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         if self._template() is None:

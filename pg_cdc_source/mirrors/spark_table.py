@@ -27,7 +27,7 @@ from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO
 from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
 from pg_cdc_source.lake.states import IS_DELETE, kept_name
 from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
-from pg_cdc_source.mirrors.catalog_tables import read_properties
+from pg_cdc_source.mirrors.catalog_tables import read_properties, veiled
 from pg_cdc_source.mirrors.column_changes import Columns, with_columns
 from pg_cdc_source.mirrors.fetching import in_a_task
 from pg_cdc_source.mirrors.staging import StagedSegment
@@ -228,7 +228,7 @@ class SparkTable(ABC):
             self._create(wanted, layout)
             return
         require_table(self._table, self._said, layout)
-        present = Columns.read(self._said[COLUMNS])
+        present = self._columns
         if self._shape.keeps_columns:
             wanted = wanted.with_kept(present, self._table, self._shape)
         if present == wanted:
@@ -258,20 +258,34 @@ class SparkTable(ABC):
         self._say(wanted)
         self._note_commit()
 
+    @property
+    def _columns(self) -> Columns:
+        """The table's columns, as its property has them. Raises ForeignWriterError."""
+        assert self._said is not None
+        try:
+            return Columns.read(self._said[COLUMNS])
+        except (KeyError, ValueError) as error:
+            raise ForeignWriterError(
+                f"{self._name} does not say any more which columns of {self._table} it has",
+                remedy="move the lake's table away; then have its rows come again: pg-cdc resnapshot",
+            ) from error
+
     def _say(self, columns: Columns) -> None:
         """Have the table's property say which columns it has."""
         assert self._said is not None
-        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({literal(COLUMNS)} = {literal(columns.text)})")
+        said = f"{literal(COLUMNS)} = {literal(veiled(columns.text))}"
+        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({said})")
         self._said = {**self._said, COLUMNS: columns.text}
 
     def _create(self, columns: Columns, layout: MirroredLayout) -> None:
         """Create the table, or write it anew without rows, in one commit."""
         self._signed(ANEW_STEP)
-        given = {**self.properties, OF_TABLE: self._table, COLUMNS: columns.text}
-        given |= properties_of(self._shape, layout)
+        said = {OF_TABLE: self._table, COLUMNS: columns.text}
+        given = {**self.properties, **properties_of(self._shape, layout)}
         given |= self.properties_of_variants if self._shape.has_variants else {}
-        self._write_empty(columns.schema, given, replaces=self._said is not None)
-        self._said = given
+        veils = {key: veiled(text) for key, text in said.items()}
+        self._write_empty(columns.schema, given | veils, replaces=self._said is not None)
+        self._said = given | said
         self._note_commit()
 
     def _write_empty(self, schema: StructType, properties: Mapping[str, str], *, replaces: bool) -> None:
@@ -296,8 +310,7 @@ class SparkTable(ABC):
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def add_files(self, step: Step, part: Files) -> None:
-        assert self._said is not None
-        columns = Columns.read(self._said[COLUMNS])
+        columns = self._columns
         found: DataFrame | None = None
         for layout in dict.fromkeys(file["layout"] for file in part.files):
             written = Columns.of(read_layout(layout), self._shape.staged)
@@ -350,22 +363,19 @@ class SparkTable(ABC):
         found = rows.join(self._spark.read.parquet(keys), list(segment.key), "left_semi")
         # The default has nanoseconds, which not all times fit.
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        assert self._said is not None
-        texts = {name: F.to_json(F.col(quoted(name))) for name in Columns.read(self._said[COLUMNS]).variants}
+        texts = {name: F.to_json(F.col(quoted(name))) for name in self._columns.variants}
         with_columns(found, texts).write.parquet(to)
         return in_a_task(self._spark, segment, to, self._shape)
 
     def _run(self, step: Step, rows: DataFrame, how: str) -> None:
         """Merge rows, which are called ``s``, into the table, which is ``t``."""
-        assert self._said is not None
-        Columns.read(self._said[COLUMNS]).parsed(rows).createOrReplaceTempView(_VIEW)
+        self._columns.parsed(rows).createOrReplaceTempView(_VIEW)
         self._signed(step.name, is_last=step.is_last)
         self._spark.sql(f"MERGE INTO {self._name} AS t USING {_VIEW} AS s {how}").collect()
         self._note_commit()
 
     def _insert(self, rows: DataFrame, step: Step, *, anew: bool) -> None:
-        assert self._said is not None
-        columns = Columns.read(self._said[COLUMNS])
+        columns = self._columns
         fields = columns.schema.fields
         names = ", ".join(quoted(field.name) for field in fields)
         # A column that was dropped in PostgreSQL may have stayed.
@@ -376,12 +386,8 @@ class SparkTable(ABC):
         self._spark.sql(f"INSERT {how} {self._name} ({names}) SELECT {names} FROM {_VIEW}").collect()
         self._note_commit()
 
-    def _names(self) -> list[str]:
-        assert self._said is not None
-        return list(Columns.read(self._said[COLUMNS]).schema.names)
-
     def _merge(self, segment: StagedSegment, in_file: Sequence[str]) -> str:
-        names = [name for name in self._names() if name in in_file]
+        names = [name for name in self._columns.schema.names if name in in_file]
         is_delete = f"s.{quoted(IS_DELETE)}"
 
         def value(name: str) -> str:
