@@ -6,6 +6,8 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +273,60 @@ def test_a_table_that_does_not_say_its_columns_any_more_is_set_aside(pg: Session
     last = lake.ledger.last()
     assert last is not None
     assert "does not say any more which columns" in last.set_aside["public.t"]
+
+
+SETTINGS = {
+    "spark.sql.parquet.datetimeRebaseModeInRead": "LEGACY",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY",
+    "spark.sql.parquet.inferTimestampNTZ.enabled": "false",
+    "spark.sql.parquet.binaryAsString": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    "spark.sql.session.timeZone": "America/New_York",
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+}
+
+
+@contextmanager
+def users_settings(spark: SparkSession) -> Iterator[None]:
+    before = {key: spark.conf.get(key, None) for key in SETTINGS}
+    for key, value in SETTINGS.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, was in before.items():
+            if was is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, was)
+
+
+def test_settings_of_the_users_session_change_no_value(
+    pg: Session, begin: Begin, spark_sessions: SparkSessions, lake_conf: dict[str, str]
+) -> None:
+    spark = spark_sessions.get(**lake_conf)
+    row = r"'0001-01-01', '0001-01-01', '2026-07-01 12:00:00.123456+00', '2026-07-01 12:00:00.123456', '\x00ff'"
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, d date, old timestamp, z timestamptz, n timestamp, b bytea)",
+        f"INSERT INTO t VALUES (1, {row})", *U)  # fmt: skip
+    with users_settings(spark):
+        lake = begin()
+
+    def is_there() -> bool:
+        with users_settings(spark):
+            lake.step()
+        last = lake.ledger.last()
+        return last is not None and len(last.tables) == 2 and lake.rows("u") == rows_of(pg, "u")
+
+    wait_until(is_there)
+    run(pg, f"BEGIN; INSERT INTO t VALUES (2, {row}); INSERT INTO u VALUES (2, 'y'); COMMIT")
+    wait_until(is_there)
+    at = datetime(2026, 7, 1, 12, 0, 0, 123456)
+    values = date(1, 1, 1), datetime.min, at.replace(tzinfo=timezone.utc), at, b"\x00\xff"
+    assert sorted(tuple(row.values()) for row in lake.found("t")) == [(1, *values), (2, *values)]
+    run(pg, "BEGIN; TRUNCATE t; INSERT INTO u VALUES (3, 'z'); COMMIT")
+    wait_until(is_there)
+    assert lake.found("t") == []
+    last = lake.ledger.last()
+    assert last is not None
+    assert last.set_aside == {}

@@ -35,9 +35,31 @@ from pg_cdc_source.postgres.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
-# Settings with which Spark takes ${…} in a statement, or what stands behind a backslash, for something else. Statements
-# have texts of users' keys in them.
-_REWRITES_TEXTS = ("spark.sql.variable.substitute", "spark.sql.parser.escapedStringLiterals")
+# What Spark does by default, for the values are PostgreSQL's whatever the user's session has for queries of its own.
+_SETTINGS = {
+    # With these Spark takes ${…} in a statement, or what stands behind a backslash, for something else. Statements have
+    # texts of users' keys in them.
+    "spark.sql.variable.substitute": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    # Dates before 1900 by the calendar of Spark 2, and times without their microseconds.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    # Spark's own default is INT96, whose nanoseconds not all times fit.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Types by names of SQL, and those of files.
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
+    "spark.sql.parquet.binaryAsString": "false",
+    # Values that do not fit are NULL, or cut.
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.storeAssignmentPolicy": "ANSI",
+    # Rows that stay where all are replaced, and files that are passed over.
+    "spark.sql.sources.partitionOverwriteMode": "STATIC",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
 _BACKOFF = Backoff(0.2, attempts=4)
 _CANCELLED = "SPARK_JOB_CANCELLED"
 
@@ -137,7 +159,7 @@ class SparkLake:
             raise TransientError(what, remedy=remedy) from error
 
     def _session(self) -> SparkSession:
-        """A session that no other table has now, with the settings of the query's."""
+        """A session that no other table has now, with the settings of the query's that change no value."""
         if not self._sessions.empty():
             return self._sessions.get()
         session = another(self._spark)
@@ -147,8 +169,8 @@ class SparkLake:
             is_sql = key.startswith(("spark.sql.", "spark.databricks."))
             if is_sql and present.get(key) != value and ours.isModifiable(key):
                 ours.set(key, value)
-        for key in _REWRITES_TEXTS:
-            ours.set(key, "false")
+        for key, value in _SETTINGS.items():
+            ours.set(key, value)
         self._kind.configure(session, self._targets.template)
         return session
 

@@ -340,7 +340,7 @@ class SparkTable(ABC):
     def apply(self, step: Step, segment: StagedSegment) -> None:
         if segment.asks is not None:
             segment = self._with_fetched(segment, segment.asks)
-        rows = self._spark.read.parquet(segment.path)
+        rows = self._staged(segment.path, segment.schema)
         if self._shape.is_log:
             self._insert(rows, step, anew=False)
         elif segment.emptied:
@@ -353,6 +353,9 @@ class SparkTable(ABC):
         self._version = None
         self.write_together(self._spark, self._name, self._signed(COMPACT_STEP))
 
+    def _staged(self, path: str, schema: str) -> DataFrame:
+        return self._spark.read.schema(StructType.fromJson(json.loads(schema))).parquet(path)
+
     def _with_fetched(self, segment: StagedSegment, keys: str) -> StagedSegment:
         """Have final rows staged with the values that the lake's table has."""
         # An attempt before this one may have written some.
@@ -360,9 +363,7 @@ class SparkTable(ABC):
         rows = self._spark.table(self._name)
         if self._shape.has_versions:
             rows = rows.where(f"{VALID_TO} IS NULL")
-        found = rows.join(self._spark.read.parquet(keys), list(segment.key), "left_semi")
-        # The default has nanoseconds, which not all times fit.
-        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        found = rows.join(self._staged(keys, segment.schema), list(segment.key), "left_semi")
         texts = {name: F.to_json(F.col(quoted(name))) for name in self._columns.variants}
         with_columns(found, texts).write.parquet(to)
         return in_a_task(self._spark, segment, to, self._shape)

@@ -28,6 +28,7 @@ from pg_cdc_source.lake.parts import Emptied, Files
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import Key, States
 from pg_cdc_source.lake.tasks import Task
+from pg_cdc_source.spark.edge import spark_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,11 @@ class StagedSegment:
     """Final rows by key in a Parquet file at ``path``; see :class:`States`.
 
     ``asks``: where the keys are whose rows of the lake's table are needed; the file has the segment's changes then.
+    ``schema``: Spark's, as JSON, of the file that Spark reads, which is that of the keys if there is one.
     """
 
     path: str
+    schema: str
     rows: int
     key: tuple[str, ...]
     emptied: bool
@@ -50,6 +53,7 @@ class StagedSegment:
         """Read what ``asdict`` and JSON have made of one."""
         return cls(
             said["path"],
+            said["schema"],
             said["rows"],
             tuple(said["key"]),
             said["emptied"],
@@ -87,9 +91,10 @@ class StagingTask(Task):
                 pa.array(values, segment.rows[name].type)
                 for name, values in zip(segment.key, zip(*asked.keys, strict=True), strict=True)
             ]
-            keys = _write(pa.table(columns, names=list(segment.key)), self.directory)
-            path = _write(segment.rows, self.directory)
-            return StagedSegment(path, segment.rows.num_rows, segment.key, segment.is_emptied, asks=keys)
+            keys = pa.table(columns, names=list(segment.key))
+            path, asks = _write(segment.rows, self.directory), _write(keys, self.directory)
+            rows, schema = segment.rows.num_rows, _schema_of(keys)
+            return StagedSegment(path, schema, rows, segment.key, segment.is_emptied, asks=asks)
 
 
 def with_fetched_rows(text: str) -> str:
@@ -121,7 +126,13 @@ def _final(segment: Segment, states: States, directory: str) -> StagedSegment:
     path = _write(states.rows, directory)
     # Literals of these have the same order in SQL and in the statistics of files.
     bounds = tuple(bounds_of(states, lambda type: pa.types.is_integer(type) or pa.types.is_string(type)))
-    return StagedSegment(path, states.rows.num_rows, states.key, states.emptied, states.kept, bounds)
+    rows, schema = states.rows.num_rows, _schema_of(states.rows)
+    return StagedSegment(path, schema, rows, states.key, states.emptied, states.kept, bounds)
+
+
+def _schema_of(rows: pa.Table) -> str:
+    # To find it in the file takes Spark a job, and the settings of a session may make other types of it.
+    return spark_schema(rows.schema).json()
 
 
 def _write(rows: pa.Table, directory: str) -> str:
