@@ -330,3 +330,20 @@ def test_settings_of_the_users_session_change_no_value(
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
+
+
+def test_a_table_whose_old_snapshots_have_expired_goes_on(format: str, pg: Session, begin: Begin) -> None:
+    if format != "iceberg":
+        pytest.skip("files are rewritten in a commit of the table's, and its history is not cut by hand")
+    lake = begin(*T)
+    assert isinstance(lake, CatalogLake)
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    wait_until(is_same(lake, pg, "t"))
+    lake.rewrite_files("t")
+    latest = "older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => 1"
+    lake._spark.sql(f"CALL lake.system.expire_snapshots(table => '{lake.targets['public.t']}', {latest})").collect()
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    wait_until(is_same(lake, pg, "t"))
+    last = lake.ledger.last()
+    assert last is not None
+    assert last.set_aside == {}

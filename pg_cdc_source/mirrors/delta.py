@@ -43,7 +43,7 @@ class DeltaTable(SparkTable):
     def commits(self, limit: int | None) -> list[Commit]:
         bound = "" if limit is None else f" LIMIT {limit}"
         rows = self._spark.sql(f"DESCRIBE HISTORY {self._name}{bound}").select("version", "operation", "userMetadata")
-        return [Commit(row.version, row.operation, read_said(row.userMetadata)) for row in rows.collect()]
+        return [Commit(at, at - 1, operation, read_said(said)) for at, operation, said in rows.collect()]
 
     def committed(self) -> int | None:
         found = self._spark.conf.get(_LAST_COMMIT, None)

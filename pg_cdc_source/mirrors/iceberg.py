@@ -53,7 +53,7 @@ class IcebergTable(SparkTable):
         found = []
         while at in by_id:
             row = by_id[at]
-            found.append(Commit(row.snapshot_id, row.operation, read_said(row.said)))
+            found.append(Commit(row.snapshot_id, row.parent_id, row.operation, read_said(row.said)))
             at = row.parent_id
         return found
 

@@ -43,9 +43,10 @@ RECENT = 30
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit of the table, with what it says of the batch that it is of."""
+    """A commit of the table, with what it says of the batch that it is of, and the version that it was made of."""
 
     version: int
+    parent: int | None
     operation: str
     said: Mapping[str, Any]
 
@@ -201,6 +202,9 @@ class SparkTable(ABC):
                 raise foreign(
                     f"{self._name} was changed by somebody else: version {commit.version}, {commit.operation}"
                 )
+            # It may have expired itself.
+            if expected is not None and commit.parent == expected:
+                return True
         # What was done would be among them.
         return expected is None and (not commits or any(self._of_query(commits)))
 
