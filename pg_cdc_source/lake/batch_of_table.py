@@ -54,6 +54,14 @@ class Segment:
     rows: pa.Table
     is_emptied: bool = False
 
+    @property
+    def name(self) -> str:
+        """Which rows of the batch these are: the same ones have it whenever the batch comes."""
+        if not self.rows.num_rows:
+            return "no changes"
+        ends = (self.rows.slice(place, 1) for place in (0, self.rows.num_rows - 1))
+        return "changes " + " to ".join(f"{row[LSN][0].as_py()}.{row[SEQ][0].as_py()}" for row in ends)
+
     def between(self, begin: Place, end: Place = END) -> Segment:
         """Return it with the rows behind one position and before another."""
         lsn, seq = numbers_of(self.rows[LSN]), numbers_of(self.rows[SEQ])

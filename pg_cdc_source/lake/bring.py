@@ -11,8 +11,16 @@ from pg_cdc_source.lake.columns import MirroredLayout
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.parts import Emptied, Files
 
-S = TypeVar("S")
-S_contra = TypeVar("S_contra", contravariant=True)
+
+class Changes(Protocol):
+    """A segment of a batch. Its ``name`` says which rows it has, and is the same when the batch comes again."""
+
+    @property
+    def name(self) -> str: ...
+
+
+S = TypeVar("S", bound=Changes)
+S_contra = TypeVar("S_contra", bound=Changes, contravariant=True)
 
 
 def foreign(what: str) -> ForeignWriterError:
@@ -116,6 +124,21 @@ class LakeTable(Protocol[S_contra]):
         """Write small files together, in commits that say of which batch they are. Its rows stay the same."""
 
 
+def steps_of(parts: Sequence[Files | Emptied | Changes]) -> list[Step]:
+    """The steps of parts. A batch that comes again may have no files, where the rows that they had are gone by now.
+
+    So a step is told by what it does, and not by its place.
+    """
+    names = []
+    for i, part in enumerate(parts):
+        if isinstance(part, Files | Emptied):
+            name = "files" if isinstance(part, Files) else "emptied"
+            names.append(f"{name} {sum(type(other) is type(part) for other in parts[:i])}")
+        else:
+            names.append(part.name)
+    return [Step(name, is_last=i == len(names) - 1) for i, name in enumerate(names)]
+
+
 def bring(
     table: str, lake: LakeTable[S], work: Work[S], expected: int | None, *, again: bool, compacts: bool
 ) -> int | None:
@@ -132,8 +155,7 @@ def bring(
         lake.prepare(work.layout, work.fills, anew=work.is_replaced)
     elif not lake.exists:
         return None
-    for i, part in enumerate(work.parts):
-        step = Step(f"part {i}", is_last=i == len(work.parts) - 1)
+    for step, part in zip(steps_of(work.parts), work.parts, strict=True):
         if lake.has(step):
             continue
         if isinstance(part, Files):

@@ -35,10 +35,12 @@ from pg_cdc_source.spark.edge import spark_schema
 class StagedSegment:
     """Final rows by key in a Parquet file at ``path``; see :class:`States`.
 
-    ``asks``: where the keys are whose rows of the lake's table are needed; the file has the segment's changes then.
-    ``schema``: Spark's, as JSON, of the file that Spark reads, which is that of the keys if there is one.
+    ``name`` is the segment's. ``asks``: where the keys are whose rows of the lake's table are needed; the file has the
+    segment's changes then. ``schema``: Spark's, as JSON, of the file that Spark reads, which is that of the keys if
+    there is one.
     """
 
+    name: str
     path: str
     schema: str
     rows: int
@@ -52,6 +54,7 @@ class StagedSegment:
     def read(cls, said: Mapping[str, Any]) -> StagedSegment:
         """Read what ``asdict`` and JSON have made of one."""
         return cls(
+            said["name"],
             said["path"],
             said["schema"],
             said["rows"],
@@ -94,7 +97,7 @@ class StagingTask(Task):
             keys = pa.table(columns, names=list(segment.key))
             path, asks = _write(segment.rows, self.directory), _write(keys, self.directory)
             rows, schema = segment.rows.num_rows, _schema_of(keys)
-            return StagedSegment(path, schema, rows, segment.key, segment.is_emptied, asks=asks)
+            return StagedSegment(segment.name, path, schema, rows, segment.key, segment.is_emptied, asks=asks)
 
 
 def with_fetched_rows(text: str) -> str:
@@ -127,7 +130,7 @@ def _final(segment: Segment, states: States, directory: str) -> StagedSegment:
     # Literals of these have the same order in SQL and in the statistics of files.
     bounds = tuple(bounds_of(states, lambda type: pa.types.is_integer(type) or pa.types.is_string(type)))
     rows, schema = states.rows.num_rows, _schema_of(states.rows)
-    return StagedSegment(path, schema, rows, states.key, states.emptied, states.kept, bounds)
+    return StagedSegment(segment.name, path, schema, rows, states.key, states.emptied, states.kept, bounds)
 
 
 def _schema_of(rows: pa.Table) -> str:

@@ -74,10 +74,13 @@ def _end_within(opening: Chunk, chunk: Chunk, start: Position, room: int, last: 
     if room == 0 and last > start:
         return last
     # A single row may be larger than the limit.
-    after = skipped + max(room, 1)
-    if _are_one_change(batch, after):
-        after += 1 if after == skipped + 1 else -1
-    return position_of(batch, after - 1)
+    end = position_of(batch, skipped + max(room, 1) - 1)
+    # A row that says a layout has the position of the one behind it.
+    after = rows_through(batch, end, batch.schema)
+    if not _are_one_change(batch, after):
+        return end
+    before = next((p for row in range(after - 2, skipped - 1, -1) if (p := position_of(batch, row)) < end), None)
+    return position_of(batch, after) if before is None else before
 
 
 def _are_one_change(batch: pa.RecordBatch, row: int) -> bool:

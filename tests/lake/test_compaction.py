@@ -10,7 +10,13 @@ import pytest
 from pg_cdc_source.lake.bring import Step, Work, bring, newest_of_ours
 from pg_cdc_source.lake.compaction import COMMITS, compact_where_due
 
-MERGES = Work[Any](None, {}, ["a segment", "another"], is_replaced=False)
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    name: str
+
+
+MERGES = Work[Any](None, {}, [Changes("some"), Changes("others")], is_replaced=False)
 
 
 class _Killed(BaseException):
@@ -39,7 +45,7 @@ class Table:
     def require_alone(self, expected: int | None, *, again: bool) -> None:
         pass
 
-    def apply(self, step: Step, segment: str) -> None:
+    def apply(self, step: Step, segment: Changes) -> None:
         self.version += 1
         self.last = step
 

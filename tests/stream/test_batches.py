@@ -78,6 +78,16 @@ def test_a_change_of_a_key_comes_whole(start: Position, rows: int, end: Position
     assert end_of_batch(chunks, start, Limits(rows, MANY), COMPLETE, None, is_stuck=False) == end
 
 
+@pytest.mark.parametrize(("rows", "end"), [(1, at(100, 1)), (2, at(100, 1)), (3, at(100, 1)), (4, at(100, 3))])
+def test_it_does_where_a_layout_is_said_before_it(rows: int, end: Position) -> None:
+    """The row that says it has the position of the delete."""
+    rows_of_commit = [(100, 1), (100, 2), (100, 2), (100, 3), (100, 4)]
+    chunks = [chunk(*rows_of_commit, kinds=["insert", "schema", "delete", "insert", "insert"])]
+    assert end_of_batch(chunks, START, Limits(rows, MANY), COMPLETE, None, is_stuck=False) == end
+    behind = end_of_batch(chunks, at(100, 1), Limits(1, MANY), COMPLETE, None, is_stuck=False)
+    assert behind == at(100, 3)
+
+
 @pytest.mark.parametrize(
     ("ceiling", "end"), [(at(100), at(100)), (at(150), at(150)), (Position.before(100), START), (at(900), COMPLETE)]
 )
