@@ -19,7 +19,8 @@
         └── WireError               bytes do not follow PostgreSQL's formats
 
 ``what`` says what happened and where, ``remedy`` says what to do, and ``code`` names the class; the meaning of a code
-never changes between releases. No text ever holds a password or a row's value.
+never changes between releases. No text ever holds a password. PostgreSQL's own messages about the user's SQL may quote
+a value.
 """
 
 from __future__ import annotations

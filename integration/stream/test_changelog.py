@@ -232,3 +232,13 @@ def test_a_query_that_was_written_for_a_change_data_feed_runs_unchanged(
         query.take(4)
     assert by_row(query.rows[2:]) == [("update_postimage", 1, "c"), ("delete", 2, "b")]
     assert all(row["_commit_timestamp"] is not None for row in query.rows)
+
+
+def test_rows_that_are_asked_for_again_do_not_end_it(pg: Session, drive: Drive) -> None:
+    run(pg, *T)
+    driver = drive(dbtable="t", changeFormat="changelog")
+    driver.take(2)
+    run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["*"]}')""", "INSERT INTO t VALUES (3, 'c')")
+    assert by_row(driver.take(1)) == [("insert", 3, "c")]
+    # A row that takes back all others would end the query, at each start.
+    assert driver.offset.due == ()

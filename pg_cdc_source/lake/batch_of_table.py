@@ -105,6 +105,15 @@ class TableBatch:
             if s.rows.num_rows
         )
 
+    @property
+    def keeps_values(self) -> bool:
+        """Whether a row of the lake has values that a change of it needs."""
+        return any(
+            pc.any(pc.greater(pc.list_value_length(s.rows[UNCHANGED]), 0)).as_py()
+            for s in self.segments
+            if s.rows.num_rows
+        )
+
     @classmethod
     def of(
         cls, table: str, rows: Iterable[Mapping[str, Any]], shape: Shape = REPLACED, *, stands_still: bool = False

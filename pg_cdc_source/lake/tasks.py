@@ -104,19 +104,26 @@ class Task(ABC):
                 "ended meanwhile: then pg-cdc resnapshot",
             )
         is_catching_up = table in self.start.catching_up and not batch.comes_whole
-        if (is_catching_up or any(map(_through, rows))) and batch.has_moved_values:
-            # The row that the lake has under the old key may be another one by now.
-            raise SchemaChangedError(
-                f"{table}: its first rows were read again after a crash, and a row's key was changed meanwhile, with "
-                "values that did not travel",
-                remedy="have the table's rows come again: pg-cdc resnapshot",
-            )
+        if is_catching_up or any(map(_through, rows)):
+            if batch.has_moved_values:
+                # The row that the lake has under the old key may be another one by now.
+                raise _unknown_values(table, "a row's key was changed")
+            if shape.is_soft and batch.keeps_values:
+                # The lake may lack the row: it was deleted before they were read, and would stay without the values.
+                raise _unknown_values(table, "a row was changed")
         is_replaced = batch.comes_whole and not shape.keeps
         return Work(batch.layout, batch.fills, parts_of(batch, shape), is_replaced)
 
     @abstractmethod
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
         """Do it, or prepare it; what the outcome says of it."""
+
+
+def _unknown_values(table: str, what: str) -> SchemaChangedError:
+    return SchemaChangedError(
+        f"{table}: its first rows were read again after a crash, and {what} meanwhile, with values that did not travel",
+        remedy="have the table's rows come again: pg-cdc resnapshot",
+    )
 
 
 def _gone(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

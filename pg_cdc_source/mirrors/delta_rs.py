@@ -260,6 +260,14 @@ class DeltaRsTable:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def add_files(self, step: Step, part: Files) -> None:
+        there = set(self.table.schema().to_arrow().names)
+        written = {column.name for file in part.files for column in read_layout(file["layout"]).columns}
+        if not written <= there:
+            # Its values would be those of a column that gets the name later.
+            raise SchemaChangedError(
+                f"{self._name}: column {min(written - there)} was dropped right behind the rows that came anew",
+                remedy="have the table's rows come again: pg-cdc resnapshot",
+            )
         if part.again and self._shape.is_soft:
             self._remove_rows_of(part)
         actions: list[AddAction | RemoveAction] = [

@@ -49,6 +49,7 @@ class Joins:
 
     def __init__(self, options: StreamOptions, membership: Membership) -> None:
         self._membership = membership
+        self._is_changelog = options.change_format == "changelog"
         self._joining = Joining(options)
         self._ready: Join | None = None  # what comes once the stream has read so far
         self._refused = ""  # why the last plan for them failed
@@ -60,6 +61,10 @@ class Joins:
         """The tables whose rows were asked for or ``rewritten`` up to ``end``, and have not come."""
         requests = [] if reader.current is None else reader.current.requests(start.position, end)
         asked = [name for request in requests for name in request.tables]
+        if asked and self._is_changelog:
+            # It has no row that takes back all others. Whoever may write in the database may ask.
+            log.warning("rows of %s were asked for again, which a changelog does not give", ", ".join(asked))
+            asked = []
         followed = [planned.name for planned in self._membership.plan.planned]
         if strangers := [name for name in asked if name not in (EVERY_TABLE, *followed)]:
             log.warning("rows of %s were asked for, which the stream does not have", ", ".join(strangers))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from runs import Change, Row, changed, layout, truncated
+from runs import Change, Row, announced, changed, layout, truncated
 
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.first_files import FirstFiles
@@ -34,7 +34,8 @@ class Lake:
     def __init__(self, home: Path, shape: Shape) -> None:
         self._targets = Targets.of(f"{home}/{{table}}", None)
         self._shapes = Shapes(shape)
-        self._sink = Sink(self._targets, DeltaRsLedger(self._targets.ledger))
+        self._ledger = DeltaRsLedger(self._targets.ledger)
+        self._sink = Sink(self._targets, self._ledger)
 
     def apply(self, number: int, rows: Sequence[Row]) -> None:
         given = pa.Table.from_pylist(list(rows), schema=RUNS_SCHEMA)
@@ -46,6 +47,10 @@ class Lake:
 
         self._sink.apply("q", number, run)
 
+    def set_aside(self) -> Mapping[str, str]:
+        last = self._ledger.last()
+        return {} if last is None else last.set_aside
+
     def rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = DeltaTable(self._targets["public.t"]).to_pyarrow_table().to_pylist()
         return found
@@ -53,6 +58,17 @@ class Lake:
 
 def snapshot(lsn: int, *rows: list[str]) -> list[Row]:
     return [{**row, "after": None} for row in changed(T, *(Change("snapshot", (lsn, 0), row) for row in rows))]
+
+
+def test_values_of_a_dropped_column_do_not_come_back(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, Shape())
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    without = layout([(1, "id", "int4")], name="public.t")
+    dropped = announced(without, (50, 1), {"change": "dropped", "attnum": 2, "name": "v"})
+    emptied = {**truncated(T, (38, 0)), "_xid": None}
+    lake.apply(1, [emptied, *snapshot(39, ["1", "old"]), dropped])
+    [why] = lake.set_aside().values()
+    assert "public.t: column v was dropped right behind the rows that came anew" in why
 
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(is_soft=True), Shape("history")], ids=lambda shape: shape.text)
