@@ -176,7 +176,7 @@ def refused_a_slot(second: Driver, pid: int, session: str, kind: type[PgCdcError
     second.start()
     try:
         text = second.refusal(
-            f"in use by pid {pid} (application_name 'pgcdc:s:{session}', from ", "connected for ", kind=kind
+            f"in use by pid {pid} (application_name 'pgcdc:{session}', from ", "connected for ", kind=kind
         )
     finally:
         second.stop()
@@ -188,18 +188,21 @@ def test_a_new_query_on_a_slot_that_is_read(start_from: str, pg: Session, db: st
     first = begun(drive)
     first.batch()
     ((pid,),) = wait_until(lambda: run(pg, f"SELECT active_pid {THERE} AND active"))
-    refused_a_slot(Driver(db, dbtable="t", startFrom=start_from), pid, "changes")
+    refused_a_slot(Driver(db, dbtable="t", startFrom=start_from), pid, "s:changes")
     run(pg, "INSERT INTO t VALUES (2, 'b')")
     first.take(1)
 
 
-def test_a_new_query_on_a_slot_whose_tables_are_being_read(pg: Session, db: str, drive: Drive) -> None:
-    first = drive(dbtable="t")
+@pytest.mark.parametrize(("slot", "shown"), [("s", "s"), ("s" * 63, "s" * 39 + "~4614ff0e")], ids=["short", "long"])
+def test_a_new_query_on_a_slot_whose_tables_are_being_read(
+    slot: str, shown: str, pg: Session, db: str, drive: Drive
+) -> None:
+    first = drive(dbtable="t", slot=slot, publication="s")
     rows = first.batch()
     # Nobody reads the slot yet.
-    assert run(pg, f"SELECT active {THERE}") == [(False,)]
-    ((pid,),) = run(pg, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgcdc:s:snapshot'")
-    refused_a_slot(Driver(db, dbtable="t"), pid, "snapshot")
+    assert run(pg, f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'") == [(False,)]
+    ((pid,),) = run(pg, f"SELECT pid FROM pg_stat_activity WHERE application_name = 'pgcdc:{shown}:snapshot'")
+    refused_a_slot(Driver(db, dbtable="t", slot=slot, publication="s"), pid, f"{shown}:snapshot")
     run(pg, "INSERT INTO t VALUES (2, 'b')")
     first.take(1)
     assert len(rows) == 1
@@ -218,7 +221,7 @@ def test_an_old_checkpoint_of_a_slot_that_is_read(pg: Session, db: str, drive: D
     second = Driver(db, dbtable="t")
     second._committed = old
     # Other Sparks tell of the checkpoint only later.
-    refused_a_slot(second, pid, "changes", SlotLostError if HAS_LIMITS else TransientError)
+    refused_a_slot(second, pid, "s:changes", SlotLostError if HAS_LIMITS else TransientError)
     run(pg, "INSERT INTO t VALUES (4, 'd')")
     first.take(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,9 +96,21 @@ def read_usages(session: Session) -> list[Usage]:
     ]
 
 
+# PostgreSQL cuts an application_name (NAMEDATALEN) without an error. The longest purposes have 8 letters.
+_SLOT_IN_NAME = 63 - len("pgcdc::snapshot")
+
+
+def stream_session_name(slot: str, what: str) -> str:
+    """The application_name of a session of the stream that reads a slot; ``what`` is its purpose."""
+    if len(slot) > _SLOT_IN_NAME:
+        # No slot has such a name.
+        mark = f"~{zlib.crc32(slot.encode()):08x}"
+        slot = f"{slot[: _SLOT_IN_NAME - len(mark)]}{mark}"
+    return f"pgcdc:{slot}:{what}"
+
+
 def _running(slot: Slot, names: dict[int, str]) -> str | None:
-    # PostgreSQL truncates an application_name at 63 bytes.
-    if any(name.startswith(f"pgcdc:{slot.name}:"[:63]) for name in names.values()):
+    if any(name.startswith(stream_session_name(slot.name, "")) for name in names.values()):
         return "pgcdc"
     reader = names.get(slot.active_pid or 0, "")
     return "pgsnapshot" if reader.startswith("pgsnapshot:") else None
@@ -137,7 +150,7 @@ class User:
 
 def read_user(session: Session, slot: str, *, with_snapshot: bool = False) -> User | None:
     """Who reads a slot; ``with_snapshot``, also the stream of this package that reads its tables before."""
-    name = f"pgcdc:{slot}:snapshot" if with_snapshot else None
+    name = stream_session_name(slot, "snapshot") if with_snapshot else None
     with translated(f"looking for who uses slot {slot}"), session.cursor() as cursor:
         cursor.execute(_READ_USER, {"slot": slot, "snapshot": name})
         row = cursor.fetchone()

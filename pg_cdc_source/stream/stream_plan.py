@@ -15,6 +15,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.postgres.slots import stream_session_name
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
 from pg_cdc_source.snapshot.scan import Plan
 from pg_cdc_source.stream.members import members_of
@@ -124,7 +125,7 @@ def layout_of(options: StreamOptions) -> Layout:
 
 def session_name(options: StreamOptions, what: str) -> str:
     """The application_name of a session of the stream."""
-    return f"pgcdc:{options.slot}:{what}"
+    return stream_session_name(options.slot, what)
 
 
 def plan_stream(
