@@ -148,6 +148,11 @@ class StreamOffset:
         return self.origin if self.at is None else self.at
 
     @property
+    def due_oids(self) -> frozenset[int]:
+        """The oids of the tables that are ``due``: one may have another name by now."""
+        return frozenset(member.oid for member in self.members or () if member.name in self.due)
+
+    @property
     def is_reading(self) -> bool:
         """Whether the initial snapshot goes on after this offset."""
         return self.done < len(self.tables)

@@ -215,7 +215,7 @@ def upserted(batches: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, dict[i
                 table.clear()
             elif row["_change_type"] == "delete":
                 table.pop(json.loads(row["key"])["id"], None)
-            else:
+            elif row["_change_type"] != "schema":
                 after = json.loads(row["after"])
                 table[after["id"]] = after["v"]
     return tables

@@ -82,6 +82,7 @@ class Capture:
         self._joins = Joins(options, self._membership)
         self._given: StreamOffset | None = None  # the newest offset that this process has given out
         self._guess: StreamOffset | None = None  # one that was given without its start, or without a limit
+        self._planned: StreamOffset | None = None  # the newest one of which all was known when it was given
         self._target: Position | None = None
         self._moved_at = time.monotonic()
         self._lag = LagMeter(self._source)
@@ -99,7 +100,10 @@ class Capture:
         if self._source.in_recovery and (start is None or end.position != start.position):
             # A timeline that is asked for only now is at or after that of everything up to the end.
             self._history.forget_identity()
-        return replace(end, identity=self._history.identify())
+        end = replace(end, identity=self._history.identify())
+        if limited:
+            self._planned = end
+        return end
 
     def newest_without_start(self) -> StreamOffset:
         """As ``newest``, for a Spark that neither says where it starts nor limits a batch."""
@@ -275,7 +279,7 @@ class Capture:
             if not self._is_driver_there():
                 raise TransientError("the driver's JVM is gone")
         self._moved_at = time.monotonic()
-        start = replace(start, due=self._due(start, end))
+        start = replace(start, due=self._due(start, end), members=self._membership.plan.members)
         if join is not None and end == join.position:
             return self._join_offset(start, end, join)
         return self._offset(start, end)
@@ -340,7 +344,8 @@ class Capture:
             self._read_layouts(start, end)
         # What was rewritten after the point is said again behind these rows.
         again = self._layouts.rewritten(join.position, position)
-        due = tuple(dict.fromkeys((*(name for name in start.due if name not in join.due), *again)))
+        later = self._membership.plan.with_oids(start.due_oids - join.due)
+        due = tuple(dict.fromkeys((*(planned.name for planned in later), *again)))
         # What these tables' layouts were from the point on comes again, too.
         begin = min(start.position, join.position)
         return replace(end, due=due, layouts=self._layouts.text(begin, position))
@@ -408,14 +413,26 @@ class Capture:
             reader = self._open_reader(begin, lambda: plan)
             reader.read_through(end.position, self._is_driver_there)
             chunks += reader.batch(begin, end.position) + self._layouts.guessed(start, end)
-            if guessed and start is not None:
-                # Its end could not say what is asked for in it.
-                self._given = replace(end, due=self._due(replace(start, due=()), end.position))
+            if end != self._planned:
+                self._given = self._with_due(start, end, position)
         elif not is_anew:
             # Nothing was read, and the next batch begins with these layouts.
             chunks += self._layouts.guessed(start, end)
         chunks += self._layouts.left(start, end, self._membership.refused)
         return Batch(tuple(first), tuple(parts), tuple(chunks))
+
+    def _with_due(self, start: StreamOffset | None, end: StreamOffset, position: Position) -> StreamOffset:
+        """``end`` with all tables that are due there. One that was given before its start was known cannot say them.
+
+        Nor can the next one, if another process gives it. So the stream asks for them as anybody else does, in the WAL.
+        """
+        if end.at is not None:
+            return end
+        since = replace(end, position=position, due=()) if start is None else replace(start, due=())
+        unsaid = tuple(name for name in self._due(since, end.position) if name not in end.due)
+        if not unsaid or self._joins.ask_again(unsaid, self._source):
+            return end
+        return replace(end, due=(*end.due, *unsaid))
 
     def _rows(self, start: StreamOffset | None, end: StreamOffset, joined: Sequence[Member]) -> BatchRows:
         rows = rows_of(start, end, joined, self._membership.plan)

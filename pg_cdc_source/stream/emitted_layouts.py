@@ -133,10 +133,7 @@ class EmittedLayouts:
         if not guesses:
             return []
         reached = [self._history.reach(record) for record in guesses]
-        # The offset is given already. So the next one says it, if there is one.
         self._owed = [record.layout.name for record in reached if record is not None and record.is_rewritten]
-        for name in self._owed:
-            log.warning("%s was rewritten; should the query stop before its rows come, ask for them again", name)
         position = Position(end.position.lsn, 0)
         return [self._row(r.layout.as_streamed(), self._history.said(r), position) for r in reached if r is not None]
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pg_cdc_source.errors import DefiniteError, PgCdcError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION, emit_message
 from pg_cdc_source.postgres.snapshots import Held
-from pg_cdc_source.protocol.decoding_messages import EVERY_TABLE
+from pg_cdc_source.protocol.decoding_messages import EVERY_TABLE, OWN_PREFIX, Asked, write_request
 from pg_cdc_source.stream.held_snapshot import check_files
 from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.planned_reader import PlannedReader
+from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import PlannedTable
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class Join:
     held: Held
     tables: tuple[PlannedTable, ...]
     mark: str
-    due: tuple[str, ...]  # what had been asked for when it was planned
+    due: frozenset[int]  # the oids of what had been asked for when it was planned
 
     @property
     def point(self) -> Lsn:
@@ -49,6 +51,7 @@ class Joins:
 
     def __init__(self, options: StreamOptions, membership: Membership) -> None:
         self._membership = membership
+        self._slot = options.slot
         self._is_changelog = options.change_format == "changelog"
         self._joining = Joining(options)
         self._ready: Join | None = None  # what comes once the stream has read so far
@@ -58,21 +61,39 @@ class Joins:
     def due(
         self, start: StreamOffset, end: Position, reader: PlannedReader, rewritten: Sequence[str]
     ) -> tuple[str, ...]:
-        """The tables whose rows were asked for or ``rewritten`` up to ``end``, and have not come."""
+        """The tables whose rows were asked for or ``rewritten`` up to ``end``, and have not come: their names now."""
         requests = [] if reader.current is None else reader.current.requests(start.position, end)
         asked = [name for request in requests for name in request.tables]
         if asked and self._is_changelog:
             # It has no row that takes back all others. Whoever may write in the database may ask.
             log.warning("rows of %s were asked for again, which a changelog does not give", ", ".join(asked))
             asked = []
-        followed = [planned.name for planned in self._membership.plan.planned]
-        if strangers := [name for name in asked if name not in (EVERY_TABLE, *followed)]:
+        followed = self._membership.plan.planned
+        # It may have been renamed since it was asked for.
+        oids = {member.name: member.oid for member in start.members or ()} | {p.name: p.oid for p in followed}
+        if strangers := [name for name in asked if name != EVERY_TABLE and name not in oids]:
             log.warning("rows of %s were asked for, which the stream does not have", ", ".join(strangers))
-        names = followed if EVERY_TABLE in asked else [name for name in (*asked, *rewritten) if name in followed]
-        return tuple(dict.fromkeys((*start.due, *names)))
+        due = start.due_oids.union(oids[name] for name in (*asked, *rewritten) if name in oids)
+        return tuple(planned.name for planned in followed if planned.oid in due or EVERY_TABLE in asked)
 
     def are_awaited(self, start: StreamOffset) -> bool:
-        return self._membership.has_waiting or bool(self._membership.plan.named(start.due))
+        return self._membership.has_waiting or bool(self._membership.plan.with_oids(start.due_oids))
+
+    def ask_again(self, names: Sequence[str], source: SourceSession) -> bool:
+        """Ask for the rows of tables by a message behind all that is in the WAL, as ``pg-cdc resnapshot`` does.
+
+        Return whether that was possible.
+        """
+        try:
+            if source.ask(lambda session: session.server_version >= MESSAGES_VERSION and not source.in_recovery):
+                request = write_request(Asked(tuple(names), self._slot))
+                source.ask(lambda session: emit_message(session, OWN_PREFIX, request))
+                return True
+            why = "no message can be written on this server"
+        except DefiniteError as error:
+            why = error.what
+        log.warning("%s come again (%s); should the query stop before that, ask for them again", ", ".join(names), why)
+        return False
 
     def ready(self, start: StreamOffset, patience_seconds: float) -> Join | None:
         """The tables that join, as soon as their consistent point is known."""
@@ -88,9 +109,9 @@ class Joins:
         if held is None:
             return None
         try:
-            tables, mark = self._membership.plan_join(held, start.due)
+            tables, mark = self._membership.plan_join(held, start.due_oids)
             if tables and _have_their_files(held, tables):
-                self._ready = Join(held, tables, mark, start.due)
+                self._ready = Join(held, tables, mark, start.due_oids)
             self._refused = ""
         except SchemaChangedError:
             raise

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -110,7 +110,7 @@ class Membership:
         self._settle(whole, end.publication, difference, start)
         oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
         # Those of an end that knew its start are still due there.
-        oids |= {planned.oid for planned in self.plan.named([name for name in start.due if name not in end.due])}
+        oids |= {planned.oid for planned in self.plan.with_oids(start.due_oids - end.due_oids)}
         # By the names that the offset has, as when the batch comes again.
         named, point = whole.following(end.members or ()), end.position.next_lsn
         self.join(
@@ -309,10 +309,10 @@ class Membership:
 
     # --- tables that join and leave -----------------------------------------------------------------------------------
 
-    def plan_join(self, held: Held, due: Sequence[str]) -> tuple[tuple[PlannedTable, ...], str]:
+    def plan_join(self, held: Held, due: Collection[int]) -> tuple[tuple[PlannedTable, ...], str]:
         """The tables that join at the point of ``held``, and the publication's mark there.
 
-        These are those that are ``due`` and, where new tables are read, all that wait.
+        These are those whose oids are ``due`` and, where new tables are read, all that wait.
         """
         assert held.lsn is not None
         point = Lsn(held.lsn + 1)
@@ -323,7 +323,7 @@ class Membership:
         difference = self._difference(followed, self.mark, whole.members, mark)
         self._refuse(difference)
         self._take_names(difference)
-        oids = {planned.oid for planned in self.plan.named(due)}
+        oids = {planned.oid for planned in self.plan.with_oids(due)}
         if self._options.on_new_table == "snapshot":
             oids |= {joined.member.oid for joined in difference.joined}
         tables = tuple(_since(planned, point) for planned in whole.planned if planned.oid in oids)

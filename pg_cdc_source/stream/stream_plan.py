@@ -80,6 +80,10 @@ class StreamPlan:
         """The tables of these names."""
         return tuple(planned for planned in self.planned if planned.name in names)
 
+    def with_oids(self, oids: Collection[int]) -> tuple[PlannedTable, ...]:
+        """The tables of these oids."""
+        return tuple(planned for planned in self.planned if planned.oid in oids)
+
     def following(self, members: Sequence[Member]) -> StreamPlan:
         """The plan for these members alone, by the names that they have there; those that it does not know are gone."""
         known = {planned.oid: planned for planned in self.planned}
