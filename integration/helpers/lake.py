@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 
-from pg_cdc_source.lake.bring import Mark
+from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.ledger import Ledger, LedgerRow
@@ -32,7 +33,7 @@ from pg_cdc_source.mirrors.delta_rs import DeltaRsTable, DeltaRsTask
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 from pg_cdc_source.mirrors.iceberg_of_jvm import IcebergTableOfJvm
 from pg_cdc_source.mirrors.spark_lake import SparkLake
-from pg_cdc_source.mirrors.spark_table import COMPACT_STEP, Commit, SparkTable
+from pg_cdc_source.mirrors.spark_table import COMPACT_STEP, KEYS_SUFFIX, Commit, SparkTable
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 
 QUERY = "q"
@@ -51,7 +52,7 @@ class Lake(ABC):
         self.shapes = shapes
         self.targets = targets
         self.ledger = ledger
-        self._sink = Sink(targets, ledger)
+        self._sink = Sink(targets, ledger, read=self._look)
         self._batch: list[Row] | None = None  # one that was not applied to its end
         self.compacts = True
 
@@ -70,7 +71,7 @@ class Lake(ABC):
 
     def restart(self) -> None:
         """Forget what the process knows, as one that was killed."""
-        self._sink = Sink(self.targets, self.ledger)
+        self._sink = Sink(self.targets, self.ledger, read=self._look)
 
     def begin_as(self, shapes: Shapes, *, compacts: bool = True) -> None:
         """Start again, with tables of other shapes."""
@@ -101,6 +102,9 @@ class Lake(ABC):
     @abstractmethod
     def _read(self, table: str, version: int | None) -> pa.Table:
         """The rows of a table."""
+
+    def _look(self, table: str, version: int) -> object:
+        return self._read(table.removeprefix("public."), version)
 
     @abstractmethod
     def ledger_rows(self) -> list[dict[str, Any]]:
@@ -221,6 +225,22 @@ class CatalogLake(Lake):
             self._spark.sql(f"ALTER TABLE {self._namespace}.{table} SET TBLPROPERTIES (seen = '{comment}')")
         else:
             self.rewrite_files(table)
+
+    def delete_keys(self, table: str, key: int) -> None:
+        """Delete the row with this ``id``, in a process of its own, as the same step of the same batch each time."""
+        name, mark = f"{self._namespace}.{table}", Mark(QUERY, 10**6)
+        found = self._lake._kind(self._lake._session(), name, f"public.{table}", mark, None)
+        rows = found._spark.createDataFrame([(key,)], "id int")
+        found._run(Step(f"files 0{KEYS_SUFFIX}", is_last=False), rows, "ON t.id = s.id WHEN MATCHED THEN DELETE")
+
+    def lose_entry(self, table: str, kept: Path) -> None:
+        """Take a Delta table out of the catalog. Its files, which go with it, come back from ``kept``."""
+        name = f"{self._namespace}.{table}"
+        [(location,)] = self._spark.sql(f"DESCRIBE DETAIL {name}").select("location").collect()
+        path = location.removeprefix("file:")
+        shutil.copytree(path, kept)
+        self._spark.sql(f"DROP TABLE {name}")
+        shutil.copytree(kept, path, dirs_exist_ok=True)
 
     def rewrite_files(self, table: str) -> None:
         """Write all files of a table together, as somebody else."""

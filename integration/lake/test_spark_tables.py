@@ -25,6 +25,7 @@ from watch import wait_until
 
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.mirrors import iceberg_files
+from pg_cdc_source.mirrors.delta import DeltaTable
 from pg_cdc_source.mirrors.fetching import in_a_task
 from pg_cdc_source.mirrors.iceberg import IcebergTable
 from pg_cdc_source.mirrors.iceberg_of_jvm import IcebergTableOfJvm
@@ -164,6 +165,72 @@ def test_a_table_that_fails_again_and_again_is_set_aside_and_all_of_them_end_the
         run(pg, "INSERT INTO u VALUES (3, 'z')")
         with pytest.raises(DefiniteError, match="no table of batch"):
             wait_until(is_same(lake, pg, "u"))
+    wait_until(is_same(lake, pg, "u"))
+
+
+def test_a_table_that_fails_alone_in_its_batch_does_not_end_the_query(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin(*T, *U)
+    whole = lake.kind.apply
+
+    def failing(self: Any, *args: Any) -> None:
+        if self._table == "public.t":
+            self._spark._jvm.java.util.Optional.empty().get()
+        whole(self, *args)
+
+    monkeypatch.setattr(lake.kind, "apply", failing)
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+
+    def is_set_aside() -> bool:
+        row = lake.step()
+        return row is not None and row.set_aside.keys() == {"public.t"}
+
+    wait_until(is_set_aside)
+    run(pg, "INSERT INTO u VALUES (2, 'y')")
+    wait_until(is_same(lake, pg, "u"))
+
+
+def test_keys_are_deleted_again_where_other_rows_come_behind_a_crash(pg: Session, begin: Begin) -> None:
+    lake = begin(*T)
+    assert isinstance(lake, CatalogLake)
+    for key in (1, 2):
+        lake.delete_keys("t", key)
+    assert lake.rows("t") == {}
+
+
+def test_a_table_that_a_crash_has_left_without_its_entry_in_the_catalog_is_created(
+    format: str, pg: Session, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if format != "delta":
+        pytest.skip("its catalog has the table, or nothing is there")
+    lake = begin(*T, "CREATE PUBLICATION s FOR ALL TABLES")
+    assert isinstance(lake, CatalogLake)
+    whole = DeltaTable._write_empty
+
+    def killed(self: Any, *args: Any, **named: Any) -> None:
+        monkeypatch.undo()
+        whole(self, *args, **named)
+        lake.lose_entry("u", tmp_path / "kept")
+        raise _Killed
+
+    monkeypatch.setattr(DeltaTable, "_write_empty", killed)
+    run(pg, *U)
+
+    def step() -> bool:
+        try:
+            lake.step()
+        except _Killed:
+            lake.restart()
+        last = lake.ledger.last()
+        assert last is not None
+        assert last.set_aside == {}
+        return "public.u" in last.tables
+
+    wait_until(step)
+    assert (tmp_path / "kept").exists()
+    assert lake.rows("u") == rows_of(pg, "u")
+    run(pg, "INSERT INTO u VALUES (2, 'y')")
     wait_until(is_same(lake, pg, "u"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 # of some point up to this position. It is nobody's to mend.
 CATCHING_UP = "its first rows were read again after a crash, and are not all as of one point before the position "
 
+# So many other tables are looked at to tell a table's fault from the lake's: a version may have expired.
+_TABLES_TO_READ = 3
+
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 # Applies a batch; what became of each table, in rows of ``OUTCOME_SCHEMA``.
@@ -35,18 +38,30 @@ class Applied:
 
 
 class Sink:
-    """The tables of one query. ``on_batch`` is told of each batch when the ledger has it."""
+    """The tables of one query.
 
-    def __init__(self, targets: Targets, ledger: Ledger, on_batch: Callable[[Applied], None] | None = None) -> None:
+    ``on_batch`` is told of each batch when the ledger has it. ``read`` reads something of a table's version, and raises
+    where that cannot be had now.
+    """
+
+    def __init__(
+        self,
+        targets: Targets,
+        ledger: Ledger,
+        on_batch: Callable[[Applied], None] | None = None,
+        read: Callable[[str, int], object] | None = None,
+    ) -> None:
         self._targets = targets
         self._ledger = ledger
         self._on_batch = on_batch
+        self._read = read
         self._last: LedgerRow | None = None
 
     def apply(self, query: str, batch_id: int, run: Run) -> LedgerRow:
         """Apply a batch, unless the ledger has it, and return its row.
 
-        Raises DefiniteError where every table that the batch touches would be set aside: that is no table's fault.
+        Raises DefiniteError where every table that the batch touches would be set aside, and no other one can be read:
+        that is no table's fault.
         """
         if self._last is None:
             self._ledger.create(self._targets.template)
@@ -71,7 +86,8 @@ class Sink:
         new = {o["table"]: o["error"] for o in outcomes if o["error"] is not None and o["table"] not in set_aside}
         # What a table itself is the reason of is definite.
         strange = {table: error for table, error in new.items() if error.startswith(("[TRANSIENT]", "Spark: "))}
-        if strange and len(strange) == sum(o["table"] not in (None, *set_aside) for o in outcomes):
+        is_everywhere = len(strange) == sum(o["table"] not in (None, *set_aside) for o in outcomes)
+        if strange and is_everywhere and not self._can_read(versions, {*strange, *set_aside}):
             table, error = min(strange.items())
             raise DefiniteError(
                 f"no table of batch {batch_id} could be written; {table}: {error}",
@@ -115,6 +131,18 @@ class Sink:
             set_aside,
             not any(o["is_within"] for o in outcomes),
         )
+
+    def _can_read(self, versions: Mapping[str, int], without: Collection[str]) -> bool:
+        """Whether the lake is there: whether any of some tables ``without`` these can be read."""
+        if self._read is None:
+            return False
+        for table in [table for table in versions if table not in without][:_TABLES_TO_READ]:
+            try:
+                self._read(table, versions[table])
+                return True
+            except Exception as error:
+                log.warning("%s cannot be read either: %s", table, error)
+        return False
 
 
 def _is_over(why: str, lsn: int) -> bool:

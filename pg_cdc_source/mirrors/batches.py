@@ -44,7 +44,9 @@ class Batches:
             self._lake = self._open_lake(batch.sparkSession)
         lake = self._lake
         if self._sink is None:
-            self._sink = Sink(self._targets, lake.ledger, self._on_batch)
+            self._sink = Sink(
+                self._targets, lake.ledger, self._on_batch, lambda table, version: lake.read(table, version).head()
+            )
         if self._query is None:
             self._query = query_of(batch, self._checkpoint)
         try:

@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from pg_cdc_source.lake.compaction import SMALL_BYTES
+from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.sessions import parallelism
-from pg_cdc_source.mirrors.spark_table import ANEW_STEP, COLUMNS_STEP, COMPACT_STEP, Commit, SparkTable, read_said
+from pg_cdc_source.mirrors.spark_table import (
+    ANEW_STEP,
+    COLUMNS_STEP,
+    COMPACT_STEP,
+    KEYS_SUFFIX,
+    Commit,
+    SparkTable,
+    read_said,
+)
 
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
+# The log has a table's first commit before the catalog has the table.
+_NOT_EMPTY = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
 _SMALL = "spark.databricks.delta.optimize.minFileSize"
 
 
@@ -56,8 +70,9 @@ class DeltaTable(SparkTable):
         conf = self._spark.conf
         conf.unset(_LAST_COMMIT)
         conf.set("spark.databricks.delta.commitInfo.userMetadata", text)
-        # Of two drivers that do the same step at the same time, one does nothing.
-        if step not in (COLUMNS_STEP, ANEW_STEP, COMPACT_STEP):
+        # Of two drivers that do the same step at the same time, one does nothing. Keys are deleted once more: the rows
+        # that come behind may be others than an attempt before this one had.
+        if step not in (COLUMNS_STEP, ANEW_STEP, COMPACT_STEP) and not step.endswith(KEYS_SUFFIX):
             conf.set("spark.databricks.delta.write.txnAppId", f"{self._mark.query}/{step}")
             conf.set("spark.databricks.delta.write.txnVersion", self._mark.batch)
         else:
@@ -66,6 +81,25 @@ class DeltaTable(SparkTable):
 
     def age(self, version: int | None) -> int:
         return version or 0
+
+    def _write_empty(self, schema: StructType, properties: Mapping[str, str], *, replaces: bool) -> None:
+        try:
+            super()._write_empty(schema, properties, replaces=replaces)
+        except AnalysisException as error:
+            if error.getCondition() != _NOT_EMPTY:
+                raise
+            location = (error.getMessageParameters() or {}).get("tableLocation", "")
+            if not self._has_only_begun(location):
+                raise
+            filesystem, root = open_directory(location)
+            filesystem.delete_dir(root)
+            super()._write_empty(schema, properties, replaces=replaces)
+
+    def _has_only_begun(self, location: str) -> bool:
+        """Whether files without an entry in the catalog are what a kill has left of a table that this query created."""
+        rows = self._spark.sql(f"DESCRIBE HISTORY delta.{quoted(location)}").select("userMetadata").collect()
+        said = [read_said(text) for (text,) in rows]
+        return len(said) == 1 and (said[0].get("query"), said[0].get("step")) == (self._mark.query, ANEW_STEP)
 
     @classmethod
     def write_together(cls, session: SparkSession, name: str, text: str) -> None:

@@ -37,6 +37,8 @@ OF_TABLE, COLUMNS = "pgcdc.table", "pgcdc.columns"
 # Steps that are not of the batch's changes: columns that change, a table that begins anew, and small files that are
 # written together.
 COLUMNS_STEP, ANEW_STEP, COMPACT_STEP = "columns", "anew", "compact"
+# Behind the name of a step: its keys are deleted before its rows come.
+KEYS_SUFFIX = ", keys"
 # A batch has few steps; whoever wants more of a table's history asks for all of it.
 RECENT = 30
 
@@ -325,7 +327,7 @@ class SparkTable(ABC):
         if part.again and self._shape.is_soft:
             # Rows that have these keys go first, also those that somebody else has made of them.
             on = " AND ".join(map(_same, read_layout(part.files[0]["layout"]).key))
-            self._run(Step(f"{step.name}, keys", is_last=False), found, f"ON {on} WHEN MATCHED THEN DELETE")
+            self._run(Step(step.name + KEYS_SUFFIX, is_last=False), found, f"ON {on} WHEN MATCHED THEN DELETE")
         self._insert(found, step, anew=part.again and not self._shape.keeps)
 
     def empty(self, step: Step, part: Emptied) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from ledgers import Rows
 from runs import Change, Row, changed, layout, truncated, written
 
 from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Work
-from pg_cdc_source.lake.ledger import LedgerRow
 from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.sink import CATCHING_UP, Sink
 from pg_cdc_source.lake.targets import Targets
@@ -29,23 +28,6 @@ def moved(lsn: int) -> list[Row]:
     return changed(T, Change("delete", (lsn, 1), ["1", None]), Change("insert", (lsn, 2), ["2", None], ["v"]))
 
 
-@dataclass
-class Rows:
-    """A ledger in memory."""
-
-    template: str = TARGETS.template
-    rows: list[LedgerRow] = field(default_factory=list)
-
-    def create(self, template: str) -> None:
-        assert template == self.template
-
-    def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
-        return self.rows[-1] if self.rows else None
-
-    def append(self, row: LedgerRow) -> None:
-        self.rows.append(row)
-
-
 class Writing(Task):
     """A task whose tables take everything."""
 
@@ -55,7 +37,7 @@ class Writing(Task):
 
 def set_aside(*batches: list[Row], shape: Shape) -> list[Mapping[str, str]]:
     """What the ledger's rows say is set aside."""
-    ledger = Rows()
+    ledger = Rows(TARGETS.template)
     sink = Sink(TARGETS, ledger)
 
     for number, rows in enumerate(batches):
