@@ -119,9 +119,13 @@ _TRANSIENT = ("08", "57P01", "57P02", "57P03", "57P05", "40001", "40P01", "55P03
 # Syntax, names of columns and functions that are missing or ambiguous, and what cannot be grouped, cast or compared.
 _OF_USERS_SQL = ("42601", "42702", "42703", "42725", "42803", "42804", "42846", "42883", "42P20")
 
-# The server's functions that refuse an invalidated slot: up to 15, from 16 and from 18 on. Their SQLSTATE has other
-# meanings elsewhere.
+# Functions of the server whose SQLSTATEs have other meanings elsewhere. Texts may be in any language.
+# They refuse an invalidated slot: up to 15, from 16 and from 18 on.
 _INVALIDATED_IN = ("StartLogicalReplication", "CreateDecodingContext", "ReplicationSlotAcquire")
+# They look a publication up by its name.
+_PUBLICATION_IN = ("get_publication_oid", "GetPublicationByName")
+# It refuses to decode in recovery, before 16.
+_DECODING_IN = "CheckLogicalDecodingRequirements"
 
 
 @contextmanager
@@ -196,7 +200,7 @@ def classified(
         return QueryError(with_hint, remedy="check the options columns, where and query")
     if code == "25006":
         return QueryError(with_hint, remedy="sessions of this format only read: leave out what writes")
-    if code == "42704" and text.startswith("publication "):
+    if code == "42704" and source_function in _PUBLICATION_IN:
         # pgoutput's, before 18. It looks the publication up as of each change's own time, so it stays like this.
         return SlotLostError(
             f"{where}: the slot cannot decode changes that were made while there was no such publication",
@@ -211,8 +215,8 @@ def classified(
             remedy="pg_replication_slots says why; drop it, and start over with a new checkpoint location, which reads "
             "the tables again (startFrom=snapshot)",
         )
-    if code == "0A000" and "while in recovery" in text:
-        # Before 16. A stream checks for it before it begins; later it means a server that is about to be promoted.
+    if code == "0A000" and source_function == _DECODING_IN:
+        # A stream checks for it before it begins; later it means a server that is about to be promoted.
         return TransientError(where)
     if code in ("53400", "0A000"):
         return ServerSetupError(where)

@@ -23,18 +23,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import pyarrow as pa
 
 from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
-from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
+from pg_cdc_source.offsets import Member, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.slot_checks import missing_error, set_back_error
-from pg_cdc_source.postgres.slots import Slot
 from pg_cdc_source.snapshot.driver import Process, driver_process
 from pg_cdc_source.stream.batch_rows import BatchRows, rows_of
+from pg_cdc_source.stream.beginning import Beginning
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
 from pg_cdc_source.stream.held_snapshot import HeldSnapshot, SnapshotPart, emptying_rows
@@ -78,6 +76,9 @@ class Capture:
         self._membership = Membership(options, schema, self._source)
         self._snapshot = HeldSnapshot(options, self._source, self._history, self._is_driver_there)
         self._layouts = EmittedLayouts(options, schema)
+        self._beginning = Beginning(
+            options, self._source, self._history, self._membership, self._snapshot, self._layouts
+        )
         self._reader = PlannedReader(options, self._history, self._layouts)
         self._joins = Joins(options, self._membership)
         self._given: StreamOffset | None = None  # the newest offset that this process has given out
@@ -94,7 +95,7 @@ class Capture:
         try:
             end = self._newest(start, limited=limited)
         except SlotLostError as error:
-            if start is None or not self._may_begin_anew(start):
+            if start is None or not self._beginning.may_be_anew(start):
                 raise
             end = self._begin_anew(error)
         if self._source.in_recovery and (start is None or end.position != start.position):
@@ -119,13 +120,13 @@ class Capture:
             self._given = replace(end, done=len(end.tables))
             return self._given
         if slot is None:
-            end = self._begin()
+            end = self._beginning.find()
             # Should there have been a stream before, its tables come again.
             at = end.origin if self._options.on_slot_lost == "resnapshot" and end.tables else None
             self._given = replace(end, done=len(end.tables), at=at)
         else:
             # It may go on from a checkpoint, which only the batch's start will tell.
-            end = self._begin_at(slot, guessed=True)
+            end = self._beginning.at(slot, guessed=True)
             self._given = self._guess = self._at_end_of_wal(replace(end, done=len(end.tables)), end.members or ())
         return self._given
 
@@ -136,7 +137,7 @@ class Capture:
         try:
             return self._batch(start, end)
         except SlotLostError as error:
-            if start is None or not self._may_begin_anew(start):
+            if start is None or not self._beginning.may_be_anew(start):
                 raise
             log.warning("%s; the batch after %s stays empty, and all tables come again", error.what, start.position)
             self._given = end
@@ -167,14 +168,14 @@ class Capture:
 
     def _newest(self, start: StreamOffset | None, *, limited: bool) -> StreamOffset:
         if start is None:
-            end = self._begin()
+            end = self._beginning.find()
             return end if limited else self._at_end_of_wal(replace(end, done=len(end.tables)), end.members or ())
         self._history.require_common(start.identity, start.position)
         self._layouts.resume(start)
         self._membership.resume(start)
         if start.is_reading:
             if limited:
-                return replace(start, done=self._read_through(start.tables, start.done))
+                return replace(start, done=self._beginning.read_through(start.tables, start.done))
             return self._at_end_of_wal(replace(start, done=len(start.tables)), start.members or ())
         self._snapshot.end()
         start = replace(start, tables=(), done=0, at=None)
@@ -186,72 +187,11 @@ class Capture:
         self._guess = replace(end, members=members, publication=mark, due=())
         return self._guess
 
-    def _begin(self) -> StreamOffset:
-        """The first end of a stream: where it begins, and its tables, one of them to be read."""
-        slot = self._history.find_slot()
-        if slot is not None:
-            return self._begin_at(slot)
-        if self._options.start_from == "slot":
-            raise missing_error(self._options.slot, begun=False)
-        plan = self._membership.begin(create=True)
-        reads_rows = self._options.start_from == "snapshot"
-        return self._first_end(plan, self._snapshot.create_slot(plan.planned if reads_rows else ()), reads_rows)
-
-    def _begin_at(self, slot: Slot, *, guessed: bool = False) -> StreamOffset:
-        assert slot.confirmed_flush is not None
-        # Nothing is created: what was committed before it would be missing, from PostgreSQL 18 on without an error.
-        plan = self._membership.begin(guessed=guessed)
-        origin = slot.confirmed_flush
-        if self._options.start_from == "now":
-            origin = max(self._source.read_end_of_wal(), origin)
-        return self._first_end(plan, origin, self._options.start_from == "snapshot")
-
     def _begin_anew(self, error: SlotLostError) -> StreamOffset:
-        """Make a new slot, and have all rows come again (onSlotLost=resnapshot)."""
-        log.warning("%s; a new slot is made, and the rows of all tables come again", error.what)
         self._reader.close()
         self._joins.close()
         self._snapshot.end()
-        self._history.drop_lost_slot()
-        plan = self._membership.begin(create=True, guessed=self._options.on_schema_change != "fail")
-        origin = self._snapshot.create_slot(plan.planned)
-        return replace(self._first_end(plan, origin, True), at=origin)
-
-    def _may_begin_anew(self, offset: StreamOffset) -> bool:
-        """Whether a lost slot is made anew: not where the checkpoint is of another server, database or slot."""
-        if self._options.on_slot_lost == "fail":
-            return False
-        self._history.forget_identity()
-        ours = self._history.identify()
-        return replace(offset.identity, timeline=ours.timeline) == ours
-
-    def _first_end(self, plan: StreamPlan, origin: Lsn, reads_rows: bool) -> StreamOffset:
-        tables, start = tuple(planned.name for planned in plan.planned) if reads_rows else (), Position.before(origin)
-        if reads_rows:
-            session = self._snapshot.session or self._source.open()
-            self._layouts.note_snapshot(session, [planned.member for planned in plan.planned], origin)
-        return StreamOffset(
-            self._history.identify(),
-            origin,
-            tables,
-            self._read_through(tables, 0),
-            start,
-            self._membership.mark,
-            tuple(replace(member, since=origin) for member in plan.members),
-            layouts=self._layouts.text(start, start),
-        )
-
-    def _read_through(self, tables: Sequence[str], done: int) -> int:
-        """How many of ``tables`` are read behind the next batch: the next one, and with it what a batch may hold."""
-        rest = tables[done:]
-        if len(rest) < 2:
-            return len(tables)
-        oids = {planned.name: planned.oid for planned in self._membership.plan.named(rest)}
-        sizes = self._source.ask(lambda session: trees.read_sizes(session, list(oids.values())))
-        if sizes is None:
-            return done + 1
-        totals = accumulate(sizes.get(oids.get(name, 0), 0) for name in rest)
-        return done + max(1, sum(total <= self._options.max_bytes_per_batch for total in totals))
+        return self._beginning.anew(error)
 
     def _next(self, start: StreamOffset) -> StreamOffset:
         self._membership.look_sometimes()
@@ -378,7 +318,7 @@ class Capture:
     def _batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         if start is not None and self._snapshot.created not in (None, start.origin):
             # Only the batch's start tells that there was a stream before (see newest_without_start).
-            if not self._may_begin_anew(start):
+            if not self._beginning.may_be_anew(start):
                 self._snapshot.drop_slot()
                 self._history.require_common(start.identity, start.position)
                 raise missing_error(self._options.slot, begun=True)
