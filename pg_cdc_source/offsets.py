@@ -127,8 +127,9 @@ class StreamOffset:
     this one had them all. ``at`` is the consistent point of that snapshot, None for ``origin``. ``position`` is how far
     the changes have been read. ``publication`` tells the stream's publication from a later one of the same name; it is
     empty when that is not known. ``members`` are the tables of the stream; None in offsets of release 0.1.0. ``due``
-    names tables whose rows were asked for again and have not come yet. ``layouts`` are those of the batch's rows
-    (``onSchemaChange=emit``); see :mod:`pg_cdc_source.protocol.table_layout`.
+    names tables whose rows were asked for again and have not come yet, ``gaps`` those whose changes may be missing until
+    their rows have come. ``layouts`` are those of the batch's rows (``onSchemaChange=emit``); see
+    :mod:`pg_cdc_source.protocol.table_layout`.
     """
 
     identity: SlotIdentity
@@ -140,6 +141,7 @@ class StreamOffset:
     members: tuple[Member, ...] | None = None
     at: Lsn | None = None
     due: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
     layouts: str = ""
 
     @property
@@ -177,6 +179,8 @@ class StreamOffset:
                 offset["snapshot"]["at"] = str(self.at)
         if self.due:
             offset["due"] = ",".join(self.due)
+        if self.gaps:
+            offset["gaps"] = ",".join(self.gaps)
         offset["lsn"] = str(self.position.lsn)
         if self.position.seq != ALL:
             offset["change"] = str(Lsn(self.position.seq))
@@ -217,6 +221,7 @@ class StreamOffset:
                 tuple(map(Member.from_json, offset["tables"])) if "tables" in offset else None,
                 None if snapshot.get("at") is None else Lsn.parse(snapshot["at"]),
                 tuple(split_names(offset.get("due", ""))),
+                tuple(split_names(offset.get("gaps", ""))),
                 str(offset.get("layouts", "")),
             )
             if not (0 <= found.done <= len(found.tables) and 0 <= found.position.seq <= ALL):

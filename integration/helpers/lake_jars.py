@@ -69,7 +69,8 @@ def conf(warehouse: Path) -> dict[str, str]:
         settings["spark.sql.catalog.lake.type"] = "hadoop"
         settings["spark.sql.catalog.lake.warehouse"] = str(warehouse / "iceberg")
     settings["spark.sql.extensions"] = ",".join(extensions)
-    settings["spark.driver.extraClassPath"] = os.pathsep.join(map(str, classes))
+    for where in ("driver", "executor"):
+        settings[f"spark.{where}.extraClassPath"] = os.pathsep.join(map(str, classes))
     return settings
 
 

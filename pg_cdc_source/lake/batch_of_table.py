@@ -175,6 +175,8 @@ class TableBatch:
                     f"{self.table} is not streamed any more: {change['why']}",
                     remedy=f"{change['remedy']}; its rows come again then",
                 )
+            elif kind == "gap" and not is_void:
+                raise SchemaChangedError(f"{self.table}: {change['why']}", remedy=change["remedy"])
             elif self.shape.is_log:
                 # Nothing is told apart by a key.
                 continue

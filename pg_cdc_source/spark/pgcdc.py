@@ -155,7 +155,7 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
             batch = self._running().batch(first, last)
             log_batch(self._options, first, last, batch, time.monotonic() - began, self._running().standing)
             parts = list(_partitions(batch))
-            at = last.position
+            at = batch.at
             # A batch that ends within a commit says so: its tables are of no one point.
             if self._options.envelope == "arrow" and not (parts and at.is_whole):
                 parts.append(ChangesPartition([Chunk.of(position_row(at, self._schema), at, at)]))

@@ -58,11 +58,15 @@ IDLE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the rows between two offsets are made of. ``first`` come before all others."""
+    """What the rows between two offsets are made of. ``first`` come before all others.
+
+    ``at`` is where it ends. It lies within a commit also where the tables are as of several points behind it.
+    """
 
     first: tuple[Chunk, ...]
     parts: tuple[SnapshotPart, ...]
     chunks: tuple[Chunk, ...]
+    at: Position
 
 
 class Capture:
@@ -141,7 +145,7 @@ class Capture:
                 raise
             log.warning("%s; the batch after %s stays empty, and all tables come again", error.what, start.position)
             self._given = end
-            return Batch((), (), ())
+            return Batch((), (), (), _within(end.position))
 
     def commit(self, end: StreamOffset | None) -> None:
         """Spark has committed everything through ``end``: the slot may move there."""
@@ -184,7 +188,7 @@ class Capture:
         members, _ = self._membership.guess(start.position.next_lsn)
         end = self._at_end_of_wal(start, members)
         members, mark = self._membership.guess(end.position.next_lsn)
-        self._guess = replace(end, members=members, publication=mark, due=())
+        self._guess = replace(end, members=members, publication=mark, due=(), gaps=())
         return self._guess
 
     def _begin_anew(self, error: SlotLostError) -> StreamOffset:
@@ -200,6 +204,9 @@ class Capture:
             self._membership.leave()
             # It would still bring rows of one that is published again, which a repeated batch would not have.
             self._reader.close()
+            return self._offset(start, start.position)
+        if not self._membership.gaps.keys() <= set(start.gaps):
+            # Before more of their changes come.
             return self._offset(start, start.position)
         if start.due and not self._joins.are_awaited(start):
             # They have left since.
@@ -260,8 +267,15 @@ class Capture:
 
     def _offset(self, start: StreamOffset, position: Position) -> StreamOffset:
         membership, layouts = self._membership, self._layouts.text(start.position, position)
+        members = membership.plan.members
+        there = {member.name for member in members}
         return replace(
-            start, position=position, publication=membership.mark, members=membership.plan.members, layouts=layouts
+            start,
+            position=position,
+            publication=membership.mark,
+            members=members,
+            gaps=tuple(name for name in dict.fromkeys((*start.gaps, *membership.gaps)) if name in there),
+            layouts=layouts,
         )
 
     def _at_end_of_wal(self, offset: StreamOffset, members: Sequence[Member]) -> StreamOffset:
@@ -288,7 +302,8 @@ class Capture:
         due = tuple(dict.fromkeys((*(planned.name for planned in later), *again)))
         # What these tables' layouts were from the point on comes again, too.
         begin = min(start.position, join.position)
-        return replace(end, due=due, layouts=self._layouts.text(begin, position))
+        gaps = tuple(name for name in end.gaps if name not in names)
+        return replace(end, due=due, gaps=gaps, layouts=self._layouts.text(begin, position))
 
     def _read_layouts(self, start: StreamOffset, end: StreamOffset) -> None:
         """Come to the layouts that the tables which join had since their point: the stream went past it without them.
@@ -358,8 +373,10 @@ class Capture:
         elif not is_anew:
             # Nothing was read, and the next batch begins with these layouts.
             chunks += self._layouts.guessed(start, end)
-        chunks += self._layouts.left(start, end, self._membership.refused)
-        return Batch(tuple(first), tuple(parts), tuple(chunks))
+        chunks += self._layouts.left(start, end, self._membership.refused) + self._layouts.gaps(start, end)
+        # Of a slot that was lost, some tables come again in later batches.
+        at = _within(end.position) if is_anew and end.is_reading else end.position
+        return Batch(tuple(first), tuple(parts), tuple(chunks), at)
 
     def _with_due(self, start: StreamOffset | None, end: StreamOffset, position: Position) -> StreamOffset:
         """``end`` with all tables that are due there. One that was given before its start was known cannot say them.
@@ -389,3 +406,7 @@ class Capture:
 
     def _is_driver_there(self) -> bool:
         return self._driver.runs()
+
+
+def _within(position: Position) -> Position:
+    return Position(position.lsn, 0) if position.is_whole else position

@@ -35,6 +35,12 @@ from pg_cdc_source.values.registry import Column
 
 log = logging.getLogger(__name__)
 
+# Of a table that waits for its rows: the catalog does not tell since where.
+_GAP = Refused(
+    "changes of it may be missing: it was created again, or not published as before for a while",
+    "wait: its rows come again",
+)
+
 
 class EmittedLayouts:
     """Knows the layouts from the offset on that this process began with."""
@@ -144,9 +150,20 @@ class EmittedLayouts:
         known = {member.oid for member in end.members} | {member.name for member in end.members}
         position = Position(end.position.next_lsn, 0)
         return [
-            self._row(StreamedTable(member.oid, member.name, (), (), (), ""), _left(refused.get(member.oid)), position)
+            self._without_rows(member.oid, member.name, "left", refused.get(member.oid), position)
             for member in start.members
             if known.isdisjoint((member.oid, member.name))
+        ]
+
+    def gaps(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
+        """The rows at the end of a batch that say of which tables changes may be missing, until their rows come."""
+        if not self.are_emitted or start is None:
+            return []
+        oids = {member.name: member.oid for member in end.members or ()}
+        return [
+            self._without_rows(oids[name], name, "gap", _GAP, Position(end.position.lsn, 0))
+            for name in end.gaps
+            if name not in start.gaps
         ]
 
     def match(self, plan: StreamPlan) -> Match:
@@ -173,6 +190,12 @@ class EmittedLayouts:
     def close(self) -> None:
         self._catalog.close()
 
+    def _without_rows(self, oid: int, name: str, change: str, why: Refused | None, position: Position) -> Chunk:
+        """The row that says why no more rows of a table come, or none that are right."""
+        said = {"change": change, "attnum": None, "name": None, "was": None, **({} if why is None else asdict(why))}
+        after = json.dumps({"columns": [], "changes": [said]})
+        return self._row(StreamedTable(oid, name, (), (), (), ""), after, position)
+
     def _row(self, table: StreamedTable, after: str, position: Position) -> Chunk:
         return Chunk.of(schema_row_at(table, after, position, self._schema), position, position)
 
@@ -193,12 +216,6 @@ def _is_sent_as(planned: PlannedTable, relation: RelationMessage) -> bool:
 
 def _kind(column: Column) -> str:
     return EnvelopeColumn("", column.type_oid).kind
-
-
-def _left(refused: Refused | None) -> str:
-    """Return what a row says of a table that has left the stream."""
-    change = {"change": "left", "attnum": None, "name": None, "was": None}
-    return json.dumps({"columns": [], "changes": [change if refused is None else {**change, **asdict(refused)}]})
 
 
 def _of_snapshot(point: Lsn) -> Position:

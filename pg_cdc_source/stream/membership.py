@@ -51,6 +51,7 @@ class Membership:
         self.mark = ""
         self.leaving: Leaving | None = None
         self.has_waiting = False  # whether a table waits to join
+        self.gaps: dict[str, int] = {}  # tables whose changes may be missing: the oids that they join with
         self.refused: Mapping[int, Refused] = {}  # tables that are left out though they are published, by their oids
         self._options = options
         self._schema = schema
@@ -213,6 +214,7 @@ class Membership:
             followed += [replace(joined.member, since=offset.position.next_lsn) for joined in difference.joined]
         else:
             self.has_waiting = bool(difference.joined)
+            self._note_gaps(difference, offset.members or ())
         plan = whole.following(followed)
         there = {planned.oid for planned in plan.planned}
         # Somebody who names fewer tables than before knows what leaves.
@@ -249,6 +251,7 @@ class Membership:
             self.has_waiting = False
         else:
             self._refuse(difference)
+            self._note_gaps(difference, self.plan.members)
             self._take_names(difference)
             self.has_waiting = bool(difference.joined) and self._options.on_new_table == "snapshot"
             anew = {joined.member.name for joined in difference.joined}
@@ -302,6 +305,15 @@ class Membership:
             names = ", ".join(joined.member.name for joined in difference.joined[:10])
             raise SchemaChangedError(f"{names} joined the stream's tables", remedy=FOLLOW)
 
+    def _note_gaps(self, difference: Difference, known: Sequence[Member]) -> None:
+        if self._options.on_schema_change != "emit":
+            return
+        names = {member.oid: member.name for member in known}
+        for joined in difference.joined:
+            if joined.why:
+                # By the name that the stream's rows have had.
+                self.gaps[names.get(joined.member.oid, joined.member.name)] = joined.member.oid
+
     def _note_left(self, left: Sequence[Member]) -> None:
         known = self.leaving.members if self.leaving is not None else ()
         if new := [member for member in left if member not in known]:
@@ -340,6 +352,8 @@ class Membership:
         """Follow tables from their points on, also those that are gone by now, of which there are only changes."""
         self._plan, self.mark, self.has_waiting = self.plan.joined_by(tables, gone), mark, False
         self._seen = None
+        names, oids = {p.name for p in tables}, {p.oid for p in tables}
+        self.gaps = {name: oid for name, oid in self.gaps.items() if name not in names and oid not in oids}
         if tables:
             log.info("%s joins the stream at %s", ", ".join(p.name for p in tables[:10]), tables[0].member.since)
 
