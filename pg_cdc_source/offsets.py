@@ -127,8 +127,8 @@ class StreamOffset:
     this one had them all. ``at`` is the consistent point of that snapshot, None for ``origin``. ``position`` is how far
     the changes have been read. ``publication`` tells the stream's publication from a later one of the same name; it is
     empty when that is not known. ``members`` are the tables of the stream; None in offsets of release 0.1.0. ``due``
-    names tables whose rows were asked for again and have not come yet, ``gaps`` those whose changes may be missing until
-    their rows have come. ``layouts`` are those of the batch's rows (``onSchemaChange=emit``); see
+    names tables whose rows were asked for again and have not come yet, ``gaps`` those whose changes may be missing
+    until their rows have come. ``layouts`` are those of the batch's rows (``onSchemaChange=emit``); see
     :mod:`pg_cdc_source.protocol.table_layout`.
     """
 

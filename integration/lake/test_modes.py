@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from psycopg2.extensions import connection as Session
 from watch import wait_until
 
 from pg_cdc_source.lake.shape import Shapes
+from pg_cdc_source.stream.joining import Joining
 
 # Values that do not travel with every update.
 LARGE = "(SELECT string_agg(md5((id * i)::text), '') FROM generate_series(1, 100) AS i)"
@@ -158,6 +161,70 @@ def test_columns_change_and_rows_come_again(
         done = max(row["_commit_lsn"] for row in before)
         kinds = Counter(row["_change_type"] for row in after if row["_commit_lsn"] > done)
         assert kinds == {"truncate": 1, "snapshot": 3}
+
+
+@pytest.mark.parametrize("mode", ["append", "history"])
+def test_changes_that_come_again_with_a_tables_rows_are_there_once(
+    mode: str, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages, by which rows are asked for")
+    lake = begin(*FIRST, mode=mode)
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.t"]}')""")
+    holding = "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot' AND state = 'idle in transaction'"
+
+    def is_held() -> bool:
+        lake.step()
+        return bool(run(pg, holding))
+
+    wait_until(is_held)
+    for scene in (
+        ("UPDATE t SET n = 7 WHERE id = 1", "INSERT INTO t VALUES (8, 8, 'behind the point')"),
+        ("DELETE FROM t WHERE id = 2", "UPDATE t SET n = 9 WHERE id = 8", "DELETE FROM t WHERE id = 8"),
+    ):
+        run(pg, *scene)
+        wait_until(is_same_state(lake, pg, mode))
+    late.set()
+    run(pg, "UPDATE t SET n = 10 WHERE id = 1")
+    wait_until(lambda: lake.step() and lake.driver.offset.at is not None)
+    wait_until(is_same_state(lake, pg, mode))
+    found = lake.found("t")
+    if mode == "append":
+        assert Counter(row["_change_type"] for row in found if row["_seq"]) == {"insert": 1, "update": 3, "delete": 2}
+        assert Counter(row["_change_type"] for row in found if not row["_seq"]) == {"truncate": 1, "snapshot": 8}
+    else:
+        for row in found:
+            others = [other for other in found if other["id"] == row["id"] and other is not row]
+            assert not any(overlap(row, other) for other in others), (row, others)
+
+
+def is_same_state(lake: Lake, pg: Session, mode: str) -> Callable[[], bool]:
+    """Whether the lake's rows are PostgreSQL's in the end, by what the log or the states say."""
+
+    def state() -> dict[int, int]:
+        if mode == "history":
+            return {row["id"]: row["n"] for row in lake.found("t") if row["_valid_to"] is None}
+        rows: dict[int, int] = {}
+        for row in sorted(lake.found("t"), key=lambda row: (row["_commit_lsn"], row["_seq"])):
+            if row["_change_type"] == "truncate":
+                rows.clear()
+            elif row["_change_type"] == "delete":
+                del rows[row["id"]]
+            else:
+                rows[row["id"]] = row["n"]
+        return rows
+
+    def look() -> bool:
+        lake.step()
+        return state() == dict(run(pg, "SELECT id, n FROM t"))
+
+    return look
+
+
+def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return bool(a["_valid_from"] < (b["_valid_to"] or math.inf) and b["_valid_from"] < (a["_valid_to"] or math.inf))
 
 
 def of(rows: list[dict[str, Any]], key: int) -> dict[str, Any]:

@@ -132,6 +132,11 @@ class TableBatch:
         emptied = max(map(place_of, truncates), default=BEGINNING)
         begin = max([emptied, *map(place_of, files)])
         keeps = shape.keeps and not stands_still
+        had = BEGINNING
+        if keeps and shape.is_log:
+            # Rows came again as of a point that the log was past: changes since are there.
+            had = max((_had(row) for row in truncates if row["after"] is not None), default=BEGINNING)
+            truncates = [row for row in truncates if row["_xid"] is None or place_of(row) > had]
         if not keeps:
             truncates, files = truncates[-1:], [row for row in files if place_of(row) > emptied]
         batch = cls(table, layout, [], files, truncates=truncates, shape=shape)
@@ -151,7 +156,7 @@ class TableBatch:
                 for column in layout.columns[there:]:
                     batch.fills.pop(column.attnum or 0, None)
             runs = (row for row in ordered if row["_change_type"] == CHANGES)
-            batch._read(layout, runs, BEGINNING if keeps else begin)
+            batch._read(layout, runs, had if keeps else begin)
         if truncates and not shape.keeps:
             batch._empty()
         return batch
@@ -312,6 +317,11 @@ class TableBatch:
 def place_of(row: Mapping[str, Any]) -> Place:
     """Return where a row stands in the stream."""
     return row["_commit_lsn"], row["_seq"]
+
+
+def _had(truncate: Mapping[str, Any]) -> Place:
+    said = json.loads(truncate["after"])
+    return said["lsn"], said["seq"]
 
 
 def _renamed(lists: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:

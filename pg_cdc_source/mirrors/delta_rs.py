@@ -291,10 +291,10 @@ class DeltaRsTable:
     def empty(self, step: Step, part: Emptied) -> None:
         commit = self._commit(step)
         if self._shape.has_versions:
-            is_open = f"{_sql(VALID_TO)} IS NULL"
-            # Of a state that was never there from one commit to the next.
-            self.table.delete(f"{is_open} AND {_sql(VALID_FROM)} = {part.lsn}", commit_properties=self._commit())
+            # Of states that were never there from one commit to the next, and of those that come again.
+            self.table.delete(f"{_sql(VALID_FROM)} >= {part.lsn}", commit_properties=self._commit())
             ends = {VALID_TO: str(part.lsn), VALID_TO_TS: _time(part.at)}
+            is_open = f"{_sql(VALID_TO)} IS NULL OR {_sql(VALID_TO)} > {part.lsn}"
             self.table.update(ends, predicate=is_open, commit_properties=commit)
         elif self._shape.is_soft:
             gone = {self._shape.deleted: "true", DELETED_LSN: str(part.lsn)}

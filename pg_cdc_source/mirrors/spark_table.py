@@ -336,7 +336,7 @@ class SparkTable(ABC):
             return
         if self._shape.has_versions:
             at = self._spark.createDataFrame([(part.lsn, part.at)], f"{VALID_TO} bigint, {VALID_TO_TS} timestamp")
-            self._run(step, at, f"ON t.{quoted(VALID_TO)} IS NULL {_ENDS}")
+            self._run(step, at, _CUT)
             return
         self._signed(step.name, is_last=step.is_last)
         gone = f"{quoted(self._shape.deleted)} = true, {quoted(DELETED_LSN)} = {part.lsn}"
@@ -424,6 +424,12 @@ _VIEW = "pgcdc_rows"
 # A state that was never there from one commit to the next goes, as where a large commit is cut.
 _ENDS = f"""
     WHEN MATCHED AND t.{VALID_FROM} = s.{VALID_TO} THEN DELETE
+    WHEN MATCHED THEN UPDATE SET t.{VALID_TO} = s.{VALID_TO}, t.{VALID_TO_TS} = s.{VALID_TO_TS}
+"""
+# What begins later comes again, where rows came again as of a point that the table was past.
+_CUT = f"""
+    ON t.{VALID_TO} IS NULL OR t.{VALID_TO} > s.{VALID_TO}
+    WHEN MATCHED AND t.{VALID_FROM} >= s.{VALID_TO} THEN DELETE
     WHEN MATCHED THEN UPDATE SET t.{VALID_TO} = s.{VALID_TO}, t.{VALID_TO_TS} = s.{VALID_TO_TS}
 """
 

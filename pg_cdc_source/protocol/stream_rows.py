@@ -136,14 +136,23 @@ def with_unsent(batch: pa.RecordBatch, table: StreamedTable, types: Sequence[pa.
 
 
 def truncate_rows(
-    tables: Sequence[StreamedTable], changes: Sequence[pa.Array], layout: Layout, schema: pa.Schema
+    tables: Sequence[StreamedTable],
+    changes: Sequence[pa.Array],
+    layout: Layout,
+    schema: pa.Schema,
+    had: Sequence[str | None] = (),
 ) -> pa.RecordBatch:
-    """Return a row for each of ``tables`` that has neither a key nor values."""
+    """Return a row for each of ``tables`` that has neither a key nor values.
+
+    ``had``: what the rows of packed layouts say in ``after``, if anything.
+    """
     given = dict(zip((field.name for field in CHANGE_FIELDS), changes, strict=True))
     if layout.envelope:
         given["_table"] = from_texts([table.name for table in tables])
     if layout.packed:
         given["layout"] = from_texts([layout_text(table) for table in tables]).dictionary_encode()
+        if had:
+            given["after"] = pa.array(had, pa.string())
     return _rows_of(given, len(tables), schema)
 
 

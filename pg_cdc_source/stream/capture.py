@@ -351,7 +351,9 @@ class Capture:
         plan = rows.plan_from(self._membership.plan, begin, position)
         parts: list[SnapshotPart] = []
         chunks: list[Chunk] = []
-        first = [emptying_rows(plan, rows.emptied(), rows.point)] if rows.again and rows.wanted else []
+        known = start.members if start is not None and begin < position else None
+        had = {member.oid: position for member in known or ()}
+        first = [emptying_rows(plan, rows, had)] if rows.again and rows.wanted else []
         first += self._layouts.of_snapshot(rows.wanted, rows.point)
         if rows.tables:
             if not self._snapshot.holds(rows.point):

@@ -15,7 +15,8 @@ the tables that are left are read at a later point and turned back (``rewind``):
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -185,13 +186,18 @@ def check_files(held: Held, tables: Sequence[PlannedTable]) -> None:
     held.unlock()
 
 
-def emptying_rows(plan: StreamPlan, tables: Sequence[StreamedTable], point: Lsn) -> Chunk:
-    """A truncate row for each table whose rows come again as of ``point``: a sink gives up those that it has.
+def emptying_rows(plan: StreamPlan, rows: BatchRows, had: Mapping[int, Position]) -> Chunk:
+    """A truncate row for each table whose rows come again: a sink gives up those that it has.
 
-    They stand right before the rows. WAL records begin at multiples of 8 bytes, so no commit is there.
+    They stand right before the rows. WAL records begin at multiples of 8 bytes, so no commit is there. ``had``: up to
+    where earlier batches had changes of a table that come again, by its oid.
     """
+    tables, point = rows.emptied(), rows.point
+    again = [had.get(oid) for oid in rows.wanted]
+    texts = [None if at is None else json.dumps({"lsn": at.lsn, "seq": at.seq}) for at in again]
     n, lsn = len(tables), Lsn(point - 2)
     changes = change_columns(
         np.full(n, TRUNCATED), np.full(n, lsn, np.int64), np.zeros(n, np.int64), None, None, nothing_unchanged(n)
     )
-    return Chunk.of(truncate_rows(tables, changes, plan.layout, plan.schema), Position(lsn, 0), Position(lsn, 0))
+    found = truncate_rows(tables, changes, plan.layout, plan.schema, texts)
+    return Chunk.of(found, Position(lsn, 0), Position(lsn, 0))
