@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pyspark
 from losses import RestartableServer
 from watch import wait_until
 
@@ -35,6 +37,7 @@ class Drivers:
         self._random = random.Random(f"{seed} kill")
         self._process: subprocess.Popen[bytes] | None = None
         self._started: set[psutil.Process] = set()
+        self._others = set(_executors_directories())
 
     @property
     def batches(self) -> list[dict[str, Any]]:
@@ -107,6 +110,8 @@ class Drivers:
         if self._process is not None:
             self._process.wait(20)
             self._process = None
+        for directory in set(_executors_directories()) - self._others:
+            shutil.rmtree(directory)
 
     def _start(self) -> None:
         given = {"maxRowsPerBatch": self._random.choice((60, 400, 2000))}
@@ -129,6 +134,11 @@ class Drivers:
         found = [driver, *_children(driver)]
         self._started |= set(found)
         return found
+
+
+def _executors_directories() -> Iterator[Path]:
+    """Those of local-cluster, which are in Spark's installation, whatever its settings."""
+    return Path(pyspark.__file__).parent.glob("work/app-*")
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
