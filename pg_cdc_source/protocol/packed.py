@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, PACKED_SCHEMA, RUNS_SCHEMA, StreamedTable
+from pg_cdc_source.values import registry
 from pg_cdc_source.values.arrow import from_numpy, from_texts, null, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints
 
@@ -76,7 +76,7 @@ def layout_text(table: StreamedTable) -> str:
             "type": codec.column.type_name,
             "type_oid": type_oid,
             "typmod": typmod,
-            "catalog": astuple(codec.column.type),
+            "catalog": registry.plain_type(codec.column.type),
             "nullable": not codec.column.not_null,
             "key": codec.column.name in table.key,
         }

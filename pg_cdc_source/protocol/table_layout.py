@@ -8,10 +8,11 @@ once, when a layout arrives, and then kept in the stream's offsets: a batch that
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pg_cdc_source.offsets import Lsn, Position
@@ -205,8 +206,8 @@ def to_text(records: Iterable[LayoutRecord]) -> str:
             *(int(record.position.lsn), record.position.seq),
             *(record.layout.oid, record.layout.name, record.layout.identity),
             *(record.layout.last, record.layout.files, record.layout.altered),
-            [astuple(column) for column in record.layout.columns],
-            [astuple(change) for change in record.changes],
+            [_plain(column) for column in record.layout.columns],
+            [(c.change, c.attnum, c.name, c.was, c.fill) for c in record.changes],
         ]
         for record in records
     ]
@@ -216,6 +217,13 @@ def to_text(records: Iterable[LayoutRecord]) -> str:
     return base64.b64encode(zlib.compress(plain, 9)).decode()
 
 
+def _plain(c: LayoutColumn) -> tuple[Any, ...]:
+    type = registry.plain_type(c.type)
+    return c.name, c.attnum, c.type_name, c.type_oid, c.typmod, type, c.spark, c.nullable, c.key
+
+
+# Offsets are read several times for a batch.
+@functools.lru_cache(maxsize=4)
 def from_text(text: str) -> tuple[LayoutRecord, ...]:
     """Read what :func:`to_text` has written. Raises ValueError for other text."""
     if not text:

@@ -49,10 +49,14 @@ class LayoutHistory:
         self._settled = settled
 
     def add(self, records: Iterable[LayoutRecord]) -> None:
-        """Add layouts that tables have from a snapshot on. Rows behind it that have the same begin nothing any more."""
-        for record in records:
-            self._records = tuple(r for r in self._records if r.position < record.position or r.layout != record.layout)
-            self._put(record)
+        """Add layouts, one a table, from a snapshot on. Rows behind it that have the same begin nothing any more."""
+        kept: list[LayoutRecord] = []
+        new = {record.layout.oid: record for record in records}
+        for known in self._records:
+            record = new.get(known.layout.oid)
+            if record is None or known.position < record.position or known.layout != record.layout:
+                kept.append(known)
+        self._records = _in_order((*kept, *new.values()))
 
     def look_until(self, position: Position, catalog: dict[int, CatalogLayout]) -> None:
         """For rows up to ``position``, ask ``catalog`` instead of the one that there is now."""
@@ -137,12 +141,15 @@ class LayoutHistory:
         return replace(record, changes=changes) if changes else None
 
     def _put(self, record: LayoutRecord, instead_of: LayoutRecord | None = None) -> None:
-        others = (known for known in self._records if known is not instead_of)
-        # A snapshot may be of a point that changes have passed.
-        self._records = tuple(sorted((*others, record), key=lambda known: known.position))
+        self._records = _in_order((*(known for known in self._records if known is not instead_of), record))
 
     def _between(self, start: Position, end: Position) -> tuple[LayoutRecord, ...]:
         """The last record of each table up to ``start``, and all behind it up to ``end``."""
         before = {record.layout.oid: record for record in self._records if record.position <= start}
         within = [record for record in self._records if start < record.position <= end]
         return (*before.values(), *within)
+
+
+def _in_order(records: Iterable[LayoutRecord]) -> tuple[LayoutRecord, ...]:
+    # A snapshot may be of a point that changes have passed.
+    return tuple(sorted(records, key=lambda known: known.position))

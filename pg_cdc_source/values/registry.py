@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,15 @@ class CatalogType:
     has_text_cast: bool = False
 
 
+# A layout has few types, and astuple copies deeply.
+@functools.lru_cache(maxsize=1024)
+def plain_type(type: CatalogType) -> tuple[Any, ...]:
+    """Return a type as JSON takes it."""
+    return astuple(type)
+
+
 def catalog_type(values: Sequence[Any]) -> CatalogType:
-    """Read what ``dataclasses.astuple`` gives of a type, by way of JSON. Raises TypeError for other values."""
+    """Read what :func:`plain_type` gives of a type, by way of JSON. Raises TypeError for other values."""
     oid, typmod, name, extension, element, *rest = values
     return CatalogType(oid, typmod, name, extension, None if element is None else catalog_type(element), *rest)
 

@@ -187,7 +187,7 @@ class Refusing:
 
 
 def test_a_reader_gives_up_after_its_time_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.1))
+    monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.5))
     server = Refusing()
     with reading(server) as reader, pytest.raises(TransientError, match="the server is starting up"):
         reader.cut(START, None, patience=60)
