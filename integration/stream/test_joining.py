@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -564,6 +565,74 @@ def test_a_table_that_its_root_or_schema_did_not_publish_for_a_while_comes_again
     if down:
         driver.start()
     until_equal(driver, pg, "t")
+
+
+ROOT = ("CREATE TABLE r (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE r_1 PARTITION OF r FOR VALUES FROM (0) TO (10)")  # fmt: skip
+FILLED = {
+    "table": ("CREATE TABLE p (id int PRIMARY KEY, v text)", "INSERT INTO p VALUES (11, 'before')",
+              "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20)"),
+    "tree": ("CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+             "CREATE TABLE q PARTITION OF p FOR VALUES FROM (10) TO (20)", "INSERT INTO p VALUES (11, 'before')",
+             "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20)"),
+}  # fmt: skip
+
+
+def rooted(drive: Drive, pg: Session, **options: str) -> Driver:
+    """A stream of a partitioned table that has read it."""
+    if pg.server_version < 150000:
+        pytest.skip("before PostgreSQL 15 every ATTACH without ALTER PUBLICATION is a gap")
+    publication = "CREATE PUBLICATION s FOR TABLE r WITH (publish_via_partition_root)"
+    run(pg, *ROOT, "INSERT INTO r VALUES (1, 'a')", publication)
+    driver = drive(**options)
+    driver.take(1)
+    return driver
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+@pytest.mark.parametrize("what", FILLED)
+def test_rows_of_a_partition_that_is_attached_come_with_all_others(
+    what: str, down: bool, pg: Session, drive: Drive
+) -> None:
+    driver = rooted(drive, pg, tables="public.*")
+    if down:
+        driver.stop()
+    run(pg, *FILLED[what], "INSERT INTO r VALUES (12, 'since')")
+    if down:
+        driver.start()
+    until_equal(driver, pg, "r")
+    # Once is enough.
+    driver.restart()
+    run(pg, "INSERT INTO r VALUES (13, 'later')")
+    assert values(until_equal(driver, pg, "r"), "_change_type") == [("insert",)]
+
+
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+def test_a_partition_that_is_attached_empty_brings_nothing_again(down: bool, pg: Session, drive: Drive) -> None:
+    driver = rooted(drive, pg, tables="public.*")
+    if down:
+        driver.stop()
+    run(pg, "CREATE TABLE p (id int PRIMARY KEY, v text)",
+        "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO r VALUES (12, 'since'), (13, 'b')", "UPDATE r SET v = 'c' WHERE id = 13",
+        "CREATE TABLE r_3 PARTITION OF r FOR VALUES FROM (20) TO (30)", "INSERT INTO r VALUES (21, 'new')")  # fmt: skip
+    if down:
+        driver.start()
+    until_equal(driver, pg, "r")
+    # The next start looks at what has changed since.
+    driver.restart()
+    run(pg, "INSERT INTO r VALUES (22, 'later')")
+    until_equal(driver, pg, "r")
+    assert Counter(kinds(driver.rows)) == {"snapshot": 1, "insert": 4, "update": 1}
+
+
+def test_a_partition_with_rows_is_an_error_where_nothing_is_read_again(pg: Session, drive: Drive) -> None:
+    driver = rooted(drive, pg, dbtable="r")
+    run(pg, *FILLED["table"])
+    driver.refusal("public.p was attached to public.r, and had rows", "onNewTable=snapshot", rows=None)
+    driver.restart(onNewTable="snapshot")
+    going_on(driver, lambda: {row["id"] for row in driver.rows} >= {1, 11})
 
 
 def test_the_last_table_comes_back_whole(pg: Session, drive: Drive) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from psycopg2 import sql
 from psycopg2.errors import LockNotAvailable
 from psycopg2.extensions import connection as Session
 
@@ -103,6 +104,68 @@ def read_ancestors(session: Session, oids: Sequence[int]) -> dict[int, list[Rela
         for oid, *ancestor in cursor:
             above.setdefault(oid, []).append(Relation(*ancestor))
         return above
+
+
+# What is created as a partition has all its catalog rows from one transaction. That of a system column stays for ever.
+_WAS_ATTACHED = """
+    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = tree.oid AND tree.oid <> tree.root
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tree.oid AND a.attname = 'tableoid' AND a.xmin <> i.xmin
+"""
+
+_READ_LAST_ATTACHED = f"""
+WITH RECURSIVE {TREE}
+SELECT DISTINCT ON (tree.root) tree.root::bigint, i.xmin::text::bigint
+FROM tree
+{_WAS_ATTACHED}
+ORDER BY tree.root, age(i.xmin)
+"""
+
+
+def read_last_attached(session: Session, roots: Sequence[int]) -> dict[int, int]:
+    """By root, the transaction that last attached a partition that was a table of its own before; 0 for none."""
+    with translated("reading partitions"), session.cursor() as cursor:
+        cursor.execute(_READ_LAST_ATTACHED, {"roots": list(roots)})
+        return dict.fromkeys(roots, 0) | dict(cursor.fetchall())
+
+
+# Leaves that were attached, or are under what was, since another one was; and in which transaction.
+_READ_ATTACHED_SINCE = f"""
+WITH RECURSIVE {TREE},
+attached (root, link) AS (
+    SELECT tree.oid, i.xmin
+    FROM tree
+    {_WAS_ATTACHED}
+    WHERE age(i.xmin) < age(%(since)s::text::xid)
+),
+below (oid, link) AS (
+    SELECT root, link FROM attached
+    UNION
+    SELECT i.inhrelid, below.link FROM below JOIN pg_catalog.pg_inherits AS i ON i.inhparent = below.oid
+)
+SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text,
+    has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
+FROM below
+JOIN pg_catalog.pg_class AS c ON c.oid = below.oid AND c.relkind = 'r' AND pg_relation_size(c.oid) > 0
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+"""
+
+
+def find_filled_partition(session: Session, root: int, since: int) -> Relation | None:
+    """A partition that had rows when it was attached, and came after the one that transaction ``since`` attached.
+
+    None where there is none. Of a table that this role may not read, any row counts.
+    """
+    with translated("looking for rows of partitions"), session.cursor() as cursor:
+        cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
+        for *found, link, is_readable in cursor.fetchall():
+            leaf = Relation(*found)
+            if not is_readable:
+                return leaf
+            older = sql.SQL("SELECT EXISTS (SELECT FROM ONLY {} WHERE age(xmin) > age(%s::xid))")
+            cursor.execute(older.format(leaf.identifier), (link,))
+            if cursor.fetchone()[0]:
+                return leaf
+    return None
 
 
 @dataclass(frozen=True, slots=True)

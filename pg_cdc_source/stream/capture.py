@@ -205,7 +205,7 @@ class Capture:
             # It would still bring rows of one that is published again, which a repeated batch would not have.
             self._reader.close()
             return self._offset(start, start.position)
-        if not self._membership.gaps.keys() <= set(start.gaps):
+        if self._gaps(start) != start.gaps:
             # Before more of their changes come.
             return self._offset(start, start.position)
         if start.due and not self._joins.are_awaited(start):
@@ -267,16 +267,15 @@ class Capture:
 
     def _offset(self, start: StreamOffset, position: Position) -> StreamOffset:
         membership, layouts = self._membership, self._layouts.text(start.position, position)
-        members = membership.plan.members
-        there = {member.name for member in members}
+        members, gaps = membership.plan.members, self._gaps(start)
         return replace(
-            start,
-            position=position,
-            publication=membership.mark,
-            members=members,
-            gaps=tuple(name for name in dict.fromkeys((*start.gaps, *membership.gaps)) if name in there),
-            layouts=layouts,
+            start, position=position, publication=membership.mark, members=members, gaps=gaps, layouts=layouts
         )
+
+    def _gaps(self, start: StreamOffset) -> tuple[str, ...]:
+        """The tables whose changes may be missing, by the names that they have in the stream."""
+        there = {member.name for member in self._membership.plan.members}
+        return tuple(name for name in dict.fromkeys((*start.gaps, *self._membership.gaps)) if name in there)
 
     def _at_end_of_wal(self, offset: StreamOffset, members: Sequence[Member]) -> StreamOffset:
         """``offset``, moved to the end of what is committed by now; where it starts may not be known."""

@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 
 # Of a table that waits for its rows: the catalog does not tell since where.
 _GAP = Refused(
-    "changes of it may be missing: it was created again, or not published as before for a while",
+    "changes of it may be missing: it was created again, or not published as before for a while, or a partition was "
+    "attached that had rows",
     "wait: its rows come again",
 )
 

@@ -6,6 +6,7 @@
     ────────────────────      ──────────────────────
     yes                       yes, by the same entry      kept: no change of it is missing
     yes                       yes, by another entry       joined: it was out for a while, so changes are missing
+    yes                       yes, with more rows        joined: a partition that had rows was attached to it
     yes                       yes, and a name of two      joined: where no row says a new name, rows would be mixed up
     yes                       no                          left: dropped, or taken out
     no                        yes                         joined: it is new, or another table under an old name
@@ -27,6 +28,7 @@ from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.trees import find_filled_partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,20 @@ def compare(
             kept.append(replace(member, since=known.since))
     present = {member.oid for member in now}
     return Difference(tuple(kept), tuple(joined), tuple(member for member in then if member.oid not in present))
+
+
+def with_filled_partitions(session: Session, difference: Difference, then: Sequence[Member]) -> Difference:
+    """Take for joined also those tables to which a partition was attached that had rows: the stream lacks these."""
+    entries = {member.oid: member.entry for member in then}
+    filled = []
+    for member in difference.kept:
+        since = publication.attached_since(entries[member.oid], member.entry)
+        partition = None if since is None else find_filled_partition(session, member.oid, since)
+        if partition is not None:
+            filled.append(Joined(member, f"{partition} was attached to {member.name}, and had rows"))
+    oids = {joined.member.oid for joined in filled}
+    kept = tuple(member for member in difference.kept if member.oid not in oids)
+    return replace(difference, kept=kept, joined=(*difference.joined, *filled))
 
 
 def _took_over(known: Member, member: Member, names: Mapping[str, int], names_now: Mapping[str, int]) -> bool:

@@ -32,7 +32,14 @@ from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.stream.leaving import Leaving, Refused
-from pg_cdc_source.stream.members import Difference, compare, find_renamed, members_at, members_of
+from pg_cdc_source.stream.members import (
+    Difference,
+    compare,
+    find_renamed,
+    members_at,
+    members_of,
+    with_filled_partitions,
+)
 from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
 from pg_cdc_source.stream.second_look import settled
 from pg_cdc_source.stream.source_session import SourceSession
@@ -107,7 +114,9 @@ class Membership:
             self._plan, self.mark = whole.following(members), end.publication
             return ()
         then = self._source.ask(lambda session: members_at(start, end.members or (), session))
-        difference = self._difference(then, start.publication, end.members, end.publication)
+        difference = self._source.ask(
+            lambda session: self._difference(session, then, start.publication, end.members or (), end.publication)
+        )
         self._settle(whole, end.publication, difference, start)
         oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
         # Those of an end that knew its start are still due there.
@@ -195,12 +204,15 @@ class Membership:
     def _compare(self, session: Session, offset: StreamOffset) -> tuple[StreamPlan, str, Difference]:
         whole, mark = self._read(session, offset.members)
         then = members_at(offset, whole.members, session)
-        return whole, mark, self._difference(then, offset.publication, whole.members, mark)
+        return whole, mark, self._difference(session, then, offset.publication, whole.members, mark)
 
-    def _difference(self, then: Sequence[Member], mark: str, now: Sequence[Member], mark_now: str) -> Difference:
+    def _difference(
+        self, session: Session, then: Sequence[Member], mark: str, now: Sequence[Member], mark_now: str
+    ) -> Difference:
         options = self._options
         says_names = options.on_schema_change == "emit"
-        return compare(then, mark, now, mark_now, options.publication, says_names=says_names)
+        found = compare(then, mark, now, mark_now, options.publication, says_names=says_names)
+        return with_filled_partitions(session, found, then)
 
     def _settle(self, whole: StreamPlan, mark: str, difference: Difference, offset: StreamOffset) -> None:
         """Follow what is complete, and take note of what waits and of what leaves."""
@@ -252,7 +264,7 @@ class Membership:
         else:
             self._refuse(difference)
             self._note_gaps(difference, self.plan.members)
-            self._take_names(difference)
+            self._take_over(difference)
             self.has_waiting = bool(difference.joined) and self._options.on_new_table == "snapshot"
             anew = {joined.member.name for joined in difference.joined}
             self._note_left([member for member in difference.left if member.name not in anew])
@@ -282,7 +294,7 @@ class Membership:
         relations = tuple(relation for relation in relations if relation.oid not in refused)
         mark = publication.mark_of(published, session.server_version)
         now = members_of(published, relations, self.plan.lsn)
-        difference = self._difference(followed, self.mark, now, mark)
+        difference = self._difference(session, followed, self.mark, now, mark)
         if not difference.joined and not difference.left:
             self._seen = seen
         return difference
@@ -332,21 +344,25 @@ class Membership:
         published = publication.require_publication(session, self._options.publications)
         whole, mark = self._plan_of(session, self.plan.members, published, point)
         followed = [planned.member for planned in self.plan.planned]
-        difference = self._difference(followed, self.mark, whole.members, mark)
+        difference = self._difference(session, followed, self.mark, whole.members, mark)
         self._refuse(difference)
-        self._take_names(difference)
+        self._take_over(difference)
         oids = {planned.oid for planned in self.plan.with_oids(due)}
         if self._options.on_new_table == "snapshot":
             oids |= {joined.member.oid for joined in difference.joined}
         tables = tuple(_since(planned, point) for planned in whole.planned if planned.oid in oids)
         return tables, mark
 
-    def _take_names(self, difference: Difference) -> None:
-        """Know followed tables by their present names, where rows come under these."""
-        if self._options.on_schema_change == "emit":
-            names = {member.oid: member.name for member in difference.kept}
-            renamed = [replace(p, member=replace(p.member, name=names.get(p.oid, p.name))) for p in self.plan.planned]
-            self._plan = replace(self.plan, planned=tuple(renamed))
+    def _take_over(self, difference: Difference) -> None:
+        """Know followed tables by their present entries, and by their names where rows come under these."""
+        kept = {member.oid: member for member in difference.kept}
+        known = []
+        for planned in self.plan.planned:
+            if (now := kept.get(planned.oid)) is not None:
+                name = now.name if self._options.on_schema_change == "emit" else planned.name
+                planned = replace(planned, member=replace(planned.member, name=name, entry=now.entry))
+            known.append(planned)
+        self._plan = replace(self.plan, planned=tuple(known))
 
     def join(self, tables: Sequence[PlannedTable], mark: str, gone: Sequence[Member] = ()) -> None:
         """Follow tables from their points on, also those that are gone by now, of which there are only changes."""

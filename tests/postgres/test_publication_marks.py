@@ -10,6 +10,7 @@ from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication import (
     Publication,
     PublishedTable,
+    attached_since,
     entry_of,
     find_change,
     find_table_change,
@@ -46,6 +47,27 @@ def test_an_entry_has_what_lists_a_table() -> None:
     assert entry_of(replace(TABLES[1], entries=(), attached=700)) == "rc@700"
     assert entry_of(replace(TABLES[0], inserts_only=True, altered=70)) == "91i70"
     assert entry_of(replace(TABLES[1], attached=0, inserts_only=True)) == "92+93rc@0i0"
+    assert entry_of(replace(TABLES[1], attached=5, partitions=7, inserts_only=True)) == "92+93rc@5p7i0"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "since"),
+    [
+        ("91p0", "91p700", 0),
+        ("91p700", "91p701", 700),
+        ("91@3p700i5", "91@3p701i5", 700),
+        ("91p4294967290", "91p3", 4294967290),
+        # The newest one was detached, or none was attached.
+        ("91p701", "91p700", None),
+        ("91p700", "91p700", None),
+        ("91p700", "91p0", None),
+        # Of a release that did not look.
+        ("91", "91p700", None),
+        ("91@700", "91@701", None),
+    ],
+)
+def test_an_entry_says_since_when_partitions_were_attached(before: str, now: str, since: int | None) -> None:
+    assert attached_since(before, now) == since
 
 
 def test_marks_of_the_first_release_have_entries() -> None:

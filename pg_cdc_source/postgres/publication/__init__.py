@@ -19,11 +19,20 @@ found here, before anything is read:
   the rows under the filter are a table of their own. Another filter or list leaves a gap, and so does a table that was
   taken out for a while. Each of them gives the table a new entry in the catalog, by which ``find_table_change``
   notices it.
+- **Partitions that had rows.** Those of a table that is attached under a published root were never sent, and nothing
+  says so. A root's entry has the transaction of the last ATTACH; ``attached_since`` notices another one.
 - **Partitions before 15.** See ``before_15``.
 """
 
 from pg_cdc_source.postgres.publication.choose import stream_tables
-from pg_cdc_source.postgres.publication.compare import entry_of, find_change, find_table_change, mark_of, split_mark
+from pg_cdc_source.postgres.publication.compare import (
+    attached_since,
+    entry_of,
+    find_change,
+    find_table_change,
+    mark_of,
+    split_mark,
+)
 from pg_cdc_source.postgres.publication.identity import ReplicaIdentity, read_identities, without_identity
 from pg_cdc_source.postgres.publication.plan import (
     CREATE_AGAIN,
@@ -50,6 +59,7 @@ __all__ = [
     "ReplicaIdentity",
     "SentTable",
     "Unpublished",
+    "attached_since",
     "ensure_publication",
     "entry_of",
     "existing_names",

@@ -28,18 +28,20 @@ def mark_of(publication: Publication, server_version: int) -> str:
 
 
 def entry_of(table: PublishedTable) -> str:
-    """How a publication lists a table: ``16394+16396/771rc@77``.
+    """How a publication lists a table: ``16394+16396/771rc@77p81``.
 
     These are its entries (the second one is that of its schema or root, and since when it has the table), r for a row
-    filter, c for a column list, @ and the transaction of ``PublishedTable.attached``. A table keeps its entry when
-    names change, and gets another one with another filter or list (pg_publication_rel). Where all tables are published,
-    it has none. Behind them stand i and ``PublishedTable.altered`` if the publication for inserts has it.
+    filter, c for a column list, @ and p with the transactions ``PublishedTable.attached`` and ``partitions``. A table
+    keeps its entry when names change, and gets another one with another filter or list (pg_publication_rel). Where all
+    tables are published, it has none. Behind them stand i and ``PublishedTable.altered`` if the publication for inserts
+    has it.
     """
     return (
         "+".join(table.entries)
         + ("r" if table.row_filter is not None else "")
         + ("c" if table.columns is not None else "")
         + (f"@{table.attached}" if table.attached is not None else "")
+        + (f"p{table.partitions}" if table.partitions is not None else "")
         + (f"i{table.altered}" if table.inserts_only else "")
     )
 
@@ -85,14 +87,29 @@ def find_table_change(entry: str, now: str, name: str) -> str:
         return f"has {name} anew: it was dropped from it and added again{otherwise}"
     if altered and altered_now and altered != altered_now:
         return f"has inserts of {name} in a second one, which {_ALTERED}"
-    # Transaction ids wrap around. An older one remains when the newest partition is detached.
-    if attached_now and (not attached or 0 < (attached_now - attached) % 2**32 < 2**31):
+    if _is_newer(attached_now, attached):
         return (
             f"has a partition that was attached to {name} while it has another layout or the publication was not "
             "altered in the same transaction, as PostgreSQL before 15 needs it (ALTER PUBLICATION ... SET "
             "(publish_via_partition_root = true))"
         )
     return ""
+
+
+def attached_since(entry: str, now: str) -> int | None:
+    """Return the transaction after which partitions were attached between two entries of a table; None for none."""
+    then, newest = _last_attached(entry), _last_attached(now)
+    return then if then is not None and newest is not None and _is_newer(newest, then) else None
+
+
+def _last_attached(entry: str) -> int | None:
+    _, _, text = entry.partition("i")[0].partition("p")
+    return int(text) if text else None
+
+
+def _is_newer(attached: int, than: int) -> bool:
+    # Transaction ids wrap around. An older one remains when the newest partition is detached.
+    return attached != 0 and (than == 0 or 0 < (attached - than) % 2**32 < 2**31)
 
 
 def _is_one(entry: str, now: str) -> bool:
@@ -106,6 +123,7 @@ def _oid_of(entry: str) -> str:
 
 def _parsed_entry(entry: str) -> tuple[Sequence[str], str, int, int]:
     entry, _, altered = entry.partition("i")
+    entry, _, _ = entry.partition("p")
     listed, _, attached = entry.partition("@")
     entries = listed.rstrip("rc")
     return entries.split("+") if entries else (), listed[len(entries) :], int(attached or 0), int(altered or 0)

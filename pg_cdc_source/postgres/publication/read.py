@@ -13,7 +13,7 @@ from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication.before_15 import is_before_15, read_attached
 from pg_cdc_source.postgres.publication.listing import by_name
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.trees import read_ancestors
+from pg_cdc_source.postgres.trees import read_ancestors, read_last_attached
 
 # From these versions on, a publication can have schemas, row filters and column lists; and send stored generated
 # columns.
@@ -29,8 +29,9 @@ class PublishedTable:
     published. What lists another relation lists the table as long as it is in that schema, or attached to that root:
     behind ``/`` stand the transactions that made it so. ``attached`` is the transaction that last attached a partition
     which the server may not have noticed, 0 if there is none; None where the server notices every one (see
-    ``before_15``). With ``inserts_only``, the publication for inserts has it, and ``altered`` is the transaction that
-    last set something of that one (from 15 on).
+    ``before_15``). ``partitions`` is the one that last attached any that was a table of its own before; None where
+    changes of partitions do not come under this table. With ``inserts_only``, the publication for inserts has it, and
+    ``altered`` is the transaction that last set something of that one (from 15 on).
     """
 
     relation: Relation
@@ -38,6 +39,7 @@ class PublishedTable:
     row_filter: str | None
     entries: tuple[str, ...]
     attached: int | None
+    partitions: int | None = None
     inserts_only: bool = False
     altered: int = 0
 
@@ -196,9 +198,11 @@ def read_one(session: Session, name: str) -> Publication | None:
             _READ_TABLES.format(schema_entries=schema_entries), {"oid": oid, "name": name, "via_root": via_root}
         )
         rows = cursor.fetchall()
+        roots = [row[0] for row in rows if row[3] == "p" and via_root]
+        partitions = read_last_attached(session, roots) if roots else {}
         attached: dict[int, int] = {}
         if is_before_15(session) and via_root:
-            attached = read_attached(cursor, oid, [row[0] for row in rows if row[3] == "p"])
+            attached = read_attached(cursor, oid, roots)
     # By oid, because before 14 the view repeats a partition that is listed beside its root. The view has what is
     # published now, also where the session's snapshot is older: a table without an entry there was not published then.
     tables = {
@@ -208,6 +212,7 @@ def read_one(session: Session, name: str) -> Publication | None:
             row_filter,
             tuple(entries or ()),
             attached.get(relation[0]),
+            partitions.get(relation[0]),
         )
         for *relation, columns, row_filter, entries in rows
         if entries or all_tables
