@@ -15,6 +15,8 @@ from pg_cdc_source.mirrors.spark_table import RECENT, Commit, SparkTable, litera
 SAID = "pgcdc"
 
 
+_REWRITE_CATALOG = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
+
 class IcebergTable(SparkTable):
     """A table of an Iceberg catalog. Its versions are ids of snapshots."""
 
@@ -34,6 +36,9 @@ class IcebergTable(SparkTable):
         # A session's catalog would go on with a table as it was before another session's commit.
         catalog, _ = catalog_of(session, template)
         session.conf.set(f"spark.sql.catalog.{catalog}.cache-enabled", "false")
+        # Files are rewritten in threads of Iceberg's, which set it too, in the session that they take for the active
+        # one. Where tables are compacted side by side, that was another one in some of ten.
+        session.conf.set("spark.sql.catalog.default_rewrite_catalog", _REWRITE_CATALOG)
 
     def present(self, properties: Mapping[str, str]) -> int | None:
         found = properties.get("current-snapshot-id", "none")
