@@ -627,6 +627,24 @@ def test_a_partition_that_is_attached_empty_brings_nothing_again(down: bool, pg:
     assert Counter(kinds(driver.rows)) == {"snapshot": 1, "insert": 4, "update": 1}
 
 
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+def test_a_partition_that_somebody_has_locked_counts(down: bool, pg: Session, db: str, drive: Drive) -> None:
+    driver = rooted(drive, pg, tables="public.*")
+    if down:
+        driver.stop()
+    with connect(db) as other:
+        other.autocommit = False
+        run(pg, *FILLED["table"])
+        run(other, "LOCK p")
+        if down:
+            driver.start()
+        # Nobody waits for the lock but the rows.
+        run(pg, "INSERT INTO r_1 VALUES (2, 'b')")
+        if HAS_LIMITS or not down:
+            going_on(driver, lambda: kinds(driver.rows).count("insert") == 1)
+    until_equal(driver, pg, "r")
+
+
 def test_a_partition_with_rows_is_an_error_where_nothing_is_read_again(pg: Session, drive: Drive) -> None:
     driver = rooted(drive, pg, dbtable="r")
     run(pg, *FILLED["table"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from psycopg2 import sql
 from psycopg2.errors import LockNotAvailable
+from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.postgres.catalog import Relation, Server
@@ -128,6 +131,23 @@ def read_last_attached(session: Session, roots: Sequence[int]) -> dict[int, int]
         return dict.fromkeys(roots, 0) | dict(cursor.fetchall())
 
 
+# Asking for a table's size waits for whoever rewrites it.
+_LOCKED_WITHIN = "100ms"
+
+
+@contextmanager
+def _waiting_for_nobody(cursor: Cursor) -> Iterator[None]:
+    """Have statements fail that would wait for a lock for long."""
+    cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, false)", (_LOCKED_WITHIN,))
+    ((before, _),) = cursor.fetchall()
+    try:
+        yield
+    finally:
+        # A transaction that has failed takes it back by itself.
+        if cursor.connection.get_transaction_status() != TRANSACTION_STATUS_INERROR:
+            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (before,))
+
+
 # Leaves that were attached, or are under what was, since another one was; and in which transaction.
 _READ_ATTACHED_SINCE = f"""
 WITH RECURSIVE {TREE},
@@ -145,7 +165,7 @@ below (oid, link) AS (
 SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text,
     has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
 FROM below
-JOIN pg_catalog.pg_class AS c ON c.oid = below.oid AND c.relkind = 'r' AND pg_relation_size(c.oid) > 0
+JOIN pg_catalog.pg_class AS c ON c.oid = below.oid AND c.relkind = 'r'
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 """
 
@@ -153,16 +173,21 @@ JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 def find_filled_partition(session: Session, root: int, since: int) -> Relation | None:
     """A partition that had rows when it was attached, and came after the one that transaction ``since`` attached.
 
-    None where there is none. Of a table that this role may not read, any row counts.
+    None where there is none. One that this role may not read counts where it has any row, and one that somebody has
+    locked counts; in a transaction, that raises TransientError.
     """
-    with translated("looking for rows of partitions"), session.cursor() as cursor:
+    with translated("looking for rows of partitions"), session.cursor() as cursor, _waiting_for_nobody(cursor):
         cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
         for *found, link, is_readable in cursor.fetchall():
             leaf = Relation(*found)
-            if not is_readable:
+            older = sql.SQL("SELECT EXISTS (SELECT FROM ONLY {} WHERE age(xmin) > age({}::xid))")
+            is_large = sql.SQL("SELECT pg_relation_size({}) > 0").format(sql.Literal(leaf.oid))
+            try:
+                cursor.execute(older.format(leaf.identifier, sql.Literal(link)) if is_readable else is_large)
+            except LockNotAvailable:
+                if session.get_transaction_status() == TRANSACTION_STATUS_INERROR:
+                    raise
                 return leaf
-            older = sql.SQL("SELECT EXISTS (SELECT FROM ONLY {} WHERE age(xmin) > age(%s::xid))")
-            cursor.execute(older.format(leaf.identifier), (link,))
             if cursor.fetchone()[0]:
                 return leaf
     return None
@@ -250,27 +275,17 @@ GROUP BY tree.root
 """
 
 
-# Asking for a table's size waits for whoever rewrites it.
-_SIZES_WITHIN = "100ms"
-
-
 def read_sizes(session: Session, oids: Sequence[int]) -> dict[int, int] | None:
     """Bytes of tables with all that is under them, by their oids; None where somebody has locked one of them.
 
     Those that are gone have none, or are left out.
     """
-    with translated("reading the sizes of tables"), session.cursor() as cursor:
-        cursor.execute(
-            "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, false)", (_SIZES_WITHIN,)
-        )
-        ((before, _),) = cursor.fetchall()
+    with translated("reading the sizes of tables"), session.cursor() as cursor, _waiting_for_nobody(cursor):
         try:
             cursor.execute(_READ_TREE_SIZES, {"roots": list(oids)})
             return dict(cursor)
         except LockNotAvailable:
             return None
-        finally:
-            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (before,))
 
 
 _READ_SIZES = """
