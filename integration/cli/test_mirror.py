@@ -11,9 +11,11 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
 from commands import COMMAND
 from driving import drop_slots, run
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import make_dsn
 from sessions import JVM_OPTIONS
 from threads import at_work
 from watch import wait_until
@@ -96,3 +98,27 @@ def test_a_terminal_shows_how_the_tables_get_on_until_ctrl_c(db: str, pg: Sessio
     assert screen.text.count("public.b is set aside: ") == 1
     assert "Exception" not in screen.text.partition("up to date")[2]
     drop_slots(pg)
+
+
+@pytest.mark.parametrize(
+    ("of", "tables", "said"),
+    [
+        ({"dbname": "nowhere"}, "public.*", 'database "nowhere" does not exist'),
+        ({}, "public.nothing", "public.nothing does not exist"),
+    ],
+    ids=["database", "table"],
+)
+def test_what_ends_it_is_said_without_sparks_log(
+    of: dict[str, str], tables: str, said: str, db: str, tmp_path: Path
+) -> None:
+    found = subprocess.run(
+        [COMMAND, "mirror", make_dsn(db, **of), "--tables", tables, "--slot", "s", "--once",
+         "--target", f"{tmp_path}/{{table}}", "--checkpoint", str(tmp_path / "checkpoint")],
+        cwd=tmp_path, env={**os.environ, "JDK_JAVA_OPTIONS": JVM_OPTIONS}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout) == (1, "")
+    assert said in found.stderr
+    assert "Remedy: " in found.stderr
+    assert "\tat org.apache.spark" not in found.stderr
+    if of:
+        assert len(found.stderr.splitlines()) == 2

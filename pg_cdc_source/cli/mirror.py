@@ -8,10 +8,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
@@ -20,7 +20,9 @@ from rich.text import Text
 from pg_cdc_source.cli.exits import failed, lacking_extra, leave_nothing_when_stopped
 from pg_cdc_source.cli.given_options import given_options
 from pg_cdc_source.cli.mirror_progress import Progress, line_of, newly_set_aside
-from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.errors import PgCdcError, TransientError
+from pg_cdc_source.options.given import connection_of
+from pg_cdc_source.postgres.connection import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +82,7 @@ def mirror(
     given = given_options(option or [])
     batches: SimpleQueue[Applied] = SimpleQueue()
     try:
+        _try_to_connect({**given, "url": url})
         spark = _session()
         query = start_mirror(
             spark,
@@ -124,6 +127,14 @@ def _modes(texts: Sequence[str]) -> dict[str, str]:
     return modes
 
 
+def _try_to_connect(given: Mapping[str, str]) -> None:
+    """Raise at once what Spark would say after a while. A server that is away is waited for, and that is said."""
+    try:
+        connect(connection_of(given), "pg-cdc:mirror").close()
+    except TransientError as error:
+        typer.echo(f"pg-cdc: {error.what}\n  It is tried again.", err=True)
+
+
 def _session() -> SparkSession:
     from pyspark.sql import SparkSession
 
@@ -132,8 +143,13 @@ def _session() -> SparkSession:
     # Spark's own bar would be drawn over the table.
     builder = SparkSession.builder.appName("pg-cdc mirror").config("spark.ui.showConsoleProgress", "false")
     spark = builder.getOrCreate()
-    # What ends the query is printed without the log. The log's lines would be drawn over the table.
+    # What ends the query is printed without the log, which has 40 lines of stack. On a terminal, the log's lines would
+    # be drawn over the table.
     spark.sparkContext.setLogLevel("OFF" if sys.stdout.isatty() else "ERROR")
+    jvm: Any = spark.sparkContext._jvm
+    for package in ("", ".runtime"):  # before and since Spark 4.1
+        ends = f"org.apache.spark.sql.execution.streaming{package}.MicroBatchExecution"
+        jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(ends, "OFF")
     return spark
 
 

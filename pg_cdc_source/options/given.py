@@ -10,7 +10,7 @@ from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions, Url, check_settings
 from pg_cdc_source.options.declared import OPTIONS, Group
 from pg_cdc_source.options.habits import HABITS
-from pg_cdc_source.options.libpq_keywords import OWN_KEYWORDS, PASSED_KEYWORDS
+from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, OWN_KEYWORDS, PASSED_KEYWORDS
 from pg_cdc_source.options.names import check_characters
 from pg_cdc_source.options.spark_jdbc import as_written, is_taken
 from pg_cdc_source.options.suggestions import nearest
@@ -143,6 +143,12 @@ def _unknown_option(key: str, groups: tuple[Group, ...]) -> OptionError:
     near = nearest(key, PASSED_KEYWORDS.union(names))
     remedy = f"did you mean {near}?" if near else f"the options are {', '.join(names)} and libpq's keywords"
     return OptionError(f"the option {key} is not known", remedy=remedy)
+
+
+def connection_of(options: Mapping[str, str]) -> ConnectionOptions:
+    """As :func:`parse_connection_options`, of a format's options: what is not of the connection is passed over."""
+    names = LIBPQ_KEYWORDS | {option.name.lower() for option in OPTIONS if option.group == "connection"}
+    return parse_connection_options({name: text for name, text in options.items() if name.lower() in names})
 
 
 def parse_connection_options(options: Mapping[str, str]) -> ConnectionOptions:

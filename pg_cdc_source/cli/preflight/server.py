@@ -14,9 +14,7 @@ from pg_cdc_source.cli.preflight.endpoint import NAME, require_one_server
 from pg_cdc_source.cli.preflight.findings import Checks, NotDoneError, Outcome, ScarceError, Status
 from pg_cdc_source.errors import OptionError, ServerSetupError
 from pg_cdc_source.options.conninfo import ConnectionOptions
-from pg_cdc_source.options.declared import OPTIONS
-from pg_cdc_source.options.given import parse_connection_options
-from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS
+from pg_cdc_source.options.given import connection_of
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.options.stream_options import StreamOptions
@@ -98,9 +96,8 @@ def _describe(session: Session, service: Service) -> str:
 
 def _connection_options(given: Mapping[str, str]) -> ConnectionOptions:
     """Parse the connection's options alone, so that a mistake in another one does not keep the server unchecked."""
-    names = LIBPQ_KEYWORDS | {option.name.lower() for option in OPTIONS if option.group == "connection"}
     try:
-        return parse_connection_options({name: text for name, text in given.items() if name.lower() in names})
+        return connection_of(given)
     except OptionError:
         raise NotDoneError("options") from None
 
