@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -72,6 +73,31 @@ def test_small_files_are_written_together(
     batches = [row["batch_id"] for row in lake.ledger_rows()]
     assert batches == [*range(last.batch_id + 1)]
     assert lake.files(LEDGER) < len(batches)
+
+
+def test_a_thread_without_a_session_writes_files_together(
+    format: str, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those are in which a mirror brings tables side by side."""
+    if format != "iceberg":
+        pytest.skip("only Iceberg's actions look for one")
+    lake = begin("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    lake.begin_as(lake.shapes, compacts=False)
+    for number in range(5):
+        change(pg, lake, ["t"], f"INSERT INTO {{}} VALUES ({number}, 'a')")
+    whole, failures = lake.kind.compact, []
+
+    def in_a_thread(self: Any) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            failures.append(pool.submit(whole, self).exception())
+
+    monkeypatch.setattr(compaction, "COMMITS", 1)
+    monkeypatch.setattr(lake.kind, "compact", in_a_thread)
+    lake.begin_as(lake.shapes)
+    files = lake.files("t")
+    change(pg, lake, ["t"], "INSERT INTO {} VALUES (9, 'a')")
+    assert failures == [None]
+    assert lake.files("t") < files
 
 
 def test_what_somebody_else_commits_right_before_a_compaction_is_noticed(

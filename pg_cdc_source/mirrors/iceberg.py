@@ -13,7 +13,6 @@ from pg_cdc_source.mirrors.catalog_tables import catalog_of, read_properties
 from pg_cdc_source.mirrors.spark_table import RECENT, Commit, SparkTable, literal, read_said
 
 SAID = "pgcdc"
-_REWRITE_CATALOG = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
 
 
 class IcebergTable(SparkTable):
@@ -35,9 +34,6 @@ class IcebergTable(SparkTable):
         # A session's catalog would go on with a table as it was before another session's commit.
         catalog, _ = catalog_of(session, template)
         session.conf.set(f"spark.sql.catalog.{catalog}.cache-enabled", "false")
-        # Files are rewritten by it. Iceberg's threads set it as well, but where tables are compacted side by side, some
-        # did not find it (Iceberg 1.11 on Spark 4.1).
-        session.conf.set("spark.sql.catalog.default_rewrite_catalog", _REWRITE_CATALOG)
 
     def present(self, properties: Mapping[str, str]) -> int | None:
         found = properties.get("current-snapshot-id", "none")

@@ -77,8 +77,11 @@ class IcebergTableOfJvm(IcebergTable):
     @classmethod
     def write_together(cls, session: SparkSession, name: str, text: str) -> None:
         # CALL … rewrite_data_files cannot have its commits say anything.
-        actions: Any = session._jvm
-        actions = actions.org.apache.iceberg.spark.actions.SparkActions.get(session._jsparkSession)
+        jvm: Any = session._jvm
+        # Its threads take what they read from the session that is active in this one, which may have none: then they
+        # find no catalog, unless an action before has left one.
+        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
+        actions = jvm.org.apache.iceberg.spark.actions.SparkActions.get(session._jsparkSession)
         for action in ("rewriteDataFiles", "rewritePositionDeletes"):
             rewrite = getattr(actions, action)(_loaded(session, name))
             rewrite.option("min-file-size-bytes", str(SMALL_BYTES)).snapshotProperty(SAID, text).execute()
