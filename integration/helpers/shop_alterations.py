@@ -112,6 +112,8 @@ class Alterations:
         else:
             self._guests.append(f"{name}_{new}")
             yield f"ALTER TABLE {name} RENAME TO {name}_{new}", False
+            # The stream says a new name with the table's next change, and not before.
+            yield f"INSERT INTO {name}_{new} SELECT max(id) + 1, 'renamed' FROM {name}_{new}", False
 
 
 def _partition(kind: str, month: int) -> Iterator[Statement]:
