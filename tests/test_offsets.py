@@ -139,6 +139,7 @@ OFFSETS = st.builds(
     publication=st.text(),
     members=st.none() | st.lists(MEMBERS, max_size=3).map(tuple),
     due=TABLES,
+    gaps=TABLES,
 )
 
 
@@ -263,6 +264,7 @@ WRONG_TIMELINES: tuple[Any, ...] = ("x", None, [], {})
         *({"snapshot": {"tables": "a,b", "done": 1, "at": value}} for value in ("x", 5)),
         *({"tables": value} for value in (5, [5], [[1, "a", "0/1"]], [["x", "a", "0/1", ""]], [[1, "a", "x", ""]])),
         {"due": 5},
+        {"gaps": 5},
     ],
     ids=repr,
 )
