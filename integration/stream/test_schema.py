@@ -565,13 +565,14 @@ def test_partitions_come_under_their_root(pg: Session, drive: Drive) -> None:
 
 
 def attach(pg: Session, *, noticed: bool, as_root: bool) -> list[str]:
-    """Statements that attach a table which has changes; ``noticed`` by a server before 15 as well."""
+    """Statements that attach a table which had changes and has no rows; ``noticed`` by a server before 15 as well."""
     columns = "CREATE TABLE sales_3 (at date NOT NULL, id int NOT NULL, x int, note text, amount numeric(8, 2))"
     make = ["CREATE TABLE sales_3 (LIKE sales)"] if as_root else [columns, "ALTER TABLE sales_3 DROP x"]
     return [
         *make,
         "ALTER TABLE sales_3 ADD PRIMARY KEY (id, at)",
         "INSERT INTO sales_3 (at, id, note) VALUES ('2026-01-01', 10, 'before')",
+        "DELETE FROM sales_3",
         "ALTER TABLE sales ATTACH PARTITION sales_3 FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')"
         + (ALTER if noticed else ""),
     ]
