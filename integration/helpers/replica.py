@@ -106,9 +106,6 @@ class Replica:
                 self.left.append(name)
                 self.drop(name)
                 return
-            if change["change"] == "gap":
-                assert layout["columns"] == []
-                return
             if change["change"] == "renamed" and change["attnum"] is None:
                 self.rename(change["was"], name)
         self._tables.setdefault(name, _Copy()).alter(layout)

@@ -160,12 +160,16 @@ class EmittedLayouts:
         """The rows at the end of a batch that say of which tables changes may be missing, until their rows come."""
         if not self.are_emitted or start is None:
             return []
-        oids = {member.name: member.oid for member in end.members or ()}
-        return [
-            self._without_rows(oids[name], name, "gap", _GAP, Position(end.position.lsn, 0))
-            for name in end.gaps
-            if name not in start.gaps
-        ]
+        oids, position = {member.name: member.oid for member in end.members or ()}, Position(end.position.lsn, 0)
+        return [self._gap(oids[name], name, position) for name in end.gaps if name not in start.gaps]
+
+    def _gap(self, oid: int, name: str, position: Position) -> Chunk:
+        # Changes may follow, so the row has the columns that they have.
+        record = self._history.last(oid, position)
+        if record is None:
+            return self._without_rows(oid, name, "gap", _GAP, position)
+        said = {**json.loads(record.to_object()), "changes": [_change("gap", _GAP)]}
+        return self._row(record.layout.as_streamed(), json.dumps(said), position)
 
     def match(self, plan: StreamPlan) -> Match:
         """How relations are understood."""
@@ -192,9 +196,8 @@ class EmittedLayouts:
         self._catalog.close()
 
     def _without_rows(self, oid: int, name: str, change: str, why: Refused | None, position: Position) -> Chunk:
-        """The row that says why no more rows of a table come, or none that are right."""
-        said = {"change": change, "attnum": None, "name": None, "was": None, **({} if why is None else asdict(why))}
-        after = json.dumps({"columns": [], "changes": [said]})
+        """The row that says why no more rows of a table come."""
+        after = json.dumps({"columns": [], "changes": [_change(change, why)]})
         return self._row(StreamedTable(oid, name, (), (), (), ""), after, position)
 
     def _row(self, table: StreamedTable, after: str, position: Position) -> Chunk:
@@ -217,6 +220,11 @@ def _is_sent_as(planned: PlannedTable, relation: RelationMessage) -> bool:
 
 def _kind(column: Column) -> str:
     return EnvelopeColumn("", column.type_oid).kind
+
+
+def _change(change: str, why: Refused | None) -> dict[str, str | None]:
+    said = {"change": change, "attnum": None, "name": None, "was": None}
+    return said if why is None else {**said, **asdict(why)}
 
 
 def _of_snapshot(point: Lsn) -> Position:

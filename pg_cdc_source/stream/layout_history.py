@@ -77,6 +77,10 @@ class LayoutHistory:
         """The layout that begins at ``position``."""
         return next((r for r in self._records if (r.layout.oid, r.position) == (oid, position)), None)
 
+    def last(self, oid: int, position: Position) -> LayoutRecord | None:
+        """The layout that a table has up to ``position``; None where no row has had one."""
+        return next((r for r in reversed(self._records) if r.layout.oid == oid and r.position <= position), None)
+
     def describe(self, relation: RelationMessage, position: Position, since: Lsn = _BEGINNING) -> Described:
         """Return what rows of ``relation`` are from ``position`` on. Commits before ``since`` are left out."""
         index = tuple(range(len(relation.columns)))
