@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import pickle
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import psycopg2
@@ -24,7 +24,7 @@ from roles import conninfo, role
 from watch import session_names, wait_until
 
 from pg_cdc_source import OpenSnapshot, open_snapshot
-from pg_cdc_source.errors import AccessError, SchemaChangedError, UnrepresentableError
+from pg_cdc_source.errors import AccessError, SchemaChangedError, TransientError, UnrepresentableError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.connection import connect as connect_session
@@ -127,6 +127,29 @@ def test_leaves_of_any_shape_are_read_by_as_many_tasks_as_the_options_say(
     assert sorted(row.id for row in filtered.collect()) == [
         id for (id,) in run(pg, "SELECT max(id) FROM p GROUP BY part ORDER BY 1")
     ]
+
+
+@pytest.mark.usefixtures("leaves")
+def test_a_predicate_may_qualify_columns_with_the_tables_name(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE flagged AS SELECT id FROM p WHERE id % 10000 = 3")
+    with open_snapshot(db) as opened:
+        found = ids(planned(opened, where="EXISTS (SELECT FROM flagged WHERE flagged.id = p.id)"))
+    assert sorted(found) == [id for (id,) in run(pg, "SELECT id FROM flagged ORDER BY id")]
+
+
+def test_a_partition_that_is_being_detached_is_left_out_as_postgresql_does(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20)", "INSERT INTO t VALUES (1), (11)")  # fmt: skip
+    with connect(db) as other:
+        run(other, "BEGIN", "SELECT FROM t LIMIT 0")
+        # It commits that it has begun, waits for the other transaction, and gives up.
+        run(pg, "SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg2.errors.LockNotAvailable):
+            run(pg, "ALTER TABLE t DETACH PARTITION t_1 CONCURRENTLY")
+    assert run(pg, "SELECT id FROM t") == [(11,)]
+    with open_snapshot(db) as opened:
+        assert ids(planned(opened, dbtable="t")) == [11]
 
 
 @pytest.mark.usefixtures("leaves")
@@ -279,19 +302,22 @@ def test_a_value_that_spark_cannot_hold_is_named_by_its_leaf_and_ctid(where: str
 def test_a_session_that_is_lost_among_leaves_repeats_no_row_and_misses_none(
     db: str, pg: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Batches of 30 rows, so that rows of a statement are handed on before it ends.
+    # Chunks of 30 rows, so that rows of a statement are handed on before it ends. Buffers have room for all of them,
+    # so what is lost with a session is what was not taken out.
     monkeypatch.setattr(receiving, "ROWS_PER_CHUNK", 30)
-    # Every leaf makes the server wait, and what it has sent before is too little to fill a buffer.
-    slow = "id % 10000 <> 10 OR pg_sleep(0.01) IS NOT NULL"
-    found: list[int] = []
-    with open_snapshot(db) as opened:
-        plan, source, ranges = planned(opened, where=slow)
-        plan = replace(plan, spec=replace(plan.spec, batch_bytes=1))
-        for number, batch in enumerate(read_range(plan, source, ranges[0], "test")):
-            found += [row["id"] for row in batch.to_pylist()]
-            if number in (5, 30, 90):
+    received, numbers = receiving.receive, itertools.count()
+
+    def receive_until_lost(*arguments: Any) -> Iterator[receiving.Decoded]:
+        for chunk in received(*arguments):
+            yield chunk
+            if next(numbers) in (5, 30, 90):
                 run(pg, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE application_name = 'pgsnapshot:reading'")  # fmt: skip
+                raise TransientError("the session is lost")
+
+    monkeypatch.setattr(reader, "receive", receive_until_lost)
+    with open_snapshot(db) as opened:
+        found = ids(planned(opened))
     assert caplog.text.count("connecting again") == 3
     assert Counter(found) == Counter(id for (id,) in run(pg, "SELECT id FROM p"))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from databases import connect
 from frames import load
@@ -16,12 +19,14 @@ from sessions import SparkSessions
 from watch import holders, keeper_processes, open_transactions, readers, session_names, wait_until
 
 from pg_cdc_source import open_snapshot
+from pg_cdc_source.errors import TransientError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
+from pg_cdc_source.snapshot import reader, receiving
 from pg_cdc_source.snapshot.reader import read_range
-from pg_cdc_source.snapshot.scan import make_plan
-from pg_cdc_source.snapshot.source import plan_ranges
+from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
+from pg_cdc_source.snapshot.source import Source, plan_ranges
 from pg_cdc_source.values import native
 
 ROWS = 60_000
@@ -63,6 +68,62 @@ def test_a_reader_that_loses_its_session_repeats_no_row_and_misses_none(spark: S
             if len(ended) >= 3:
                 break
     assert len(ended) >= 3
+
+
+def planned(options: dict[str, str], **more: str) -> tuple[Plan, Source, list[ScanRange]]:
+    parsed = parse_snapshot_options({**options, "dbtable": "rows", "numPartitions": "1", **more})
+    plan = make_plan(parsed)
+    return plan, *plan_ranges(plan, parsed)
+
+
+def ids_in(batches: Iterable[pa.RecordBatch]) -> list[int]:
+    return [id for batch in batches for id in batch.column("id").to_pylist()]
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_step_goes_on_behind_the_rows_that_were_handed_on(
+    db: str, pg: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_snapshot(db) as opened:
+        # A step is 16 MB, far more than waits in the buffers of server and client.
+        plan, source, [scan_range] = planned(dict(opened.options), batchBytes="64kB")
+        batches = read_range(plan, source, scan_range, "1")
+        found = ids_in([next(batches)])
+        end_sessions_like(pg, "pgsnapshot:reading")
+        found += ids_in(batches)
+    assert "connecting again" in caplog.text
+    assert sorted(found) == list(range(1, ROWS + 1))
+
+
+# How many transactions have the lock is no part of a snapshot.
+VOLATILE = "id > 1000 * (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 42)"
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("kept_back_bytes", [reader.KEPT_BACK_BYTES, 0])
+def test_a_predicate_that_chooses_other_rows_in_another_session_loses_none(
+    kept_back_bytes: int, db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "KEPT_BACK_BYTES", kept_back_bytes)
+    received = receiving.receive
+
+    def receive_until_lost(*arguments: Any) -> Iterator[receiving.Decoded]:
+        for number, chunk in enumerate(received(*arguments)):
+            yield chunk
+            if number == 2:
+                monkeypatch.setattr(reader, "receive", received)
+                with pg.cursor() as cursor:
+                    cursor.execute("SELECT pg_advisory_lock(42, 1)")
+                raise TransientError("the session is lost")
+
+    monkeypatch.setattr(reader, "receive", receive_until_lost)
+    with open_snapshot(db) as opened:
+        plan, source, [scan_range] = planned(dict(opened.options), where=VOLATILE)
+        if kept_back_bytes:
+            assert sorted(ids_in(read_range(plan, source, scan_range, "1"))) == list(range(1001, ROWS + 1))
+        else:
+            with pytest.raises(TransientError, match="the session is lost"):
+                list(read_range(plan, source, scan_range, "1"))
 
 
 @pytest.mark.usefixtures("rows")
@@ -197,11 +258,7 @@ def test_a_reader_that_is_left_early_ends_its_session_at_once(
     elif native.LIBRARY is None:
         pytest.skip("the accelerator is not compiled here")
     with open_snapshot(db) as opened:
-        options = parse_snapshot_options(
-            {**opened.options, "dbtable": "rows", "numPartitions": "1", "batchBytes": "64kB"}
-        )
-        plan = make_plan(options)
-        source, [scan_range] = plan_ranges(plan, options)
+        plan, source, [scan_range] = planned(dict(opened.options), batchBytes="64kB")
         # The server may be at any place: what it has sent may wait in either's buffers.
         for _ in range(12):
             batches = read_range(plan, source, scan_range, "1")

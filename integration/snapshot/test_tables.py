@@ -639,6 +639,38 @@ def test_what_postgresql_expands_by_its_present_catalog_is_not_taken_for_the_sna
     wait_until(lambda: not session_names(pg, "pgsnapshot:checking"))
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        pytest.param("ALTER TABLE p ATTACH PARTITION p_3 FOR VALUES FROM (20) TO (30)", "p got", id="attached"),
+        pytest.param(DETACH, "p got", id="detached"),
+        pytest.param("CREATE OR REPLACE VIEW v AS SELECT id FROM p WHERE id < 12", "v got", id="view"),
+    ],
+)
+def test_what_a_predicate_reads_is_not_taken_from_the_present_catalog(
+    change: str, named: str, pg: Session, db: str
+) -> None:
+    run(pg, "CREATE TABLE p (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE p_1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE p_2 PARTITION OF p FOR VALUES FROM (10) TO (20)", "CREATE TABLE p_3 (id int)",
+        "INSERT INTO p VALUES (1), (11)", "INSERT INTO p_3 VALUES (21)", "CREATE VIEW v AS SELECT id FROM p",
+        "CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 30) AS i")  # fmt: skip
+    if pg.server_version < 140000:
+        pytest.skip("ctid ranges came with PostgreSQL 14")
+    with open_snapshot(db) as opened:
+        plan, source, [scan_range] = planned(opened, dbtable="t", where="id IN (SELECT id FROM v)")
+
+        def ids() -> list[int]:
+            return [row["id"] for batch in read_range(plan, source, scan_range, "test") for row in batch.to_pylist()]
+
+        assert ids() == [1, 11]
+        wait_until(lambda: not session_names(pg, "pgsnapshot:reading"))
+        run(pg, change)
+        with pytest.raises(SchemaChangedError, match=named):
+            ids()
+    wait_until(lambda: not session_names(pg, "pgsnapshot:checking"))
+
+
 def test_a_truncate_of_one_partition_is_not_sent_under_the_root(pg: Session, drive: Drive) -> None:
     """What the README says of PostgreSQL, as it is."""
     run(pg, "CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)",

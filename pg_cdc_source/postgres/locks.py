@@ -7,7 +7,7 @@ pg_dump takes it) keeps such DDL away from then on, and the checks here, made un
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import psycopg2
 from psycopg2 import sql
@@ -158,6 +158,7 @@ def _check_files(session: Session, query: str, parameters: tuple[object, ...], d
         )
 
 
+# Oids from 16384 on are given out once a cluster is made (transam.h, FirstNormalObjectId).
 _READ_LOCKED = """
 SELECT c.oid::bigint
 FROM pg_catalog.pg_locks AS l
@@ -165,19 +166,24 @@ JOIN pg_catalog.pg_class AS c ON c.oid = l.relation
 WHERE l.pid = pg_catalog.pg_backend_pid()
     AND l.locktype = 'relation'
     AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+    AND c.oid >= 16384
 """
 
 
-def check_expansion(session: Session, present: Session, doing: str) -> None:
-    """Raise SchemaChangedError when what this session has locked consists of other parts now than in its snapshot.
-
-    The rows of the catalog by which PostgreSQL expands relations are compared with those that ``present`` sees, a
-    session without a snapshot.
-    """
+def read_locked(session: Session, doing: str) -> set[int]:
+    """The oids of all that this session has locked and rows come from; the system's own catalogs are not among them."""
     with translated(doing), session.cursor() as cursor:
         cursor.execute(_READ_LOCKED)
-        oids = [oid for (oid,) in cursor]
-    then, now = (_read_parts(of, oids, doing) for of in (session, present))
+        return {oid for (oid,) in cursor}
+
+
+def check_expansion(session: Session, present: Session, oids: Collection[int], doing: str) -> None:
+    """Raise SchemaChangedError when relations consist of other parts now than in this session's snapshot.
+
+    The session has them locked. The rows of the catalog by which PostgreSQL expands them are compared with those that
+    ``present`` sees, a session without a snapshot.
+    """
+    then, now = (_read_parts(of, list(oids), doing) for of in (session, present))
     if then != now:
         with translated(doing), present.cursor() as cursor:
             cursor.execute("SELECT %s::oid::regclass::text", (min(then ^ now)[0],))

@@ -27,6 +27,17 @@ TREE = """tree (root, oid) AS (
     SELECT tree.root, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
 )"""
 
+# The same as a query reads it, on the servers that can be read in ranges: PostgreSQL leaves out a partition once its
+# DETACH CONCURRENTLY is visible to the snapshot, also while that waits for others or was interrupted.
+# partdesc.c, RelationGetPartitionDesc.
+_TREE_AS_READ = """tree (root, oid) AS (
+    SELECT oid, oid FROM unnest(%(roots)s::oid[]) AS given (oid)
+    UNION
+    SELECT tree.root, i.inhrelid
+    FROM tree
+    JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid AND NOT i.inhdetachpending
+)"""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -209,7 +220,7 @@ class Heap:
 IDENTITY = "hashtextextended(string_agg(oid::text, ',' ORDER BY oid), 0) FROM tree"
 
 _READ_HEAPS = f"""
-WITH RECURSIVE {TREE}
+WITH RECURSIVE {_TREE_AS_READ}
 SELECT c.oid, n.nspname, c.relname, c.relkind, am.amname,
     has_table_privilege(c.oid, 'SELECT')
         AND has_schema_privilege(n.oid, 'USAGE')
@@ -254,7 +265,7 @@ def read_heaps(
 
 
 _IDENTIFY_HEAPS = f"""
-WITH RECURSIVE {TREE}
+WITH RECURSIVE {_TREE_AS_READ}
 SELECT {IDENTITY}
 """
 

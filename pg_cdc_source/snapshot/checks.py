@@ -17,6 +17,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import QueryError, SchemaChangedError
 from pg_cdc_source.postgres import locks
+from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.columns import describe_columns, describe_tables
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.server_errors import translated
@@ -67,10 +68,22 @@ def lock_and_check(session: Session, plan: Plan, pieces: Sequence[Piece]) -> Non
 def check_contents(session: Session, plan: Plan, doing: str) -> None:
     """Raise SchemaChangedError where what a scan as a whole has locked is no longer what the snapshot should see."""
     locks.check_files(session, doing)
+    _check_expansion(session, plan, locks.read_locked(session, doing), doing)
+
+
+def check_predicate(session: Session, plan: Plan, heaps: Sequence[Relation], doing: str) -> None:
+    """As ``check_contents``, for what a predicate's own queries have locked beside the ``heaps`` that a step reads."""
+    locks.check_files(session, doing)
+    others = locks.read_locked(session, doing) - {heap.oid for heap in heaps}
+    if others:
+        _check_expansion(session, plan, others, doing)
+
+
+def _check_expansion(session: Session, plan: Plan, oids: set[int], doing: str) -> None:
     with contextlib.closing(
         connect(plan.spec.connection, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)
     ) as present:
-        locks.check_expansion(session, present, doing)
+        locks.check_expansion(session, present, oids, doing)
 
 
 def _lock_and_check_heaps(session: Session, plan: Plan, pieces: Sequence[Piece], doing: str) -> None:
@@ -90,7 +103,7 @@ def _lock_and_check_heaps(session: Session, plan: Plan, pieces: Sequence[Piece],
     if plan.spec.where is None:
         locks.check_files_of(session, heaps, doing)
     else:
-        locks.check_files(session, doing)
+        check_predicate(session, plan, heaps, doing)
     for heap, found in zip(heaps, columns, strict=True):
         _check_columns(plan, attnums[heap], found, f"reading {heap}")
 

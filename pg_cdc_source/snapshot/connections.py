@@ -62,7 +62,7 @@ def planning_session(options: ConnectionOptions, max_connections: int | None) ->
 @contextmanager
 def _turn(options: ConnectionOptions, max_connections: int | None) -> Iterator[None]:
     """Wait until fewer processes of this driver plan on the server than may at a time."""
-    paths = [driver_file(options, str(number)) for number in range(planning_share(max_connections))]
+    paths = [driver_file(options.display(), str(number)) for number in range(planning_share(max_connections))]
     try:
         place = next((place for _ in _LINE.polls() if (place := _first_free(paths)) is not None), None)
     except OSError as error:

@@ -8,15 +8,15 @@ import os
 import tempfile
 from pathlib import Path
 
-from pg_cdc_source.options.conninfo import ConnectionOptions
+from psycopg2.extensions import ConnectionInfo
 
 log = logging.getLogger(__name__)
 
 
-def driver_file(options: ConnectionOptions, name: str) -> Path:
-    """The file of this name for a server, a database and a role."""
-    server = hashlib.sha256(options.display().encode()).hexdigest()[:12]
-    return Path(_sparks_directory() or tempfile.gettempdir(), f"pgsnapshot-{os.getuid()}-{server}-{name}")
+def driver_file(of: str, name: str) -> Path:
+    """The file of this name for what ``of`` says, such as a server, a database and a role."""
+    number = hashlib.sha256(of.encode()).hexdigest()[:12]
+    return Path(_sparks_directory() or tempfile.gettempdir(), f"pgsnapshot-{os.getuid()}-{number}-{name}")
 
 
 def _sparks_directory() -> str:
@@ -29,13 +29,17 @@ def context_number() -> int:
     return int.from_bytes(hashlib.sha256(_sparks_directory().encode()).digest()[:4], "big") >> 1
 
 
-def lsn_file(options: ConnectionOptions) -> str:
-    """The file that is there once a scan of the driver shows or requires an LSN; "" where none can be."""
-    return str(driver_file(options, "lsn")) if _sparks_directory() else ""
+def lsn_file(info: ConnectionInfo) -> str:
+    """The file that is there once a scan of the driver shows or requires an LSN; "" where none can be.
+
+    It is for the database and the role of a session, wherever that leads: a server has many addresses, and a slot too
+    many does no harm.
+    """
+    return str(driver_file(f"{info.dbname} as {info.user}", "lsn")) if _sparks_directory() else ""
 
 
-def note_lsn_wanted(options: ConnectionOptions) -> None:
-    if path := lsn_file(options):
+def note_lsn_wanted(info: ConnectionInfo) -> None:
+    if path := lsn_file(info):
         try:
             Path(path).touch()
         except OSError as error:

@@ -4,9 +4,12 @@ A range is read in steps, each a COPY of its own over a few thousand blocks in p
 small ones. A session that is lost is replaced and only its step is repeated, on the same snapshot: the rows that were
 decoded before are skipped by their number. That is exact, because under one snapshot a heap is scanned in the same
 order each time: ranges are TID range scans by one backend, those of several heaps are appended in the order of the
-statement, the predicate is wrapped so that it cannot choose another plan, and a row's place cannot change while the
-snapshot needs it. What has no such order (views, foreign tables, ``query``) is not repeated once rows were handed on;
-Spark repeats the task.
+statement, and a row's place cannot change while the snapshot needs it.
+
+A predicate may choose other rows when it is asked again: ``now()`` belongs to the transaction, ``random()`` to nobody.
+So with ``where``, the rows of a step are kept back until its COPY has ended, and a lost step is repeated as a whole.
+What has no order (views, foreign tables, ``query``), and a step that is too large to keep back, is not repeated once
+rows were handed on; Spark repeats the task.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from pg_cdc_source.postgres.columns import MOST_COLUMNS
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.protocol.binary_copy import CopyDecoder, CopyMessages, record_batch, select_order
 from pg_cdc_source.protocol.refused import RefusedValueError
-from pg_cdc_source.snapshot.checks import check_contents
+from pg_cdc_source.snapshot.checks import check_contents, check_predicate
 from pg_cdc_source.snapshot.reading_session import ReadingSession
 from pg_cdc_source.snapshot.receiving import Decoded, receive
 from pg_cdc_source.snapshot.scan import Piece, Plan, ScanRange, reading, select_from, steps_of
@@ -43,6 +46,8 @@ BLOCKS_PER_STEP = 2048
 # server), 95 µs in one of 512, and 155 µs in one of its own.
 HEAPS_PER_STEP = 64
 ROWS_PER_BATCH = 65_536
+# As decoded. A step's heap has 16 MB; what is stored beside it (TOAST) may be any number of times that.
+KEPT_BACK_BYTES = 64 << 20
 # To connect again waits by itself for a server that is away.
 ATTEMPTS = 5
 _AGAIN = Backoff(0.0, attempts=ATTEMPTS)
@@ -116,18 +121,20 @@ class _Reader:
     def _arrays(self) -> Iterator[Decoded]:
         """Decoded chunks of all steps in order, with their numbers of rows; lost sessions are replaced."""
         for step in self._steps():
+            may_skip = bool(step) and self._plan.spec.where is None
             done = 0
             attempt = 1
             while True:
                 try:
-                    for arrays, rows in self._copy(step, done):
+                    chunks = self._copy(step, done)
+                    for arrays, rows in chunks if self._plan.spec.where is None else _kept_back(chunks):
                         done += rows
                         attempt = 1
                         yield arrays, rows
                     break
                 except TransientError as error:
                     self._session.close()
-                    if attempt == ATTEMPTS or (done and not step):
+                    if attempt == ATTEMPTS or (done and not may_skip):
                         raise
                     log.warning("%s; connecting again", error.what)
                     attempt += 1
@@ -184,10 +191,13 @@ class _Reader:
             # Only here has the COPY ended.
             raise self._unrepresentable(refused, step, position - len(fresh) + refused.row) from None
         messages.finish()
+        self._session.check_snapshot(doing)
+        # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function reads
+        # is locked only when it runs.
         if not step:
-            # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function
-            # reads is locked only when it runs.
             check_contents(session, self._plan, doing)
+        elif self._plan.spec.where is not None:
+            check_predicate(session, self._plan, [piece.heap for piece in step], doing)
 
     def _unrepresentable(self, refused: RefusedValueError, step: Sequence[Piece], position: int) -> PgCdcError:
         if not step:
@@ -204,3 +214,16 @@ class _Reader:
             oid, place = cursor.fetchone()
         [heap] = {piece.heap for piece in step if piece.heap.oid == oid}
         return refused.at(str(heap), f"ctid {place}")
+
+
+def _kept_back(chunks: Iterator[Decoded]) -> Iterator[Decoded]:
+    """The chunks once all of them are there; as they come behind the first KEPT_BACK_BYTES."""
+    kept: list[Decoded] = []
+    kept_bytes = 0
+    for chunk in chunks:
+        kept.append(chunk)
+        kept_bytes += sum(array.nbytes for array in chunk[0])
+        if kept_bytes > KEPT_BACK_BYTES:
+            break
+    yield from kept
+    yield from chunks

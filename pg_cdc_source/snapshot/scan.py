@@ -163,7 +163,7 @@ def look_up(session: Session, options: SnapshotOptions) -> Plan:
     if options.without_effect:
         log.warning("options of Spark's JDBC source without an effect here: %s", options.without_effect)
     if options.lsn_column is not None or options.consistent_point == "require":
-        note_lsn_wanted(options.connection)
+        note_lsn_wanted(session.info)
     found = look(session, options.dbtable)
     refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning", found.backend_pid)
     if options.consistent_point == "require" and not options.snapshot:
@@ -356,13 +356,20 @@ def select_from(plan: Plan, pieces: Sequence[Piece], items: Sequence[sql.Composa
     if pieces:
         # One backend appends them as they stand here.
         return sql.SQL(" UNION ALL ").join(
-            _select_items(items, sql.SQL("ONLY {}").format(piece.heap.identifier), _where(plan.spec, piece.blocks))
-            for piece in pieces
+            _select_items(items, _heap(plan, piece.heap), _where(plan.spec, piece.blocks)) for piece in pieces
         )
     if plan.relation is not None:
         return _select_items(items, _table(plan.spec, plan.relation), _where(plan.spec, None))
     query = sql.SQL("({}\n) AS query").format(sql.SQL(plan.spec.query.sql if plan.spec.query else ""))
     return _select_items(items, query, _where(plan.spec, None))
+
+
+def _heap(plan: Plan, heap: Relation) -> sql.Composable:
+    """A heap in FROM, by the table's name where the user's predicate may qualify columns with that."""
+    only = sql.SQL("ONLY {}").format(heap.identifier)
+    if plan.spec.where is None or plan.relation is None or heap.oid == plan.relation.oid:
+        return only
+    return sql.SQL("{} AS {}").format(only, sql.Identifier(plan.relation.name))
 
 
 def _select_items(items: Sequence[sql.Composable], source: sql.Composable, where: sql.Composable) -> sql.Composable:

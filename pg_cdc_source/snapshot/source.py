@@ -32,6 +32,14 @@ _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
+class Imported:
+    """The snapshot of a session's transaction: under which id it was imported, and its LSN where it has one."""
+
+    snapshot_id: str
+    lsn: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
 class GivenSnapshot:
     """A snapshot that ``open_snapshot()`` or a stream's query holds, on the server that it or the planning has seen."""
 
@@ -42,12 +50,12 @@ class GivenSnapshot:
         """The application_name of a session that reads the relation ``oid`` (0: a query)."""
         return "pgsnapshot:reading"
 
-    def import_into(self, session: Session, execution: str, doing: str) -> Lsn | None:
-        """Begin the session's transaction in the snapshot; gives the snapshot's LSN where it has one."""
+    def import_into(self, session: Session, execution: str, doing: str) -> Imported:
+        """Begin the session's transaction in the snapshot."""
         require_instance(session, self.instance, doing)
         lsn = snapshots.announced_lsn(session, self.snapshot_id)
         snapshots.import_snapshot(session, self.snapshot_id)
-        return lsn
+        return Imported(self.snapshot_id, lsn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class KeptSnapshot:
         """As above; the keeper counts sessions of this name as readers of the execution."""
         return board.reader_name(self.keeper, board.lasting_key(execution, self.context), oid)
 
-    def import_into(self, session: Session, execution: str, doing: str) -> Lsn | None:
+    def import_into(self, session: Session, execution: str, doing: str) -> Imported:
         """As above; the keeper is asked for the snapshot where it has not made it yet."""
         request = replace(self.request, execution=board.lasting_key(execution, self.context))
         for _ in range(_ATTEMPTS):
@@ -77,7 +85,7 @@ class KeptSnapshot:
                 # A holder may have been lost since; the other one has the same snapshot under another id.
                 with contextlib.suppress(SnapshotLostError):
                     snapshots.import_snapshot(session, snapshot_id)
-                    return found.lsn
+                    return Imported(snapshot_id, found.lsn)
         raise TransientError(f"{doing}: no holder of the snapshot of execution {execution} lasted")
 
 
@@ -133,9 +141,9 @@ def _plan_ranges(session: Session, plan: Plan, options: SnapshotOptions, *, star
     spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
     max_connections = bound(options.max_connections, site.connections_left)
     shows_lsn = options.lsn_column is not None
-    noted = lsn_file(plan.spec.connection)
+    noted = lsn_file(session.info)
     request = board.Request("", options.snapshot_idle_seconds, max_connections, shows_lsn, noted, spec)
-    name = find_keeper(session, site)
+    name = find_keeper(site)
     if name is None and starts_keeper:
         name = start_keeper(plan.spec.connection, session, site, request)
     if name is None:
