@@ -23,6 +23,7 @@ from roles import SETTINGS_OF_ROLES, TELLING_COLUMNS, conninfo, role
 from pg_cdc_source.errors import DefiniteError, QueryError, UnrepresentableError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres import connection
 from pg_cdc_source.postgres.connection import connect as opened
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.stream import capture
@@ -285,3 +286,13 @@ def test_what_nobody_acknowledges_ends_a_session(given: str, milliseconds: int, 
         socket.socket(fileno=os.dup(session.fileno())) as copy,
     ):
         assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == milliseconds
+
+
+def test_a_server_whose_platform_cannot_see_that_a_client_is_gone_has_all_other_settings(
+    db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Windows takes no value but 0, and no server takes this one.
+    monkeypatch.setitem(connection._SETTINGS, "client_connection_check_interval", "-1s")
+    with contextlib.closing(opened(parse_connection_options({"url": db}), "test")) as session:
+        assert run(session, "SHOW default_transaction_read_only") == [("on",)]
+        assert run(session, "SHOW extra_float_digits") == [("1",)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg2
 import psycopg2.extras
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.errors import ServerFullError, ServerSetupError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
@@ -69,6 +71,9 @@ _SETTINGS_SINCE = {
     "client_connection_check_interval": 140000,
     "transaction_timeout": 170000,
 }
+
+# A server refuses it where its platform cannot tell that a socket was closed: Windows, and macOS before 15.
+_NOT_EVERYWHERE = "client_connection_check_interval"
 
 
 # A password that is replaced on the server may be given out a moment before, or a moment after. Not many more attempts:
@@ -135,15 +140,10 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
             session.autocommit = True
         with session.cursor() as cursor:
             names = [name for name in _SETTINGS if session.server_version >= _SETTINGS_SINCE.get(name, 0)]
-            # A statement of its own comes first: a short timeout of the role's own would end the other one.
-            cursor.execute(
-                """
-                SET statement_timeout = 0;
-                SELECT set_config(name, value, false)
-                FROM unnest(%s::text[], %s::text[]) AS v (name, value)
-                """,
-                (names, [_SETTINGS[name] for name in names]),
-            )
+            try:
+                _set(cursor, names)
+            except psycopg2.errors.InvalidParameterValue:
+                _set(cursor, [name for name in names if name != _NOT_EVERYWHERE])
             if session.info.parameter_status("server_encoding") == "SQL_ASCII":
                 # Such a server does not know the encoding of its text. Asked for UTF-8, it refuses other bytes without
                 # saying where they are, so it is told to send the bytes as they are. psycopg2 does not notice and goes
@@ -153,6 +153,18 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
         session.close()
         raise translate(error, "preparing a session") from None
     return session
+
+
+def _set(cursor: Cursor, names: Sequence[str]) -> None:
+    # A statement of its own comes first: a short timeout of the role's own would end the other one.
+    cursor.execute(
+        """
+        SET statement_timeout = 0;
+        SELECT set_config(name, value, false)
+        FROM unnest(%s::text[], %s::text[]) AS v (name, value)
+        """,
+        (names, [_SETTINGS[name] for name in names]),
+    )
 
 
 def _log_in(options: ConnectionOptions, keywords: dict[str, Any]) -> Session:

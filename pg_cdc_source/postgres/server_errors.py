@@ -50,6 +50,13 @@ _FAILURES = (
         ConnectError,
         "check user, password (or what gives it) and the server's pg_hba.conf",
     ),
+    # "root certificate file … does not exist", "private key file … has group or world access".
+    _Failure(
+        ("certificate file", "private key file", "certificate revocation list"),
+        ConnectError,
+        "check sslrootcert, sslcert, sslkey and sslcrl: each process that connects reads these files, on the driver's "
+        "host and on every executor",
+    ),
     _Failure(
         ("does not exist", "is not permitted to log in"),
         ConnectError,

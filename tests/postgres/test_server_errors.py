@@ -32,6 +32,8 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
         ('FATAL:  role "me" is not permitted to log in', ConnectError, "database and role names"),
         ('could not translate host name "db" to address', ConnectError, "check the host name"),
         ("server does not support SSL, but SSL was required", ConnectError, "check certificates"),
+        ('root certificate file "/none" does not exist', ConnectError, "check sslrootcert"),
+        ('private key file "/key" has group or world access', ConnectError, "check sslrootcert, sslcert, sslkey"),
         ('definition of service "x" not found', ConnectError, "check the connection options"),
         ('invalid sslmode value: "x"', ConnectError, "check the connection options"),
         ("unsupported startup parameter: replication", ServerSetupError, "connect to PostgreSQL itself"),
