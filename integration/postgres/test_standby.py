@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from databases import connect
@@ -19,7 +20,12 @@ from servers import second_server
 from standby import PHYSICAL_SLOT, Standby, standby_of
 from watch import keeper_sessions, readers, slots, wait_until
 
-from pg_cdc_source.errors import OptionError, ServerSetupError, SlotLostError, TransientError
+from pg_cdc_source.errors import OptionError, ServerSetupError, SlotLostError, SnapshotLostError, TransientError
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.snapshot import reader, receiving
+from pg_cdc_source.snapshot.reader import read_range
+from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.snapshot.source import plan_ranges
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.open_snapshot import OpenSnapshot, open_snapshot
 
@@ -145,6 +151,45 @@ def test_a_conflict_with_recovery_fails_the_action_and_not_the_next_one(spark: S
         refusal(slow.count, "Remedy: run the action again: it takes a new snapshot")
         truncating.join()
     assert load(spark, pair.standby.url, dbtable="truncated").collect() == [(1,)]
+
+
+def test_each_action_on_a_standby_has_what_its_own_options_say(spark: SparkSession, pair: Pair) -> None:
+    def lsns(point: str) -> set[int | None]:
+        df = load(spark, pair.standby.url, dbtable="t", lsnColumn="lsn", consistentPoint=point, slotTimeout="30s")
+        return {row.lsn for row in df.collect()}
+
+    with pair.logging_transactions():
+        assert lsns("auto") == {None}
+        if pair.version >= STREAMS:
+            assert None not in lsns("require")
+        assert lsns("auto") == {None}
+
+
+def test_rows_that_a_standby_removes_under_a_late_reader_are_missed_by_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The standby ends the transactions that have the snapshot when it begins to wait for them, and no later one."""
+    with paired(hot_standby_feedback="off", max_standby_streaming_delay="3s") as pair:
+        if pair.version < RANGES:
+            return
+        pair.write("CREATE TABLE quiet AS SELECT i AS id FROM generate_series(1, 10) AS i")
+        received = receiving.receive
+
+        def receive_late(*arguments: Any) -> Iterator[receiving.Decoded]:
+            pair.standby.catch_up(pair.primary)
+            yield from received(*arguments)
+
+        monkeypatch.setattr(reader, "receive", receive_late)
+        with open_snapshot(pair.standby.url) as opened, connect(pair.primary) as primary:
+            options = parse_snapshot_options({**opened.options, "dbtable": "quiet"})
+            plan = make_plan(options)
+            source, [scan_range] = plan_ranges(plan, options)
+            run(primary, "DELETE FROM quiet WHERE id = 5", "VACUUM quiet")
+            with connect(pair.standby.url) as session:
+                waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event LIKE 'RecoveryConflict%%'"
+                wait_until(lambda: run(session, waits) == [(1,)])
+            with pytest.raises(SnapshotLostError, match="may have removed rows that it sees"):
+                list(read_range(plan, source, scan_range, "test"))
 
 
 def test_a_stage_on_a_standby_never_reads_a_second_snapshot(spark: SparkSession, pair: Pair) -> None:

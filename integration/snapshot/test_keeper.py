@@ -16,9 +16,10 @@ import pytest
 from databases import connect
 from frames import load
 from psycopg2.extensions import connection as Session
-from psycopg2.extensions import parse_dsn
+from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from roles import conninfo, role
 from sessions import SparkSessions
 from watch import (
     holders,
@@ -30,6 +31,9 @@ from watch import (
     slots,
     wait_until,
 )
+
+from pg_cdc_source.postgres.snapshots import SnapshotSpec
+from pg_cdc_source.snapshot.board import Request, execution_key
 
 ROWS = 300
 BLOCKS = 30  # with BLOCKS / 10 rows in each
@@ -105,6 +109,50 @@ def test_each_database_has_a_keeper_of_its_own(
     with connect(server) as other:
         assert set(keeper_sessions(pg)).isdisjoint(keeper_sessions(other))
     assert first in keepers()
+
+
+def test_one_server_has_one_keeper_however_it_is_named(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
+    given = parse_dsn(db)
+    assert given["host"] == "127.0.0.1"
+    frames = [
+        load(spark, make_dsn(**{**given, "host": host}), dbtable=slow, lsnColumn="lsn").select("lsn")
+        for host in ("127.0.0.1", "localhost")
+    ]
+    both = frames[0].union(frames[1]).collect()
+    assert len(both) == 2 * ROWS
+    assert len({row.lsn for row in both}) == 1
+    assert len(keeper_sessions(pg)) == 1
+
+
+def test_others_cannot_ask_the_keeper(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
+    assert load(spark, db, dbtable=slow).count() == ROWS
+    [name] = keeper_sessions(pg)
+    spec = SnapshotSpec("off", None, 10.0)
+    asked = Request("4711", 60.0, 20, False, "", spec)
+    with role(pg, db) as login, connect(conninfo(login)) as other, other.cursor() as cursor:
+        for payload in ("{}", "", asked.to_json()):
+            cursor.execute("SELECT pg_notify(%s, %s)", (name, payload))
+        assert load(spark, db, dbtable=slow).count() == ROWS
+    assert keeper_sessions(pg) == [name]
+    _, number = execution_key("4711")
+    with pg.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s", (number,))
+        assert cursor.fetchone() == (0,)
+
+
+def test_options_may_name_files_from_the_working_directory(
+    db: str, spark: SparkSession, slow: str, spark_sessions: SparkSessions
+) -> None:
+    given = parse_dsn(db)
+    password = given.pop("password")
+    # The working directory of Spark's JVM, and so of its Python processes.
+    command = spark_sessions.scratch / "token"
+    command.write_text(f"#!/bin/sh\necho '{password}'\n")
+    command.chmod(0o700)
+    try:
+        assert load(spark, make_dsn(**given), passwordCommand="./token", dbtable=slow).count() == ROWS
+    finally:
+        command.unlink()
 
 
 def test_the_password_is_in_neither_argv_nor_environment(

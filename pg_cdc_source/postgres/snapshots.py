@@ -313,6 +313,30 @@ def import_snapshot(session: Session, snapshot_id: str) -> None:
         raise translate(error, f"importing snapshot {snapshot_id}") from None
 
 
+# Each transaction has a lock on its own virtual id, and a snapshot's id begins with that of its exporter, in
+# hexadecimal: snapmgr.c, XactExportFilePath.
+_IS_TRANSACTION_THERE = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_locks
+    WHERE locktype = 'virtualxid' AND mode = 'ExclusiveLock' AND virtualxid = %s
+)
+"""
+
+
+def require_exporter(session: Session, snapshot_id: str, doing: str) -> None:
+    """Raise SnapshotLostError where the transaction that has exported the snapshot has ended."""
+    backend, number, _ = snapshot_id.split("-")
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(_IS_TRANSACTION_THERE, (f"{int(backend, 16)}/{int(number, 16)}",))
+        is_there = cursor.fetchone()[0]
+    if not is_there:
+        raise SnapshotLostError(
+            f"{doing}: snapshot {snapshot_id} has ended meanwhile, and the standby may have removed rows that it sees",
+            remedy="run the action again: it takes a new snapshot. Where recovery conflicts end snapshots often, set "
+            "hot_standby_feedback = on on the standby",
+        )
+
+
 # The key of an advisory lock of one bigint stands in two columns.
 _FIND_LSN = """
 SELECT (l.classid::bigint << 32) | l.objid::bigint

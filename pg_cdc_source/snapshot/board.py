@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 from psycopg2.extensions import connection as Session
@@ -53,10 +54,18 @@ class Request:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    def to_comment(self) -> str:
+        """The request as a comment of SQL without characters that end one, or that psycopg2 takes for a parameter."""
+        return f"/* {self.to_json().replace('*', _escaped('*')).replace('%', _escaped('%'))} */"
+
     @classmethod
     def from_json(cls, text: str) -> Request:
         fields = json.loads(text)
         return cls(**{**fields, "spec": SnapshotSpec(**fields["spec"])})
+
+
+def _escaped(character: str) -> str:
+    return f"\\u{ord(character):04x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,50 @@ def read_readers(session: Session, keeper: str) -> dict[str, set[int]]:
     return readers
 
 
+def read_requests(session: Session, keeper: str) -> dict[str, Request | None]:
+    """By execution, what those of its readers ask for who wait for a snapshot; None where that cannot be seen.
+
+    A standby takes no notifications. A reader's last query is the one by which it looks for the snapshot, and the
+    request is a comment in it. It is hidden where the role has another one set, and cut off by a small
+    track_activity_query_size.
+    """
+    prefix = f"{keeper_name(keeper)}:"
+    requests: dict[str, Request | None] = {}
+    with translated("looking who asks"), session.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT application_name, query
+            FROM pg_catalog.pg_stat_activity
+            WHERE datname = current_database() AND usename = session_user AND application_name LIKE %s
+            """,
+            (f"{prefix}%?%",),
+        )
+        for name, query in cursor:
+            execution = name[len(prefix) :].split("?")[0]
+            if query.startswith("/* {"):
+                try:
+                    requests[execution] = Request.from_json(query[3 : query.index(" */")])
+                except ValueError:
+                    requests.setdefault(execution, None)
+            elif query in ("", _HIDDEN):
+                requests.setdefault(execution, None)
+    return requests
+
+
+def read_own_sessions(session: Session, pids: Collection[int]) -> set[int]:
+    """Those of these processes that are sessions of the same role in the same database."""
+    with translated("looking who asks"), session.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT pid
+            FROM pg_catalog.pg_stat_activity
+            WHERE pid = ANY (%s) AND datname = current_database() AND usename = session_user
+            """,
+            (list(pids),),
+        )
+        return {pid for (pid,) in cursor}
+
+
 def find_snapshot(session: Session, keeper: str, request: Request, planned_on: Instance) -> Snapshot:
     """The snapshot of the request's execution; asks the keeper to make it where there is none, and waits, bounded.
 
@@ -199,6 +252,7 @@ def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[s
     of, execution = execution_key(request.execution)
     with translated("looking for the snapshot"), session.cursor() as cursor:
         cursor.execute(
+            f"{request.to_comment()}"
             """
             WITH announced AS MATERIALIZED (
                 SELECT pid, classid, objid, objsubid

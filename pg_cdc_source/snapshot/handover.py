@@ -16,11 +16,10 @@ from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.snapshot.scan import Plan
-from pg_cdc_source.snapshot.source import Source
+from pg_cdc_source.snapshot.source import Imported, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Reading:
     """
 
     session: Session
-    lsn: Lsn | None
+    snapshot: Imported
     scan: tuple[Plan, int | None]
     heaps: frozenset[Relation]
     as_new: bool

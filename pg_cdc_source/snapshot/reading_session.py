@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.postgres import locks
+from pg_cdc_source.postgres import locks, snapshots
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import begin_anew, connect
 from pg_cdc_source.snapshot.checks import RECONNECT_SECONDS, check_heaps, lock_and_check
 from pg_cdc_source.snapshot.handover import HANDOVER, Purpose, Reading
 from pg_cdc_source.snapshot.scan import Piece, Plan, ScanRange, reading
-from pg_cdc_source.snapshot.source import Source
+from pg_cdc_source.snapshot.source import Imported, Source
 
 # Where tasks themselves fill the server, it is full until one of them is done.
 TASK_FULL_SECONDS = 300.0
@@ -33,7 +33,23 @@ class ReadingSession:
         self._scan = (plan, scan_range.heaps)
         self._session: Session | None = None
         self._locked: frozenset[Relation] | None = None  # and found to be what was planned; None: nothing was looked at
-        self.lsn: Lsn | None = None  # the snapshot's, known once the session is open
+        self._snapshot: Imported | None = None
+
+    @property
+    def lsn(self) -> Lsn | None:
+        """The snapshot's LSN, where it has one; known once the session is open."""
+        return None if self._snapshot is None else self._snapshot.lsn
+
+    def check_snapshot(self, doing: str) -> None:
+        """Raise SnapshotLostError where what was read until now may not be all of the snapshot's.
+
+        A standby that has to remove rows which a snapshot sees first ends the transactions that have it: those that
+        have it when it finds out. One that imports the snapshot while the standby still waits for them
+        (max_standby_streaming_delay) stays, and the rows go. The exporter has had the snapshot before everybody else,
+        so while it is there, all rows are. standby.c, ResolveRecoveryConflictWithSnapshot.
+        """
+        if self._plan.server.in_recovery and self._session is not None and self._snapshot is not None:
+            snapshots.require_exporter(self._session, self._snapshot.snapshot_id, doing)
 
     def open(self, pieces: Sequence[Piece]) -> Session:
         """The session with the heaps of these pieces locked, or where there are none, all of the scan."""
@@ -60,10 +76,10 @@ class ReadingSession:
         # Kept before it is ready, so that close() ends it whatever fails.
         self._session = session = self._new() if taken is None else taken.session
         if taken is None:
-            self.lsn = self._source.import_into(session, self._execution, doing)
+            self._snapshot = self._source.import_into(session, self._execution, doing)
             locks.begin_locking(session)
         else:
-            self.lsn = taken.lsn
+            self._snapshot = taken.snapshot
             if taken.scan == self._scan:
                 self._locked = taken.heaps
                 return session
@@ -86,11 +102,11 @@ class ReadingSession:
 
     def leave(self) -> None:
         """Leave the session to the worker's next task."""
-        if self._session is not None:
+        if self._session is not None and self._snapshot is not None:
             # Without pieces a view, a foreign table or a query is read.
             as_new = bool(self._range.pieces) and self._plan.spec.where is None
             locked = self._locked or frozenset()
-            HANDOVER.leave(self._purpose, Reading(self._session, self.lsn, self._scan, locked, as_new))
+            HANDOVER.leave(self._purpose, Reading(self._session, self._snapshot, self._scan, locked, as_new))
             self._session = self._locked = None
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ def purpose(execution: str) -> Purpose:
 
 def left(handover: Handover, execution: str, *, as_new: bool = True) -> OpenSession:
     session = OpenSession()
-    reading = Reading(cast(Any, session), None, SCAN, frozenset(), as_new)
+    reading = Reading(cast(Any, session), cast(Any, "snapshot"), SCAN, frozenset(), as_new)
     handover.leave(purpose(execution), reading)
     return session
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,15 @@ REQUEST = Request("17", 60.0, 20, True, "/lsn", SnapshotSpec("require", "orders_
 
 def test_a_request_survives_its_journey() -> None:
     assert Request.from_json(REQUEST.to_json()) == REQUEST
+
+
+def test_a_request_is_a_comment_and_nothing_else() -> None:
+    request = replace(REQUEST, lsn_file="/a */ DROP TABLE t; /* %s")
+    comment = request.to_comment()
+    assert comment.startswith("/* {")
+    assert comment.count("*/") == 1
+    assert "%" not in comment
+    assert Request.from_json(comment.removeprefix("/* ").removesuffix(" */")) == request
 
 
 def test_the_longest_request_fits_a_notification() -> None:
@@ -58,7 +68,7 @@ def test_a_stage_has_another_key_in_each_spark_context() -> None:
 
 def test_settings_survive_their_journey() -> None:
     connection = ConnectionOptions("postgresql://reader@localhost/shop", (("password", "secret"), ("port", "5433")))
-    settings = Settings(connection, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE)
+    settings = Settings(connection, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE, "/work")
     assert Settings.from_json(settings.to_json()) == settings
 
 

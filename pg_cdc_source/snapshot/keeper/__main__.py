@@ -16,6 +16,7 @@ from pg_cdc_source.snapshot.keeper.server import Keeper
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format=FORMAT)
     settings = Settings.from_json(sys.stdin.read())
+    os.chdir(settings.directory)
     # The process that planning started leaves at once and is waited for; nobody would wait for the keeper.
     if os.fork():
         os._exit(0)

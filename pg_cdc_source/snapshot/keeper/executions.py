@@ -50,6 +50,8 @@ class Executions:
         self._ended: dict[str, PgCdcError] = {}  # and why; oldest first
         self._coming: set[Shared] = set()  # out of pools
         self.most_sessions = 0
+        # On a standby only the first session that has a snapshot vouches for its rows: reading_session.py.
+        self.on_standby = False
 
     def __len__(self) -> int:
         return len(self._running)
@@ -228,7 +230,7 @@ class Executions:
                 self.end_all_of(shared, lost_error())
 
     def _may_add(self) -> bool:
-        return self._sessions() < self.most_sessions / 2 and not self.any_in_line()
+        return not self.on_standby and self._sessions() < self.most_sessions / 2 and not self.any_in_line()
 
     def take_out_of_pools(self, now: float) -> None:
         """Have what is read for longer held by sessions of its own. It has to be known who reads ``now``."""

@@ -19,7 +19,8 @@ from pg_cdc_source.snapshot.driver import Process
 class Settings:
     """How a keeper connects and for whom it works. ``example`` is what it takes for a request on a standby.
 
-    ``planned_on`` is the server that the driver looks for it on.
+    ``planned_on`` is the server that the driver looks for it on. Options may name files from the working ``directory``
+    of planning.
     """
 
     connection: ConnectionOptions
@@ -27,6 +28,7 @@ class Settings:
     driver: Process
     example: Request
     planned_on: Instance
+    directory: str
 
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"example": self.example.to_json()})
@@ -41,6 +43,7 @@ class Settings:
             Process(**fields["driver"]),
             Request.from_json(fields["example"]),
             Instance(**fields["planned_on"]),
+            fields["directory"],
         )
 
 

@@ -1,7 +1,10 @@
-"""What tells keepers apart: the driver, server, database and role they serve, and each process from its successor.
+"""What tells keepers apart: the driver, database and role they serve, and each process from its successor.
 
-A keeper's name is its token, 10 characters for the driver JVM, server, database and role, and 6 random ones for this
-very process. So tasks never take a snapshot from a successor that does not know what its predecessor gave out.
+A keeper's name is its token, 10 characters for the driver JVM, database and role, and 6 random ones for this very
+process. So tasks never take a snapshot from a successor that does not know what its predecessor gave out.
+
+The server is not part of it. Keepers are looked for on the server itself, and one server has many addresses: two scans
+of an action that name it ``localhost`` and ``127.0.0.1`` are to have one snapshot.
 """
 
 from __future__ import annotations
@@ -12,8 +15,6 @@ import json
 import secrets
 import socket
 
-from psycopg2.extensions import ConnectionInfo
-
 from pg_cdc_source.snapshot.driver import Process
 
 _TOKEN_CHARACTERS = 10  # 50 bits
@@ -21,9 +22,9 @@ _PROCESS_CHARACTERS = 6
 ANY_TOKEN = f"[a-z2-7]{{{_TOKEN_CHARACTERS}}}"  # a regular expression of PostgreSQL's
 
 
-def token_of(driver: Process, info: ConnectionInfo, database: str, role: str) -> str:
-    """Tell the driver, and the server, database and role of a session, from every other."""
-    identity = [socket.gethostname(), driver.pid, driver.started, info.host, info.port, database, role]
+def token_of(driver: Process, database: str, role: str) -> str:
+    """Tell the driver, and the database and role of a session, from every other on the same server."""
+    identity = [socket.gethostname(), driver.pid, driver.started, database, role]
     return _base32(hashlib.sha256(json.dumps(identity).encode()).digest(), _TOKEN_CHARACTERS)
 
 

@@ -92,8 +92,8 @@ def start_keeper(options: ConnectionOptions, session: Session, site: Site, examp
     there it only sees that somebody asks.
     """
     driver = driver_process()
-    token = token_of(driver, session.info, site.database, site.role)
-    settings = Settings(options, token, driver, example, site.instance)
+    token = token_of(driver, site.database, site.role)
+    settings = Settings(options, token, driver, example, site.instance, os.getcwd())
     _FULL.retrying(lambda: _start(settings), ServerFullError)
     for _ in _LOOKS.polls():
         if (name := _find(read_site(session), token)) is not None:
@@ -101,9 +101,9 @@ def start_keeper(options: ConnectionOptions, session: Session, site: Site, examp
     raise TransientError(f"the keeper (process that holds snapshots) did not start within {_START_SECONDS:g} s")
 
 
-def find_keeper(session: Session, site: Site) -> str | None:
-    """Name of the keeper that runs for this driver and database, as ``session`` has seen it."""
-    return _find(site, token_of(driver_process(), session.info, site.database, site.role))
+def find_keeper(site: Site) -> str | None:
+    """Name of the keeper that runs for this driver, the site's database and role."""
+    return _find(site, token_of(driver_process(), site.database, site.role))
 
 
 def _find(site: Site, token: str) -> str | None:
@@ -118,6 +118,7 @@ def _start(settings: Settings) -> None:
         stdout=subprocess.PIPE,
         # Standard error is inherited, so that the keeper's warnings come into the driver's log.
         start_new_session=True,
+        # Python would take a checkout in the working directory for the package. The keeper goes there afterwards.
         cwd="/",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )

@@ -17,7 +17,7 @@ from pg_cdc_source.postgres.catalog import read_server
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.instances import require_instance
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.snapshot.board import Request, keeper_name
+from pg_cdc_source.snapshot.board import Request, keeper_name, read_own_sessions, read_requests
 from pg_cdc_source.snapshot.connections import keeper_share
 from pg_cdc_source.snapshot.driver_files import may_want_lsn
 from pg_cdc_source.snapshot.keeper import readers
@@ -63,7 +63,7 @@ class Keeper:
         try:
             if first:
                 require_instance(session, self._settings.planned_on, "starting the keeper")
-            self._standby = read_server(session).in_recovery
+            self._standby = self._executions.on_standby = read_server(session).in_recovery
             with translated("becoming the keeper"), session.cursor() as cursor:
                 cursor.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(self._settings.token),))
                 if not cursor.fetchone()[0]:
@@ -112,8 +112,13 @@ class Keeper:
     def _serve(self, board: Session) -> None:
         self._workers.finish()
         board.poll()
-        while board.notifies:
-            self._accept(Request.from_json(board.notifies.pop(0).payload))
+        if board.notifies:
+            # Any role of the database may notify. Readers wait for an answer, so they are there.
+            own = read_own_sessions(board, {notify.pid for notify in board.notifies})
+            while board.notifies:
+                notify = board.notifies.pop(0)
+                if notify.pid in own:
+                    self._accept(Request.from_json(notify.payload))
         self._executions.mend()
         now = time.monotonic()
         # A snapshot that was just made has readers who wait for it, and what they read is locked at once.
@@ -148,9 +153,11 @@ class Keeper:
 
     def _look(self, board: Session, now: float) -> None:
         """Take in which executions have readers; a reader of one that is not known waits for something."""
-        for key in readers.watch(board, self.name, self._executions, now):
-            if self._standby:
-                self._accept(replace(self._settings.example, execution=key))
+        unknown = readers.watch(board, self.name, self._executions, now)
+        asked = read_requests(board, self.name) if self._standby and unknown else {}
+        for key in unknown:
+            if key in asked:
+                self._accept(asked[key] or replace(self._settings.example, execution=key))
             elif key in self._marks:
                 self._executions.tell_why_ended(key)
         self._marks.end_old(now)
