@@ -73,13 +73,13 @@ _CONNECTION_OPTIONS = (
         "passwordCommand",
         "connection",
         "instead of `password`: a shell command that prints it; run before each connection, in the process that makes "
-        "it",
+        "the connection",
         not_blank,
     ),
     Option(
         "passwordProvider",
         "connection",
-        "likewise, a Python function that returns it: `module:function`",
+        "instead of `password`: a Python function that returns it, `module:function`; called in the same way",
         importable_function,
     ),
 )
@@ -96,21 +96,30 @@ _SNAPSHOT_OPTIONS = (
     Option(
         "columns",
         "pgsnapshot",
-        "columns to read, separated by commas and quoted as in SQL where needed",
+        "columns to read, separated by commas and quoted as in SQL where needed; not with a query",
         parse_columns,
         without="all",
     ),
-    Option("where", "pgsnapshot", "condition that PostgreSQL applies to the rows", condition),
+    Option("where", "pgsnapshot", "condition that PostgreSQL applies to the rows; not with a query", condition),
     Option(
-        "partitionBytes", "pgsnapshot", "size of the part of a table that one task reads", size("8kB", "32TB"), "64MB"
+        "partitionBytes",
+        "pgsnapshot",
+        "size of the part of a table that one task reads, 8kB to 32TB; not with a query",
+        size("8kB", "32TB"),
+        "64MB",
     ),
-    Option("numPartitions", "pgsnapshot", "number of parts, instead of their size", whole_number(1, 100_000)),
+    Option(
+        "numPartitions",
+        "pgsnapshot",
+        "instead of `partitionBytes`: number of parts, 1 to 100,000; no effect on a query",
+        whole_number(1, 100_000),
+    ),
     Option(
         "consistentPoint",
         "pgsnapshot",
-        "`auto`: where `lsnColumn` or `open_snapshot()` shows it, find the snapshot's exact LSN through a temporary "
-        "slot if role and `wal_level` allow it within `slotTimeout`, else read without it; `require`: fail without it; "
-        "`off`: never look for it",
+        "`auto`: if `lsnColumn` or `open_snapshot()` shows the LSN, find it through a temporary slot; read without an "
+        "LSN if role or `wal_level` do not allow the slot or it is not there within `slotTimeout`; `require`: fail "
+        "without an LSN; `off`: never look for it; not with `snapshot`",
         one_of(get_args(ConsistentPoint)),
         "auto",
     ),
@@ -118,14 +127,14 @@ _SNAPSHOT_OPTIONS = (
         "slot",
         "pgsnapshot",
         "create this durable replication slot with the snapshot and keep it, for a stream that starts where the "
-        "snapshot ends; an error if it exists",
+        "snapshot ends; an error if it exists; not with `snapshot` or `consistentPoint=off`",
         slot_name,
     ),
     Option("snapshot", "pgsnapshot", "read this exported snapshot instead of making one", snapshot_id),
     Option(
         "lsnColumn",
         "pgsnapshot",
-        "add a BIGINT column of this name with the snapshot's LSN (null where it is not known)",
+        "add a BIGINT column of this name with the snapshot's LSN (null if it is not known)",
         not_blank,
     ),
     Option("asString", "pgsnapshot", "columns to read as PostgreSQL's own text", parse_columns),
@@ -139,25 +148,37 @@ _SNAPSHOT_OPTIONS = (
     Option(
         "unrepresentable",
         "pgsnapshot",
-        "what to do with a value that its Spark type cannot hold (infinity, NaN in a DECIMAL, a date out of range, an "
+        "what a value becomes that its Spark type cannot hold (infinity, NaN in a DECIMAL, a date out of range, an "
         "array of other dimensions): `error` or `null`",
         one_of(get_args(Unrepresentable)),
         "error",
     ),
-    Option("batchBytes", "pgsnapshot", "size of the Arrow batches handed to Spark", size("64kB", "512MB"), "4MB"),
-    Option("slotTimeout", "pgsnapshot", "longest wait for a slot", duration("100ms", "1d"), "10s"),
+    Option(
+        "batchBytes",
+        "pgsnapshot",
+        "size of the Arrow batches handed to Spark, 64kB to 512MB",
+        size("64kB", "512MB"),
+        "4MB",
+    ),
+    Option(
+        "slotTimeout",
+        "pgsnapshot",
+        "longest wait for a slot, 100ms to 1d; not with `snapshot` or `consistentPoint=off`",
+        duration("100ms", "1d"),
+        "10s",
+    ),
     Option(
         "snapshotIdle",
         "pgsnapshot",
-        "how long a snapshot stays open after its last reader",
+        "how long a snapshot stays open after its last reader, 1s to 1d; not with `snapshot`",
         duration("1s", "1d"),
         "60s",
     ),
     Option(
         "maxConnections",
         "pgsnapshot",
-        "most sessions for planning and for holding snapshots that one driver has, of all actions together; "
-        "what exceeds it shares one of them, or waits in line. Each task that runs has one more",
+        "most sessions of one driver for planning and for holding snapshots, of all actions together, 4 to 100,000; "
+        "further actions share a session or wait in line. Each running task has one more",
         whole_number(4, 100_000),
         without="a third of what the server has left",
     ),
@@ -176,7 +197,7 @@ _STREAM_OPTIONS = (
         "tables",
         "pgcdc",
         "instead of `dbtable`: several tables, separated by commas; `schema.*` means the tables of a schema that the "
-        "publication has; rows have the envelope's columns",
+        "publication has; rows have the columns of the envelope",
         parse_tables,
     ),
     Option(
@@ -190,7 +211,7 @@ _STREAM_OPTIONS = (
         "failover",
         "pgcdc",
         "create a slot that standbys keep a copy of (PostgreSQL 17 and later); after a failover the stream continues "
-        "from the copy",
+        "from the copy. Not with `startFrom=slot`, unless `onSlotLost=resnapshot`",
         boolean,
         "false",
     ),
@@ -211,64 +232,73 @@ _STREAM_OPTIONS = (
     Option(
         "keyless",
         "pgcdc",
-        "what a publication that is created does with tables that have no usable replica identity (primary key or "
-        "`REPLICA IDENTITY FULL`): `fail`; `insertOnly` publishes their inserts and truncates, in a second publication "
-        "with `_inserts` behind its name",
+        "when the publication is created and tables have no usable replica identity (primary key or `REPLICA IDENTITY "
+        "FULL`): `fail`, or `insertOnly`: publish their inserts and truncates in a second publication, named with the "
+        "suffix `_inserts`",
         one_of(get_args(Keyless)),
         "fail",
     ),
     Option(
         "startFrom",
         "pgcdc",
-        "`snapshot`: first the rows of the tables, then every change after them; `slot`: the changes from where the "
-        "existing slot stands; `now`: the changes from now on",
+        "`snapshot`: first the rows of the tables, then every change after them; `slot`: the changes from the position "
+        "of the existing slot; `now`: the changes from now on",
         one_of(get_args(StartFrom)),
         "snapshot",
     ),
     Option(
         "maxRowsPerBatch",
         "pgcdc",
-        "most rows of changes in a micro-batch; it ends at a commit unless one transaction is larger than the limit",
+        "most rows of changes in a micro-batch, 1 to 1,000,000,000; it ends at a commit unless one transaction is "
+        "larger than the limit",
         whole_number(1, 1_000_000_000),
         "1000000",
     ),
     Option(
         "maxBytesPerBatch",
         "pgcdc",
-        "most bytes of changes in a micro-batch; likewise. Tables of a snapshot share one up to this size",
+        "most bytes of changes in a micro-batch, 64kB to 16GB, in the same way; tables of a snapshot share a "
+        "micro-batch up to this size",
         size("64kB", "16GB"),
         "128MB",
     ),
     Option(
         "changeFormat",
         "pgcdc",
-        "with `dbtable`, `plain`: each change is a row with the change columns; `changelog`: rows and columns are "
-        "those of Spark's `CHANGES` and Delta's change data feed, which takes `REPLICA IDENTITY FULL`",
+        "with `dbtable`: `plain`: each change is a row with the change columns; `changelog`: rows and columns are "
+        "those of Spark's `CHANGES` and Delta's change data feed. `changelog` needs `REPLICA IDENTITY FULL`, and does "
+        "not allow `beforeImage`, `onTruncate=emit`, `onNewTable=snapshot` and `onSlotLost=resnapshot`",
         one_of(get_args(ChangeFormat)),
         "plain",
     ),
     Option(
         "envelope",
         "pgcdc",
-        "with `tables`, `json`: each change is a row; `arrow`: a row is a run of one table's changes, with its layout "
+        "with `tables`: `json`: each change is a row; `arrow`: a row is a run of one table's changes, with its layout "
         "and Arrow IPC bytes",
         one_of(get_args(Envelope)),
         "json",
     ),
-    Option("beforeImage", "pgcdc", "add `_before`, a struct of the old values that PostgreSQL sent", boolean, "false"),
+    Option(
+        "beforeImage",
+        "pgcdc",
+        "with `dbtable`: add `_before`, a struct of the old values that PostgreSQL sent",
+        boolean,
+        "false",
+    ),
     Option(
         "onSchemaChange",
         "pgcdc",
-        "when a table's columns change: `fail`, or `ignore` columns that were added, or, with `tables`, `emit` a row "
-        "that says what the columns are from there on",
+        "when a table's columns change: `fail`, or `ignore` columns that were added, or, only with `tables`, `emit` a "
+        "row that describes the columns from there on",
         one_of(get_args(OnSchemaChange)),
         "fail",
     ),
     Option(
         "onTruncate",
         "pgcdc",
-        "when a table is truncated: `emit` a row that says so, `fail`, or `ignore` it; a changelog has no such row, "
-        "and its default is `fail`",
+        "when a table is truncated: `emit` a row that says so, `fail`, or `ignore` it. The default of a changelog is "
+        "`fail`",
         one_of(get_args(OnTruncate)),
         "emit",
     ),
@@ -283,22 +313,32 @@ _STREAM_OPTIONS = (
         "onNewTable",
         "pgcdc",
         "when a table joins the stream, or comes back: `snapshot` reads its rows and then its changes, `changes` "
-        "follows a new one from its first change on, or `fail`",
+        "reads a new table from its first change on, or `fail`",
         one_of(get_args(OnNewTable)),
         without="`snapshot` with `tables`, `fail` with `dbtable`",
     ),
     Option(
         "onSlotLost",
         "pgcdc",
-        "when the slot is gone, or has lost changes: `fail`, or `resnapshot`, a new slot and all tables' rows again",
+        "when the slot is gone, or has lost changes: `fail`, or `resnapshot`: create a new slot and read all rows "
+        "again",
         one_of(get_args(OnSlotLost)),
         "fail",
     ),
-    _OF_SNAPSHOTS["asString"],
-    _OF_SNAPSHOTS["numericAs"],
-    _OF_SNAPSHOTS["unrepresentable"],
-    replace(_OF_SNAPSHOTS["partitionBytes"], meaning="size of the part of a table that one task of the snapshot reads"),
-    replace(_OF_SNAPSHOTS["slotTimeout"], meaning="longest wait for the slot's creation"),
+    *(
+        replace(_OF_SNAPSHOTS[name], meaning=f"with `dbtable`: {_OF_SNAPSHOTS[name].meaning}")
+        for name in ("asString", "numericAs", "unrepresentable")
+    ),
+    replace(
+        _OF_SNAPSHOTS["partitionBytes"],
+        meaning="size of the part of a table that one task of a snapshot reads, 8kB to 32TB. Only if rows of tables "
+        "are read (`startFrom=snapshot`, `onNewTable=snapshot` or `onSlotLost=resnapshot`)",
+    ),
+    replace(
+        _OF_SNAPSHOTS["slotTimeout"],
+        meaning="longest wait for the creation of the stream's slot, 100ms to 1d; 600 s for tables that join. Not with "
+        "`startFrom=slot`, unless `onNewTable=snapshot` or `onSlotLost=resnapshot`",
+    ),
 )
 
 OPTIONS: tuple[Option, ...] = _CONNECTION_OPTIONS + _SNAPSHOT_OPTIONS + _STREAM_OPTIONS

@@ -121,32 +121,37 @@ def read(
         user: role to connect as; default: libpq's
         password: its password; libpq's ``passfile`` works too
         passwordCommand: instead of ``password``: a shell command that prints it; run before each connection, in the
-            process that makes it
-        passwordProvider: likewise, a Python function that returns it: ``module:function``
+            process that makes the connection
+        passwordProvider: instead of ``password``: a Python function that returns it, ``module:function``; called in the
+            same way
         dbtable: ``schema.table``, parts quoted as in SQL where needed: plain, partitioned and inherited tables, views,
             materialized views, foreign tables; or ``(SELECT …) AS t``, which is a query
         query: a SELECT instead of ``dbtable``; read as one partition
-        columns: columns to read, separated by commas and quoted as in SQL where needed; default: all
-        where: condition that PostgreSQL applies to the rows
-        partitionBytes: size of the part of a table that one task reads; default: ``64MB``
-        numPartitions: number of parts, instead of their size
-        consistentPoint: ``auto``: where ``lsnColumn`` or ``open_snapshot()`` shows it, find the snapshot's exact LSN
-            through a temporary slot if role and ``wal_level`` allow it within ``slotTimeout``, else read without it;
-            ``require``: fail without it; ``off``: never look for it; default: ``auto``
+        columns: columns to read, separated by commas and quoted as in SQL where needed; not with a query; default: all
+        where: condition that PostgreSQL applies to the rows; not with a query
+        partitionBytes: size of the part of a table that one task reads, 8kB to 32TB; not with a query; default:
+            ``64MB``
+        numPartitions: instead of ``partitionBytes``: number of parts, 1 to 100,000; no effect on a query
+        consistentPoint: ``auto``: if ``lsnColumn`` or ``open_snapshot()`` shows the LSN, find it through a temporary
+            slot; read without an LSN if role or ``wal_level`` do not allow the slot or it is not there within
+            ``slotTimeout``; ``require``: fail without an LSN; ``off``: never look for it; not with ``snapshot``;
+            default: ``auto``
         slot: create this durable replication slot with the snapshot and keep it, for a stream that starts where the
-            snapshot ends; an error if it exists
+            snapshot ends; an error if it exists; not with ``snapshot`` or ``consistentPoint=off``
         snapshot: read this exported snapshot instead of making one
-        lsnColumn: add a BIGINT column of this name with the snapshot's LSN (null where it is not known)
+        lsnColumn: add a BIGINT column of this name with the snapshot's LSN (null if it is not known)
         asString: columns to read as PostgreSQL's own text
         numericAs: type of a ``numeric`` whose declaration does not fit DECIMAL: ``string``, ``double`` or
             ``decimal(p,s)``; default: ``string``
-        unrepresentable: what to do with a value that its Spark type cannot hold (infinity, NaN in a DECIMAL, a date out
-            of range, an array of other dimensions): ``error`` or ``null``; default: ``error``
-        batchBytes: size of the Arrow batches handed to Spark; default: ``4MB``
-        slotTimeout: longest wait for a slot; default: ``10s``
-        snapshotIdle: how long a snapshot stays open after its last reader; default: ``60s``
-        maxConnections: most sessions for planning and for holding snapshots that one driver has, of all actions
-            together; what exceeds it shares one of them, or waits in line. Each task that runs has one more; default: a
+        unrepresentable: what a value becomes that its Spark type cannot hold (infinity, NaN in a DECIMAL, a date out of
+            range, an array of other dimensions): ``error`` or ``null``; default: ``error``
+        batchBytes: size of the Arrow batches handed to Spark, 64kB to 512MB; default: ``4MB``
+        slotTimeout: longest wait for a slot, 100ms to 1d; not with ``snapshot`` or ``consistentPoint=off``; default:
+            ``10s``
+        snapshotIdle: how long a snapshot stays open after its last reader, 1s to 1d; not with ``snapshot``; default:
+            ``60s``
+        maxConnections: most sessions of one driver for planning and for holding snapshots, of all actions together, 4
+            to 100,000; further actions share a session or wait in line. Each running task has one more; default: a
             third of what the server has left
     """
     options = option_texts({name: value for name, value in locals().items() if name not in ("spark", "libpq")})
@@ -204,51 +209,57 @@ def stream(
         user: role to connect as; default: libpq's
         password: its password; libpq's ``passfile`` works too
         passwordCommand: instead of ``password``: a shell command that prints it; run before each connection, in the
-            process that makes it
-        passwordProvider: likewise, a Python function that returns it: ``module:function``
+            process that makes the connection
+        passwordProvider: instead of ``password``: a Python function that returns it, ``module:function``; called in the
+            same way
         dbtable: one table, ``schema.table``, parts quoted as in SQL where needed: its columns and the change columns
         tables: instead of ``dbtable``: several tables, separated by commas; ``schema.*`` means the tables of a schema
-            that the publication has; rows have the envelope's columns
+            that the publication has; rows have the columns of the envelope
         slot: replication slot of the stream; created when missing, kept when the query stops
         failover: create a slot that standbys keep a copy of (PostgreSQL 17 and later); after a failover the stream
-            continues from the copy; default: ``false``
+            continues from the copy. Not with ``startFrom=slot``, unless ``onSlotLost=resnapshot``; default: ``false``
         publication: publication of the tables; created when missing, kept when the query stops; default: the slot's
             name
         publicationMode: ``create``: create a publication that is missing; ``require``: only check it; default:
             ``create``
-        keyless: what a publication that is created does with tables that have no usable replica identity (primary key
-            or ``REPLICA IDENTITY FULL``): ``fail``; ``insertOnly`` publishes their inserts and truncates, in a second
-            publication with ``_inserts`` behind its name; default: ``fail``
+        keyless: when the publication is created and tables have no usable replica identity (primary key or ``REPLICA
+            IDENTITY FULL``): ``fail``, or ``insertOnly``: publish their inserts and truncates in a second publication,
+            named with the suffix ``_inserts``; default: ``fail``
         startFrom: ``snapshot``: first the rows of the tables, then every change after them; ``slot``: the changes from
-            where the existing slot stands; ``now``: the changes from now on; default: ``snapshot``
-        maxRowsPerBatch: most rows of changes in a micro-batch; it ends at a commit unless one transaction is larger
-            than the limit; default: ``1000000``
-        maxBytesPerBatch: most bytes of changes in a micro-batch; likewise. Tables of a snapshot share one up to this
-            size; default: ``128MB``
-        changeFormat: with ``dbtable``, ``plain``: each change is a row with the change columns; ``changelog``: rows and
-            columns are those of Spark's ``CHANGES`` and Delta's change data feed, which takes ``REPLICA IDENTITY
-            FULL``; default: ``plain``
-        envelope: with ``tables``, ``json``: each change is a row; ``arrow``: a row is a run of one table's changes,
+            the position of the existing slot; ``now``: the changes from now on; default: ``snapshot``
+        maxRowsPerBatch: most rows of changes in a micro-batch, 1 to 1,000,000,000; it ends at a commit unless one
+            transaction is larger than the limit; default: ``1000000``
+        maxBytesPerBatch: most bytes of changes in a micro-batch, 64kB to 16GB, in the same way; tables of a snapshot
+            share a micro-batch up to this size; default: ``128MB``
+        changeFormat: with ``dbtable``: ``plain``: each change is a row with the change columns; ``changelog``: rows and
+            columns are those of Spark's ``CHANGES`` and Delta's change data feed. ``changelog`` needs ``REPLICA
+            IDENTITY FULL``, and does not allow ``beforeImage``, ``onTruncate=emit``, ``onNewTable=snapshot`` and
+            ``onSlotLost=resnapshot``; default: ``plain``
+        envelope: with ``tables``: ``json``: each change is a row; ``arrow``: a row is a run of one table's changes,
             with its layout and Arrow IPC bytes; default: ``json``
-        beforeImage: add ``_before``, a struct of the old values that PostgreSQL sent; default: ``false``
-        onSchemaChange: when a table's columns change: ``fail``, or ``ignore`` columns that were added, or, with
-            ``tables``, ``emit`` a row that says what the columns are from there on; default: ``fail``
-        onTruncate: when a table is truncated: ``emit`` a row that says so, ``fail``, or ``ignore`` it; a changelog has
-            no such row, and its default is ``fail``; default: ``emit``
+        beforeImage: with ``dbtable``: add ``_before``, a struct of the old values that PostgreSQL sent; default:
+            ``false``
+        onSchemaChange: when a table's columns change: ``fail``, or ``ignore`` columns that were added, or, only with
+            ``tables``, ``emit`` a row that describes the columns from there on; default: ``fail``
+        onTruncate: when a table is truncated: ``emit`` a row that says so, ``fail``, or ``ignore`` it. The default of a
+            changelog is ``fail``; default: ``emit``
         messagePrefixes: with ``tables``: prefixes of logical decoding messages (``pg_logical_emit_message()``,
             PostgreSQL 14 and later), separated by commas, that come as rows with the change type ``message``
         onNewTable: when a table joins the stream, or comes back: ``snapshot`` reads its rows and then its changes,
-            ``changes`` follows a new one from its first change on, or ``fail``; default: ``snapshot`` with ``tables``,
+            ``changes`` reads a new table from its first change on, or ``fail``; default: ``snapshot`` with ``tables``,
             ``fail`` with ``dbtable``
-        onSlotLost: when the slot is gone, or has lost changes: ``fail``, or ``resnapshot``, a new slot and all tables'
-            rows again; default: ``fail``
-        asString: columns to read as PostgreSQL's own text
-        numericAs: type of a ``numeric`` whose declaration does not fit DECIMAL: ``string``, ``double`` or
-            ``decimal(p,s)``; default: ``string``
-        unrepresentable: what to do with a value that its Spark type cannot hold (infinity, NaN in a DECIMAL, a date out
-            of range, an array of other dimensions): ``error`` or ``null``; default: ``error``
-        partitionBytes: size of the part of a table that one task of the snapshot reads; default: ``64MB``
-        slotTimeout: longest wait for the slot's creation; default: ``10s``
+        onSlotLost: when the slot is gone, or has lost changes: ``fail``, or ``resnapshot``: create a new slot and read
+            all rows again; default: ``fail``
+        asString: with ``dbtable``: columns to read as PostgreSQL's own text
+        numericAs: with ``dbtable``: type of a ``numeric`` whose declaration does not fit DECIMAL: ``string``,
+            ``double`` or ``decimal(p,s)``; default: ``string``
+        unrepresentable: with ``dbtable``: what a value becomes that its Spark type cannot hold (infinity, NaN in a
+            DECIMAL, a date out of range, an array of other dimensions): ``error`` or ``null``; default: ``error``
+        partitionBytes: size of the part of a table that one task of a snapshot reads, 8kB to 32TB. Only if rows of
+            tables are read (``startFrom=snapshot``, ``onNewTable=snapshot`` or ``onSlotLost=resnapshot``); default:
+            ``64MB``
+        slotTimeout: longest wait for the creation of the stream's slot, 100ms to 1d; 600 s for tables that join. Not
+            with ``startFrom=slot``, unless ``onNewTable=snapshot`` or ``onSlotLost=resnapshot``; default: ``10s``
     """
     options = option_texts({name: value for name, value in locals().items() if name not in ("spark", "libpq")})
     ensure_registered(spark)

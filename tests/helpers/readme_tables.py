@@ -157,13 +157,13 @@ def matrix_table(product: str) -> str:
 
 
 def everywhere() -> str:
-    """The features that hold on all versions that were run, as a sentence."""
-    runs = _runs()
+    """The combinations that were run, and the features that work on all of them, as two sentences."""
+    runs = sorted(_runs(), key=lambda run: (_in_order(run["postgresql"]), _in_order(run["spark"])))
     features = [name for name in runs[-1]["features"] if all(run["features"][name] == HOLDS for run in runs)]
-    versions = {name: sorted({run[name] for run in runs}, key=_in_order) for name in ("postgresql", "spark")}
+    combinations = [f"PostgreSQL {run['postgresql']} with Spark {run['spark']} ({run['date']})" for run in runs]
     return (
-        f"These features hold on PostgreSQL {', '.join(versions['postgresql'])} and on Spark"
-        f" {', '.join(versions['spark'])}: {'; '.join(features)}."
+        f"{len(runs)} combinations were tested: {'; '.join(combinations)}.\n\n"
+        f"These features work on all of them: {'; '.join(features)}."
     )
 
 
@@ -248,6 +248,7 @@ def measured_table() -> str:
         newest = by_spark[max(by_spark, key=_in_order)]
         picture = RESULTS.parent / f"{name}.png"
         title = f"[{newest['title']}](benchmarks/{name}.png)" if picture.exists() else newest["title"]
+        title = f"`{name}`: {title}"
         measured = {spark: _measured(question) for spark, question in by_spark.items()}
         for what, bound in dict.fromkeys(key for spark in reversed(sparks) for key in measured.get(spark, ())):
             cells = (measured.get(spark, {}).get((what, bound), "") for spark in sparks)
