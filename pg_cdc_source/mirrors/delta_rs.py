@@ -289,10 +289,11 @@ class DeltaRsTable:
         merge.when_matched_delete().execute()
 
     def empty(self, step: Step, part: Emptied) -> None:
-        commit = self._commit(step)
+        commit, before = self._commit(step), self.table.version()
         if self._shape.has_versions:
             # Of states that were never there from one commit to the next, and of those that come again.
             self.table.delete(f"{_sql(VALID_FROM)} >= {part.lsn}", commit_properties=self._commit())
+            before = self.table.version()
             ends = {VALID_TO: str(part.lsn), VALID_TO_TS: _time(part.at)}
             is_open = f"{_sql(VALID_TO)} IS NULL OR {_sql(VALID_TO)} > {part.lsn}"
             self.table.update(ends, predicate=is_open, commit_properties=commit)
@@ -301,10 +302,21 @@ class DeltaRsTable:
             self.table.update(gone, predicate=f"NOT {_sql(self._shape.deleted)}", commit_properties=commit)
         else:
             self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), commit)
+        self._record(commit, before)
+
+    def _record(self, commit: CommitProperties, before: int) -> None:
+        """Make the commit of a step that has changed nothing, if the table is as it was ``before``.
+
+        delta-rs makes none of an update, a delete or a merge that touches no row. When the batch comes again, the step
+        would be done once more, on top of those that follow.
+        """
+        if self.table.version() == before:
+            self.table.create_write_transaction([], "append", self.table.schema(), commit_properties=commit)
+            self.table.update_incremental()
 
     def apply(self, step: Step, segment: Segment) -> None:
         states = final_rows(segment, partial(self._fetch, segment.key), self._shape)
-        commit = self._commit(step)
+        commit, before = self._commit(step), self.table.version()
         schema = pa.schema(self.table.schema().to_arrow())
         if self._shape.is_log:
             write_deltalake(self.table, _in(schema, states.rows), mode="append", commit_properties=commit)
@@ -312,6 +324,10 @@ class DeltaRsTable:
         if states.emptied:
             self._overwrite(_in(schema, states.upserted), commit)
             return
+        self._merge(states, schema, commit)
+        self._record(commit, before)
+
+    def _merge(self, states: States, schema: pa.Schema, commit: CommitProperties) -> None:
         names = [name for name in schema.names if name in states.rows.column_names]
         conditions = [*(f"t.{_sql(name)} = s.{_sql(name)}" for name in states.key), *_bounds(states)]
         if self._shape.has_versions:

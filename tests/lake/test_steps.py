@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from runs import Change, Row, announced, changed, layout, truncated
 
+from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shape, Shapes
@@ -56,6 +58,50 @@ class Lake:
         return found
 
 
+@contextmanager
+def killed_before(number: int) -> Iterator[None]:
+    """Kill the process before the step of this number, of all that a batch has."""
+    left = number
+
+    def killing(whole: Callable[..., None]) -> Callable[..., None]:
+        def step(*args: Any) -> None:
+            nonlocal left
+            if not left:
+                raise Killed
+            left -= 1
+            whole(*args)
+
+        return step
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("add_files", "empty", "apply"):
+            patch.setattr(DeltaRsTable, name, killing(getattr(DeltaRsTable, name)))
+        yield
+
+
+def expect_same_behind_a_kill(
+    home: Path, shape: Shape, before: Sequence[Sequence[Row]], rows: Sequence[Row], steps: int
+) -> list[dict[str, Any]]:
+    """Kill a batch before each of its steps, and run it again: what it leaves is what it leaves at once."""
+    batches = [*before, rows]
+    lake = Lake(home / "at once", shape)
+    for number, batch in enumerate(batches):
+        lake.apply(number, batch)
+    wanted = sorted(lake.rows(), key=str)
+    for killed in range(steps):
+        place = home / f"killed before step {killed}"
+        lake = Lake(place, shape)
+        for number, batch in enumerate(before):
+            lake.apply(number, batch)
+        with killed_before(killed), pytest.raises(Killed):
+            lake.apply(len(before), rows)
+        lake = Lake(place, shape)
+        lake.apply(len(before), rows)
+        assert lake.set_aside() == {}
+        assert sorted(lake.rows(), key=str) == wanted, f"killed before step {killed}"
+    return wanted
+
+
 def snapshot(lsn: int, *rows: list[str]) -> list[Row]:
     return [{**row, "after": None} for row in changed(T, *(Change("snapshot", (lsn, 0), row) for row in rows))]
 
@@ -93,3 +139,46 @@ def test_no_change_is_taken_for_files_that_do_not_come_again(
     lake.apply(2, changed(T, Change("delete", (80, 1), ["2", None])))
     there = [row for row in lake.rows() if not row.get("_deleted") and row.get("_valid_to") is None]
     assert there == []
+
+
+SHAPES = pytest.mark.parametrize(
+    "shape", [Shape(), Shape(is_soft=True), Shape("history")], ids=lambda shape: str(shape.text)
+)
+
+
+@SHAPES
+def test_first_rows_behind_a_step_that_changes_nothing_stay_where_the_batch_comes_again(
+    shape: Shape, tmp_path: Path
+) -> None:
+    emptied = {**truncated(T, (38, 0)), "_xid": None}
+    insert = changed(T, Change("insert", (50, 1), ["3", "c"]))
+    rows = [emptied, *snapshot(39, ["1", "a"], ["2", "b"]), *insert]
+    steps = 3 if shape.keeps else 2
+    found = expect_same_behind_a_kill(tmp_path, shape, [], rows, steps)
+    assert sorted(row["id"] for row in found if not row.get("_deleted")) == [1, 2, 3]
+
+
+@SHAPES
+def test_an_empty_table_is_emptied_again_and_again_in_one_batch(shape: Shape, tmp_path: Path) -> None:
+    rows = [
+        truncated(T, (20, 1)),
+        *changed(T, Change("insert", (20, 2), ["1", "a"])),
+        truncated(T, (20, 3)),
+        *changed(T, Change("insert", (20, 4), ["2", "b"])),
+        truncated(T, (30, 1)),
+        *changed(T, Change("insert", (30, 2), ["3", "c"]), Change("delete", (40, 1), ["9", None])),
+    ]
+    before = [snapshot(5, ["1", "z"]), [truncated(T, (10, 1))]]
+    found = expect_same_behind_a_kill(tmp_path, shape, before, rows, 6 if shape.keeps else 1)
+    there = [row["id"] for row in found if not row.get("_deleted") and row.get("_valid_to") is None]
+    assert there == [3]
+
+
+@SHAPES
+def test_a_batch_whose_changes_touch_no_row_is_done(shape: Shape, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, shape)
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    lake.apply(1, changed(T, Change("delete", (50, 1), ["9", None])))
+    done = DeltaRsTable(f"{tmp_path}/t", "public.t", Mark("q", 1), shape)
+    assert done.is_done()
+    assert done.version == 2
