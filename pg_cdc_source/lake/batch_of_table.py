@@ -281,7 +281,8 @@ class TableBatch:
         if not names:
             raise SchemaChangedError(
                 f"{self.table} has no key, so its rows cannot be told apart in the lake",
-                remedy=f"add a primary key, or set REPLICA IDENTITY USING INDEX; then {_RESNAPSHOT}",
+                remedy="add a primary key that is not DEFERRABLE, or set REPLICA IDENTITY USING INDEX; then "
+                f"{_RESNAPSHOT}",
             )
         return tuple(names)
 
