@@ -40,6 +40,12 @@ class DeltaRsLedger:
         (row,) = rows.sort_by([(name, "descending") for name in newest_by(query)]).slice(0, 1).to_pylist()
         return LedgerRow.of(row)
 
+    def queries(self) -> frozenset[str]:
+        if not DeltaTable.is_deltatable(self.path):
+            return frozenset()
+        found = DeltaTable(self.path).to_pyarrow_dataset().to_table(columns=["query"])
+        return frozenset(found["query"].unique().to_pylist())
+
     @property
     def template(self) -> str:
         found = None
