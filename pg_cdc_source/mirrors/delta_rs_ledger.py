@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
+
 import pyarrow.compute as pc
 from deltalake import DeltaTable, Transaction, write_deltalake
 
@@ -10,6 +13,9 @@ from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
 from pg_cdc_source.mirrors.delta_rs import CHECKPOINTS, commit_of, compact
+
+# What tells a ledger's rows from each other.
+_OF_BATCH = ("query", "batch_id", "applied_at")
 
 
 class DeltaRsLedger:
@@ -31,14 +37,17 @@ class DeltaRsLedger:
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         if not DeltaTable.is_deltatable(self.path):
             return None
-        rows = DeltaTable(self.path).to_pyarrow_table()
+        rows = DeltaTable(self.path).to_pyarrow_dataset()
+        wanted = pc.field("is_whole") if query is None else pc.field("query") == query
         if lsn is not None:
-            rows = rows.filter(pc.less_equal(rows["lsn"], lsn))
-        rows = rows.filter(rows["is_whole"] if query is None else pc.equal(rows["query"], query))
-        if not rows.num_rows:
+            wanted &= pc.field("lsn") <= lsn
+        # Without the names of all tables in each row.
+        found = rows.to_table(columns=list(_OF_BATCH), filter=wanted)
+        if not found.num_rows:
             return None
-        (row,) = rows.sort_by([(name, "descending") for name in newest_by(query)]).slice(0, 1).to_pylist()
-        return LedgerRow.of(row)
+        (batch,) = found.sort_by([(name, "descending") for name in newest_by(query)]).slice(0, 1).to_pylist()
+        is_it = (pc.field(name) == value for name, value in batch.items())
+        return LedgerRow.of(rows.to_table(filter=reduce(and_, is_it)).to_pylist()[0])
 
     def queries(self) -> frozenset[str]:
         if not DeltaTable.is_deltatable(self.path):
