@@ -6,13 +6,14 @@ from functools import reduce
 from operator import and_
 
 import pyarrow.compute as pc
-from deltalake import DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.lake.bring import Mark
+from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
-from pg_cdc_source.mirrors.delta_rs import CHECKPOINTS, commit_of, compact
+from pg_cdc_source.mirrors.delta_rs import CHECKPOINTS, compact
+from pg_cdc_source.mirrors.delta_rs_commits import commit_of
 
 # What tells a ledger's rows from each other.
 _OF_BATCH = ("query", "batch_id", "applied_at")
@@ -66,7 +67,7 @@ class DeltaRsLedger:
 
     def append(self, row: LedgerRow) -> None:
         mark = Mark(row.query, row.batch_id)
-        commit = commit_of(mark, Transaction(row.query, row.batch_id))
+        commit = commit_of(mark, Step("row", is_last=True))
         write_deltalake(self.path, row.to_arrow(), mode="append", commit_properties=commit)
         if self._compacts:
             compact_where_due(
