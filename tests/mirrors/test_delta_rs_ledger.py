@@ -29,6 +29,19 @@ def test_a_ledger_has_a_checkpoint_after_ten_commits(tmp_path: Path) -> None:
     assert ledger.last(4) == rows[4]
 
 
+def test_a_ledger_whose_files_were_written_together_is_read(tmp_path: Path) -> None:
+    ledger = DeltaRsLedger(str(tmp_path / "_pgcdc"), compacts=True)
+    ledger.create("lake/{table}")
+    now = datetime.now(timezone.utc)
+    rows = [LedgerRow("q", batch, batch, None, now, {"public.t": batch}) for batch in range(53)]
+    for row in rows:
+        ledger.append(row)
+    assert len(DeltaTable(ledger.path).file_uris()) < 10
+    assert ledger.last(query="q") == rows[-1]
+    assert ledger.last(7) == rows[7]
+    assert ledger.queries() == {"q"}
+
+
 class Watched:
     """A dataset, and which columns of how many rows it has given."""
 
