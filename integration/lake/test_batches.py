@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from psycopg2.extensions import connection as Session
 from watch import wait_until
 
 from pg_cdc_source.mirrors import spark_table
+from pg_cdc_source.postgres.publication import identity
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
@@ -416,6 +418,56 @@ def test_a_table_without_a_key_is_set_aside_and_does_not_stop_the_others(pg: Ses
     last = lake.ledger.last()
     assert last is not None
     assert "public.k has no key" in last.set_aside["public.k"]
+
+
+DEFERRABLE = (
+    "CREATE TABLE k (id int PRIMARY KEY DEFERRABLE, v text)",
+    "ALTER TABLE k REPLICA IDENTITY FULL",
+    "INSERT INTO k VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+)
+SHIFTED = "UPDATE k SET id = id + 1"
+
+
+@pytest.mark.parametrize("deletes", ["hard", "soft"])
+def test_a_deferrable_primary_key_is_none(deletes: str, pg: Session, begin: Begin) -> None:
+    """Where a statement gives one row the key that another one still has, the last change of a key is not its row's."""
+    lake = begin(*T, *DEFERRABLE, deletes=deletes)
+    run(pg, SHIFTED, "INSERT INTO t VALUES (3, 'c')")
+    wait_until(is_same(lake, pg, "t"))
+    last = lake.ledger.last()
+    assert last is not None
+    assert "public.k has no key" in last.set_aside["public.k"]
+    assert "not DEFERRABLE" in last.set_aside["public.k"]
+
+
+def test_a_log_has_the_changes_of_a_table_with_a_deferrable_primary_key(pg: Session, begin: Begin) -> None:
+    lake = begin(*DEFERRABLE, mode="append")
+    run(pg, SHIFTED)
+    wait_until(lambda: [lake.step(), len(lake.found("k")) > 3][1])
+    assert sorted(row["id"] for row in lake.found("k") if row["_change_type"] != "snapshot") == [2, 3, 4]
+    last = lake.ledger.last()
+    assert last is not None
+    assert last.set_aside == {}
+
+
+def test_a_checkpoint_that_took_a_deferrable_primary_key_for_a_key_sets_its_table_aside(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        was = re.sub(r"AND x.indimmediate\n\) AS p", ") AS p", identity._READ_IDENTITIES)
+        assert was != identity._READ_IDENTITIES
+        patch.setattr(identity, "_READ_IDENTITIES", was)
+        lake = begin(*T, *DEFERRABLE)
+        run(pg, "INSERT INTO k VALUES (7, 'g')")
+        wait_until(is_same(lake, pg, "k"))
+        lake.driver.stop()
+    lake.driver.restart()
+    lake.restart()
+    run(pg, SHIFTED, "INSERT INTO t VALUES (3, 'c')")
+    wait_until(is_same(lake, pg, "t"))
+    last = lake.ledger.last()
+    assert last is not None
+    assert "another key under REPLICA IDENTITY FULL: none instead of id" in last.set_aside["public.k"]
 
 
 @pytest.mark.corner

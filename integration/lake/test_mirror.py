@@ -28,6 +28,7 @@ from driving import drop_slots, run
 from kept_rows import Expected, deleted, expect_rows, logged, stated
 from lake import Rows, rows_of, rows_of_arrow, rows_of_lake
 from psycopg2.extensions import connection as Session
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from threads import at_work
@@ -243,3 +244,19 @@ def test_the_command_takes_what_is_there(spark: SparkSession, db: str, pg: Sessi
     with pytest.raises(OptionError, match="customers was written with the mode append, and cannot go on with merge"):
         mirror(spark, **given, checkpoint=f"{tmp_path}/checkpoint", mode={"public.items": "history"})
     drop_slots(pg)
+
+
+def test_a_checkpoint_goes_on_in_its_own_lake_alone(
+    spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
+) -> None:
+    run(pg, *SHOP)
+    start(once=True).awaitTermination()
+    run(pg, "DELETE FROM items WHERE line = 1", "INSERT INTO customers VALUES (5000, 'new', NULL, NULL)")
+    for other in ({"target": f"{tmp_path}/other/{{table}}"}, {"ledger": f"{tmp_path}/other/_pgcdc"}):
+        query = start(once=True, **other)
+        with pytest.raises(StreamingQueryException, match="has no batch of this checkpoint, which is at batch"):
+            query.awaitTermination()
+    assert not list(tmp_path.glob("other/*/_delta_log"))
+    start(once=True).awaitTermination()
+    for table in ("customers", "items"):
+        assert lake(spark, tmp_path, table) == source(spark, db, table)

@@ -40,6 +40,8 @@ SCENES = (
     ("UPDATE t SET n = n + 100", "BEGIN; INSERT INTO t VALUES (8, 8, 'eight'); UPDATE t SET n = 8 WHERE id = 2;"
      " TRUNCATE t; INSERT INTO t VALUES (8, 88, 'behind'); COMMIT", "UPDATE t SET n = 888 WHERE id = 8"),
     ("TRUNCATE t",),
+    # The first of these changes no row.
+    ("TRUNCATE t", "INSERT INTO t VALUES (21, 21, 'one')", "TRUNCATE t", "INSERT INTO t VALUES (22, 22, 'two')"),
     (f"INSERT INTO t SELECT id, 1, {LARGE} FROM generate_series(1, 3) AS id",),
 )  # fmt: skip
 

@@ -329,6 +329,8 @@ def test_names_that_spark_takes_for_secrets_are_names(pg: Session, begin: Begin)
     other = SparkLedger(lake._spark, f"{lake._namespace}.other", lake._lake._kind.provider)
     other.create("lake.secrets.{table}")
     assert other.template == "lake.secrets.{table}"
+    assert lake.ledger.queries() == {"q"}
+    assert not other.queries()
 
 
 def test_a_table_that_does_not_say_its_columns_any_more_is_set_aside(pg: Session, begin: Begin) -> None:

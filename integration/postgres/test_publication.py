@@ -283,6 +283,7 @@ def test_replica_identity_is_what_postgresql_makes_of_it(pg: Session, session: S
         " CREATE TABLE late (id int PRIMARY KEY DEFERRABLE);"
         " CREATE TABLE whole (id int PRIMARY KEY, v text, g int GENERATED ALWAYS AS (id + 1) STORED);"
         " ALTER TABLE whole REPLICA IDENTITY FULL;"
+        " CREATE TABLE late_whole (id int PRIMARY KEY DEFERRABLE); ALTER TABLE late_whole REPLICA IDENTITY FULL;"
         " CREATE TABLE none (id int PRIMARY KEY); ALTER TABLE none REPLICA IDENTITY NOTHING;"
         " CREATE TABLE by_index (id int PRIMARY KEY, v text NOT NULL); CREATE UNIQUE INDEX i ON by_index (v);"
         " ALTER TABLE by_index REPLICA IDENTITY USING INDEX i;"
@@ -290,14 +291,15 @@ def test_replica_identity_is_what_postgresql_makes_of_it(pg: Session, session: S
         " ALTER TABLE lost REPLICA IDENTITY USING INDEX l; DROP INDEX l;"
         " CREATE TABLE uniq (id int NOT NULL UNIQUE)",
     )
-    names = ("k", "bare", "late", "whole", "none", "by_index", "lost", "uniq")
+    names = ("k", "bare", "late", "whole", "late_whole", "none", "by_index", "lost", "uniq")
     oids = {name: run(pg, f"SELECT '{name}'::regclass::oid")[0][0] for name in names}
     identities = read_identities(session, list(oids.values()))
     assert {name: identities[oid] for name, oid in oids.items()} == {
         "k": ReplicaIdentity("d", ("a", "b"), ("a", "b")),
         "bare": ReplicaIdentity("d", (), ()),
-        "late": ReplicaIdentity("d", (), ("id",)),
+        "late": ReplicaIdentity("d", (), ()),
         "whole": ReplicaIdentity("f", ("id", "v", "g"), ("id",)),
+        "late_whole": ReplicaIdentity("f", ("id",), ()),
         "none": ReplicaIdentity("n", (), ("id",)),
         "by_index": ReplicaIdentity("i", ("v",), ("id",)),
         "lost": ReplicaIdentity("i", (), ()),

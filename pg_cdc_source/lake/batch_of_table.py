@@ -279,10 +279,7 @@ class TableBatch:
                 )
             names.append(last.columns[place].name)
         if not names:
-            raise SchemaChangedError(
-                f"{self.table} has no key, so its rows cannot be told apart in the lake",
-                remedy=f"add a primary key, or set REPLICA IDENTITY USING INDEX; then {_RESNAPSHOT}",
-            )
+            raise keyless(self.table)
         return tuple(names)
 
     def _in_last_layout(self, last: MirroredLayout, layout: MirroredLayout, run: pa.RecordBatch) -> pa.Table:
@@ -312,6 +309,14 @@ class TableBatch:
         is_merge = not (self.shape.is_log or self.shape.has_versions)
         found = [field for field in CHANGE_FIELDS if not (is_merge and field.name in _OF_COMMITS)]
         return [field.with_name(CHANGE_NAMES[field.name]) for field in found]
+
+
+def keyless(table: str) -> SchemaChangedError:
+    """Return the error for a table whose rows nothing tells apart."""
+    return SchemaChangedError(
+        f"{table} has no key, so its rows cannot be told apart in the lake",
+        remedy=f"add a primary key that is not DEFERRABLE, or set REPLICA IDENTITY USING INDEX; then {_RESNAPSHOT}",
+    )
 
 
 def place_of(row: Mapping[str, Any]) -> Place:

@@ -74,5 +74,8 @@ class Ledger(Protocol):
         None where there is none.
         """
 
+    def queries(self) -> frozenset[str]:
+        """The queries whose rows it has; none where it is not there."""
+
     def append(self, row: LedgerRow) -> None:
         """Add a batch's row."""

@@ -20,6 +20,7 @@ from pg_cdc_source.lake.batch_of_table import (
     Place,
     Segment,
     TableBatch,
+    keyless,
     place_of,
 )
 from pg_cdc_source.lake.shape import Shape
@@ -45,10 +46,10 @@ Part = Files | Emptied | Segment
 
 
 def parts_of(batch: TableBatch, shape: Shape) -> list[Part]:
-    """Return the parts of a batch in their order."""
+    """Return the parts of a batch in their order. Raises SchemaChangedError for what the lake cannot do."""
     if shape.is_log:
         return list(_logged(batch))
-    return list(_kept(batch) if shape.keeps else _replaced(batch))
+    return list(_kept(batch, shape) if shape.keeps else _replaced(batch))
 
 
 def _replaced(batch: TableBatch) -> Iterator[Part]:
@@ -60,7 +61,7 @@ def _replaced(batch: TableBatch) -> Iterator[Part]:
     yield from batch.segments
 
 
-def _kept(batch: TableBatch) -> Iterator[Part]:
+def _kept(batch: TableBatch, shape: Shape) -> Iterator[Part]:
     """Rows that are gone stay in some way, so that what stands before a TRUNCATE is done as well."""
     files = {place: _read(list(rows)) for place, rows in groupby(batch.files, place_of)}
     events: dict[Place, Emptied | Files | None] = {place: Files(found, again=False) for place, found in files.items()}
@@ -68,7 +69,9 @@ def _kept(batch: TableBatch) -> Iterator[Part]:
         place = place_of(row)
         behind = min((other for other in files if other > place), default=END)
         if row["_xid"] is None and behind != END:
-            # Rows that come anew are there as soon as those of before are gone.
+            # Rows that come anew are there as soon as those of before are gone. Deleted ones stay under their keys.
+            if shape.is_soft and (batch.layout is None or not batch.layout.key):
+                raise keyless(batch.table)
             events[place] = Emptied(behind[0])
             events[behind] = Files(files[behind], again=True)
         else:

@@ -61,11 +61,10 @@ class Sink:
         """Apply a batch, unless the ledger has it, and return its row.
 
         Raises DefiniteError where every table that the batch touches would be set aside, and no other one can be read:
-        that is no table's fault.
+        that is no table's fault. And where the ledger is not the one that the query has had from its first batch on.
         """
         if self._last is None:
-            self._ledger.create(self._targets.template)
-            self._last = self._ledger.last(query=query)
+            self._last = self._begin(query, batch_id)
         last = self._last
         if last is not None and last.batch_id >= batch_id:
             return last
@@ -80,6 +79,36 @@ class Sink:
         if self._on_batch is not None:
             self._on_batch(Applied(row, rows))
         return row
+
+    def _begin(self, query: str, batch_id: int) -> LedgerRow | None:
+        """Return the query's last row, None before its first batch.
+
+        Spark numbers a query's batches one by one from 0. Tables that lack the batches before this one are not
+        PostgreSQL's, whatever it has.
+        """
+        ledger, last = self._targets.ledger, self._ledger.last(query=query)
+        done = -1 if last is None else last.batch_id
+        if done < batch_id - 1:
+            has = "no batch of this checkpoint" if last is None else f"the checkpoint's batches up to {done} alone"
+            raise DefiniteError(
+                f"the ledger {ledger} has {has}, which is at batch {batch_id}: the tables lack what came before",
+                remedy="start with the target, the format and the ledger that the checkpoint began with; where those "
+                "are lost, with a new checkpoint, a new slot and a new target",
+            )
+        if last is None and (others := self._ledger.queries()):
+            raise DefiniteError(
+                f"the ledger {ledger} is that of another mirror, of the query {min(others)}: nobody could tell at "
+                "which point the tables of both are",
+                remedy="give this mirror a ledger of its own (ledger=…); or, where it is to take the other's place, "
+                "move the other's ledger and tables away first",
+            )
+        self._ledger.create(self._targets.template)
+        if (template := self._ledger.template) != self._targets.template:
+            raise DefiniteError(
+                f"the ledger {ledger} is of tables at {template}, and not at {self._targets.template}",
+                remedy="start with that target; or mirror into this one with another checkpoint, slot and ledger",
+            )
+        return last
 
     def _row(self, start: LedgerRow, batch_id: int, outcomes: list[Mapping[str, Any]]) -> LedgerRow:
         versions, set_aside = dict(start.tables), dict(start.set_aside)

@@ -69,7 +69,8 @@ class Targets:
             if (other := taken.setdefault(place.lower(), table)) != table:
                 raise OptionError(
                     f"target {self.template!r} has one place for {other} and {table}: {place}",
-                    remedy="use {schema} and {table}, as in '/lake/{schema}/{table}'; or mirror them with two queries",
+                    remedy="use {schema} and {table}, as in '/lake/{schema}/{table}'; or mirror them with two queries, "
+                    "each with a ledger of its own",
                 )
 
 

@@ -13,20 +13,14 @@ from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.sessions import parallelism
-from pg_cdc_source.mirrors.spark_table import (
-    ANEW_STEP,
-    COLUMNS_STEP,
-    COMPACT_STEP,
-    KEYS_SUFFIX,
-    Commit,
-    SparkTable,
-    read_said,
-)
+from pg_cdc_source.mirrors.spark_table import ANEW_STEP, Commit, SparkTable, read_said
 
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
 # The log has a table's first commit before the catalog has the table.
 _NOT_EMPTY = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
+# Of one batch; the parts of a version for the batch and for the step.
+_MOST_STEPS = 1 << 20
 _SMALL = "spark.databricks.delta.optimize.minFileSize"
 
 
@@ -66,15 +60,17 @@ class DeltaTable(SparkTable):
     def follows(self, version: int, before: int) -> bool:
         return version == before + 1
 
-    def sign(self, text: str, step: str) -> None:
+    def sign(self, text: str, number: int | None) -> None:
         conf = self._spark.conf
         conf.unset(_LAST_COMMIT)
         conf.set("spark.databricks.delta.commitInfo.userMetadata", text)
-        # Of two drivers that do the same step at the same time, one does nothing. Keys are deleted once more: the rows
-        # that come behind may be others than an attempt before this one had.
-        if step not in (COLUMNS_STEP, ANEW_STEP, COMPACT_STEP) and not step.endswith(KEYS_SUFFIX):
-            conf.set("spark.databricks.delta.write.txnAppId", f"{self._mark.query}/{step}")
-            conf.set("spark.databricks.delta.write.txnVersion", self._mark.batch)
+        # Of two drivers that do the same step at the same time, one does nothing: Delta passes over what has a version
+        # that the application has had. A table's log keeps all applications that there ever were, so that the steps of
+        # all batches are one. Each has a greater number than all that the table has, and is never passed over where one
+        # driver alone applies the batch.
+        if number is not None:
+            conf.set("spark.databricks.delta.write.txnAppId", f"{self._mark.query}/steps")
+            conf.set("spark.databricks.delta.write.txnVersion", self._mark.batch * _MOST_STEPS + number)
         else:
             conf.unset("spark.databricks.delta.write.txnAppId")
             conf.unset("spark.databricks.delta.write.txnVersion")

@@ -1,32 +1,30 @@
 """A table of the lake by delta-rs (the wheel ``deltalake``), which needs neither a jar nor Spark.
 
-Every commit carries the mirror's query and the batch as application transactions, one for each step of a batch and one
-for the whole. So what a crash has left half done is found, and done once. Columns carry PostgreSQL's numbers in their
-metadata: a column with another name is the same one.
+What its commits say is found in :mod:`pg_cdc_source.mirrors.delta_rs_commits`. Columns carry PostgreSQL's numbers in
+their metadata: a column with another name is the same one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from itertools import dropwhile
 from typing import Any, Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import Mark, Step, Work, bring, foreign, newest_of_ours
+from pg_cdc_source.lake.bring import Mark, Step, Work, bring
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
@@ -35,20 +33,17 @@ from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, require
 from pg_cdc_source.lake.key_bounds import bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
-from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
+from pg_cdc_source.lake.shape_of_table import properties_of, require_table
 from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name
 from pg_cdc_source.lake.tasks import Task
+from pg_cdc_source.mirrors.delta_rs_commits import OF_TABLE, CommittedTable
 from pg_cdc_source.postgres.backoff import Backoff
 
-ATTNUM, OF_TABLE = "pgcdc.attnum", "pgcdc.table"
+ATTNUM = "pgcdc.attnum"
 # A batch opens its tables, and whoever opens one reads all commits since its last checkpoint. By default delta-rs makes
 # one after 100 commits. A table with 98 took 30 ms of CPU to open; with one after 10, 6 ms, and each commit less, too.
 CHECKPOINTS = {"delta.checkpointInterval": "10"}
 _BACKOFF = Backoff(0.2, attempts=4)
-# Whoever wants more of a table's history asks for all of it.
-_RECENT = 20
-# What may be done to a mirrored table by others: its rows stay the same.
-_HOUSEKEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,99 +70,11 @@ class DeltaRsTask(Task):
             ) from error
 
 
-def commit_of(mark: Mark, *transactions: Transaction) -> CommitProperties:
-    """Return what a commit of a batch carries."""
-    metadata = {"pgcdc_query": mark.query, "pgcdc_batch": str(mark.batch)}
-    return CommitProperties(custom_metadata=metadata, app_transactions=list(transactions))
-
-
-class DeltaRsTable:
+class DeltaRsTable(CommittedTable):
     """One table, at ``path``, for one batch. It may be created by :meth:`prepare`."""
 
     def __init__(self, path: str, table: str, mark: Mark, shape: Shape = REPLACED) -> None:
-        self.path = path
-        self._name = table
-        self._mark = mark
-        self._shape = shape
-        self._table = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
-
-    @property
-    def table(self) -> DeltaTable:
-        assert self._table is not None
-        return self._table
-
-    @property
-    def exists(self) -> bool:
-        return self._table is not None
-
-    @property
-    def version(self) -> int | None:
-        if self._table is None:
-            return None
-        # Not the present one: what somebody else has committed behind it is foreign to the next batch. delta-rs counts
-        # the versions of a history down from the one that it has loaded.
-        self._table.update_incremental()
-        history = (commit for limit in (_RECENT, None) for commit in self._table.history(limit))
-        return newest_of_ours(
-            (commit["version"], self._is_ours(commit), commit["operation"] in _HOUSEKEEPING) for commit in history
-        )
-
-    def is_done(self) -> bool:
-        return self._is_at(self._mark.query)
-
-    def has(self, step: Step) -> bool:
-        return self._is_at(f"{self._mark.query}/{step.name}")
-
-    def _is_at(self, application: str) -> bool:
-        if self._table is None:
-            return False
-        found = self._table.transaction_version(application)
-        return found is not None and found >= self._mark.batch
-
-    def _commit(self, step: Step | None = None) -> CommitProperties:
-        query, batch = self._mark.query, self._mark.batch
-        done = [] if step is None else [Transaction(f"{query}/{step.name}", batch)]
-        if step is not None and step.is_last:
-            done.append(Transaction(query, batch))
-        return commit_of(self._mark, *done)
-
-    def require_ours(self, expected: int | None, *, again: bool) -> None:
-        if self._table is None:
-            if expected is not None and not again:
-                raise foreign(f"{self.path} is gone")
-            return
-        properties = self._table.metadata().configuration
-        if properties.get(OF_TABLE) == self._name:
-            require_shape(self.path, properties, self._shape)
-            if again:
-                return
-        present = self._table.version()
-        if expected is not None and present < expected:
-            raise foreign(f"{self.path} is at version {present}, and was at {expected}")
-        if properties.get(OF_TABLE) != self._name:
-            raise foreign(f"{self.path} is not a mirror of {self._name}")
-        self._require_ours(self._history(expected))
-
-    def require_alone(self, expected: int | None, *, again: bool) -> None:
-        if self._table is not None and not again:
-            self._table.update_incremental()
-            # What came behind the last one is foreign to the next batch.
-            self._require_ours(dropwhile(lambda commit: not self._is_ours(commit), self._history(expected)))
-
-    def _history(self, expected: int | None) -> Sequence[Mapping[str, Any]]:
-        """The commits behind a version, the newest first."""
-        behind = self.table.version() - (-1 if expected is None else expected)
-        return self.table.history(behind) if behind else ()
-
-    def _is_ours(self, commit: Mapping[str, Any]) -> bool:
-        return commit.get("pgcdc_query") == self._mark.query
-
-    def _require_ours(self, commits: Iterable[Mapping[str, Any]]) -> None:
-        for commit in commits:
-            if not self._is_ours(commit) and commit["operation"] not in _HOUSEKEEPING:
-                raise foreign(
-                    f"{self.path} was changed by somebody else: version {commit.get('version')}, {commit['operation']}"
-                )
+        super().__init__(path, table, mark, shape)
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -289,10 +196,11 @@ class DeltaRsTable:
         merge.when_matched_delete().execute()
 
     def empty(self, step: Step, part: Emptied) -> None:
-        commit = self._commit(step)
+        commit, before = self._commit(step), self.table.version()
         if self._shape.has_versions:
             # Of states that were never there from one commit to the next, and of those that come again.
             self.table.delete(f"{_sql(VALID_FROM)} >= {part.lsn}", commit_properties=self._commit())
+            before = self.table.version()
             ends = {VALID_TO: str(part.lsn), VALID_TO_TS: _time(part.at)}
             is_open = f"{_sql(VALID_TO)} IS NULL OR {_sql(VALID_TO)} > {part.lsn}"
             self.table.update(ends, predicate=is_open, commit_properties=commit)
@@ -301,10 +209,21 @@ class DeltaRsTable:
             self.table.update(gone, predicate=f"NOT {_sql(self._shape.deleted)}", commit_properties=commit)
         else:
             self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), commit)
+        self._record(commit, before)
+
+    def _record(self, commit: CommitProperties, before: int) -> None:
+        """Make the commit of a step that has changed nothing, if the table is as it was ``before``.
+
+        delta-rs makes none of an update, a delete or a merge that touches no row. When the batch comes again, the step
+        would be done once more, on top of those that follow.
+        """
+        if self.table.version() == before:
+            self.table.create_write_transaction([], "append", self.table.schema(), commit_properties=commit)
+            self.table.update_incremental()
 
     def apply(self, step: Step, segment: Segment) -> None:
         states = final_rows(segment, partial(self._fetch, segment.key), self._shape)
-        commit = self._commit(step)
+        commit, before = self._commit(step), self.table.version()
         schema = pa.schema(self.table.schema().to_arrow())
         if self._shape.is_log:
             write_deltalake(self.table, _in(schema, states.rows), mode="append", commit_properties=commit)
@@ -312,6 +231,10 @@ class DeltaRsTable:
         if states.emptied:
             self._overwrite(_in(schema, states.upserted), commit)
             return
+        self._merge(states, schema, commit)
+        self._record(commit, before)
+
+    def _merge(self, states: States, schema: pa.Schema, commit: CommitProperties) -> None:
         names = [name for name in schema.names if name in states.rows.column_names]
         conditions = [*(f"t.{_sql(name)} = s.{_sql(name)}" for name in states.key), *_bounds(states)]
         if self._shape.has_versions:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
+
 import pyarrow.compute as pc
-from deltalake import DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.lake.bring import Mark
+from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
-from pg_cdc_source.mirrors.delta_rs import CHECKPOINTS, commit_of, compact
+from pg_cdc_source.mirrors.delta_rs import CHECKPOINTS, compact
+from pg_cdc_source.mirrors.delta_rs_commits import commit_of
+
+# What tells a ledger's rows from each other.
+_OF_BATCH = ("query", "batch_id", "applied_at")
 
 
 class DeltaRsLedger:
@@ -31,14 +38,23 @@ class DeltaRsLedger:
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         if not DeltaTable.is_deltatable(self.path):
             return None
-        rows = DeltaTable(self.path).to_pyarrow_table()
+        rows = DeltaTable(self.path).to_pyarrow_dataset()
+        wanted = pc.field("is_whole") if query is None else pc.field("query") == query
         if lsn is not None:
-            rows = rows.filter(pc.less_equal(rows["lsn"], lsn))
-        rows = rows.filter(rows["is_whole"] if query is None else pc.equal(rows["query"], query))
-        if not rows.num_rows:
+            wanted &= pc.field("lsn") <= lsn
+        # Without the names of all tables in each row.
+        found = rows.to_table(columns=list(_OF_BATCH), filter=wanted)
+        if not found.num_rows:
             return None
-        (row,) = rows.sort_by([(name, "descending") for name in newest_by(query)]).slice(0, 1).to_pylist()
-        return LedgerRow.of(row)
+        (batch,) = found.sort_by([(name, "descending") for name in newest_by(query)]).slice(0, 1).to_pylist()
+        is_it = (pc.field(name) == value for name, value in batch.items())
+        return LedgerRow.of(rows.to_table(filter=reduce(and_, is_it)).to_pylist()[0])
+
+    def queries(self) -> frozenset[str]:
+        if not DeltaTable.is_deltatable(self.path):
+            return frozenset()
+        found = DeltaTable(self.path).to_pyarrow_dataset().to_table(columns=["query"])
+        return frozenset(found["query"].unique().to_pylist())
 
     @property
     def template(self) -> str:
@@ -51,7 +67,7 @@ class DeltaRsLedger:
 
     def append(self, row: LedgerRow) -> None:
         mark = Mark(row.query, row.batch_id)
-        commit = commit_of(mark, Transaction(row.query, row.batch_id))
+        commit = commit_of(mark, Step("row", is_last=True))
         write_deltalake(self.path, row.to_arrow(), mode="append", commit_properties=commit)
         if self._compacts:
             compact_where_due(

@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.catalog_tables import catalog_of, read_properties
-from pg_cdc_source.mirrors.spark_table import RECENT, Commit, SparkTable, literal, read_said
+from pg_cdc_source.mirrors.merge_sql import literal
+from pg_cdc_source.mirrors.spark_table import RECENT, Commit, SparkTable, read_said
 
 SAID = "pgcdc"
 
@@ -61,7 +62,7 @@ class IcebergTable(SparkTable):
         parents = self._spark.sql(f"SELECT parent_id FROM {self._name}.snapshots WHERE snapshot_id = {version}")
         return [row.parent_id for row in parents.collect()] == [before]
 
-    def sign(self, text: str, step: str) -> None:
+    def sign(self, text: str, number: int | None) -> None:
         self._spark.conf.set(f"spark.sql.iceberg.snapshot-property.{SAID}", text)
 
     def committed(self) -> int | None:

@@ -20,6 +20,7 @@ from pg_cdc_source.mirrors.catalog_names import is_path
 from pg_cdc_source.mirrors.lakes import Lake
 from pg_cdc_source.mirrors.sessions import absolute, is_connect
 from pg_cdc_source.mirrors.spark_table import SparkTable
+from pg_cdc_source.options.names import parse_tables
 from pg_cdc_source.options.texts import option_texts
 from pg_cdc_source.spark.register import register
 
@@ -65,8 +66,10 @@ def mirror(
     for name in options:
         if name.lower() in _OWN_OPTIONS:
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
-    targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger))
     shapes = Shapes.of(mode, deletes, format, onSchemaChange, jsonAs)
+    texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
+    _require_whole_tables(texts, shapes)
+    targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger))
     staging = f"{absolute(spark, checkpoint)}/pgcdc-staging"
 
     def open_lake(spark: SparkSession) -> Lake:
@@ -76,7 +79,6 @@ def mirror(
     last = lake.ledger.last()
     lake.require_shapes(() if last is None else last.tables)
     register(spark)
-    texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
     reader = spark.readStream.format("pgcdc").options(**texts)
     rows = reader.options(envelope="arrow", onSchemaChange="emit").option(FIRST_FILES, lake.first_files.text).load()
     writer = rows.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
@@ -86,6 +88,29 @@ def mirror(
 
 
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
+# With these the stream lacks rows that PostgreSQL has, or says nothing of rows that are gone.
+_OF_LOGS = {"startfrom": ("slot", "now"), "onnewtable": ("changes",), "ontruncate": ("ignore",)}
+
+
+def _require_whole_tables(options: Mapping[str, str], shapes: Shapes) -> None:
+    """Raise OptionError where tables are to be PostgreSQL's, and the stream is told to leave something out."""
+    if _are_logs(options["tables"], shapes):
+        return
+    for name, value in options.items():
+        if value.strip().lower() in _OF_LOGS.get(name.lower(), ()):
+            raise OptionError(
+                f"{name}={value}: with it tables of the lake would not have PostgreSQL's rows, and the ledger would "
+                "say that they do",
+                remedy="leave it out; or keep logs of changes, with the mode append for all tables",
+            )
+
+
+def _are_logs(tables: str, shapes: Shapes) -> bool:
+    """Whether every table that the stream may have is a log of changes."""
+    patterns = parse_tables(tables)
+    if all(pattern.schema is not None and pattern.name is not None for pattern in patterns):
+        return all(shapes[str(pattern)].is_log for pattern in patterns)
+    return all(shape.is_log for shape in (shapes.others, *shapes.by_table.values()))
 
 
 def _place(spark: SparkSession, target: str) -> str:

@@ -48,6 +48,12 @@ class SparkLedger:
         found = rows.orderBy(*(F.desc(name) for name in newest_by(query))).limit(1).toArrow().to_pylist()
         return LedgerRow.of(found[0]) if found else None
 
+    def queries(self) -> frozenset[str]:
+        if self._template() is None:
+            return frozenset()
+        refresh(self._spark, self._name, self._provider)
+        return frozenset(query for (query,) in self._spark.table(self._name).select("query").distinct().collect())
+
     @property
     def template(self) -> str:
         found = self._template()

@@ -18,18 +18,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from pg_cdc_source.errors import ForeignWriterError
+from pg_cdc_source.errors import ForeignWriterError, TransientError
 from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.kept_columns import require_allowed
 from pg_cdc_source.lake.parts import Emptied, Files
-from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
+from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_TO, VALID_TO_TS, Shape
 from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
-from pg_cdc_source.lake.states import IS_DELETE, kept_name
+from pg_cdc_source.lake.states import IS_DELETE
 from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
 from pg_cdc_source.mirrors.catalog_tables import read_properties, veiled
 from pg_cdc_source.mirrors.column_changes import Columns, with_columns
 from pg_cdc_source.mirrors.fetching import in_a_task
+from pg_cdc_source.mirrors.merge_sql import CUT, literal, merged, same
 from pg_cdc_source.mirrors.staging import StagedSegment
 from pg_cdc_source.spark.edge import spark_schema
 
@@ -84,6 +85,7 @@ class SparkTable(ABC):
         self._shape = shape
         self._said = read_properties(spark, name)
         self._text = ""  # what the session's next commits say
+        self._number: int | None = None  # of the last step
         # Where nobody has committed since the ledger's row, nothing of this batch is done, and nothing is foreign.
         is_as_left = expected is not None and self._said is not None and self.present(self._said) == expected
         self._found: list[Commit] | None = [] if is_as_left or self._said is None else None
@@ -110,8 +112,8 @@ class SparkTable(ABC):
         """Whether nothing was committed between two versions, where that can be told with little work."""
 
     @abstractmethod
-    def sign(self, text: str, step: str) -> None:
-        """Have the session's next commits say ``text``."""
+    def sign(self, text: str, number: int | None) -> None:
+        """Have the session's next commits say ``text``; ``number`` is that of their step, if it has one."""
 
     @abstractmethod
     def age(self, version: int | None) -> int:
@@ -216,12 +218,38 @@ class SparkTable(ABC):
         if before is None or self._version is None or not self.follows(self._version, before):
             self._may_have_others = True
 
+    def _note_step(self, step: Step) -> None:
+        """Take in the commit of a step. Raises TransientError where there is none, and the table has none either.
+
+        The batch goes on from what the table has then. Without the step, those that follow would stand on nothing.
+        """
+        self._note_commit()
+        if self._version is not None or not _is_numbered(step.name):
+            return
+        said = read_said(self._text)
+        if not any(commit.said == said for limit in (RECENT, None) for commit in self.commits(limit)):
+            raise TransientError(
+                f"{self._name} has no commit of the step {step.name} of batch {self._mark.batch}, which was made: "
+                "somebody else applies the batch as well, or the table's history has expired",
+                remedy="see who does; then have the table's rows come again: pg-cdc resnapshot",
+            )
+
     def _signed(self, step: str, *, is_last: bool = False) -> str:
         said = {"query": self._mark.query, "batch": self._mark.batch, "step": step, "last": is_last}
-        text = json.dumps(said, separators=(",", ":"))
-        self.sign(text, step)
+        number = self._next_number() if _is_numbered(step) else None
+        text = json.dumps(said if number is None else {**said, "number": number}, separators=(",", ":"))
+        self.sign(text, number)
         self._text = text
         return text
+
+    def _next_number(self) -> int:
+        """A number for a step: greater than those of all steps of the batch that are done."""
+        if self._number is None:
+            ours = (commit.said for commit in self._of_query(self._commits))
+            done = (said.get("number", -1) for said in ours if said["batch"] == self._mark.batch)
+            self._number = max(done, default=-1)
+        self._number += 1
+        return self._number
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -326,7 +354,7 @@ class SparkTable(ABC):
         assert found is not None
         if part.again and self._shape.is_soft:
             # Rows that have these keys go first, also those that somebody else has made of them.
-            on = " AND ".join(map(_same, read_layout(part.files[0]["layout"]).key))
+            on = " AND ".join(map(same, read_layout(part.files[0]["layout"]).key))
             self._run(Step(step.name + KEYS_SUFFIX, is_last=False), found, f"ON {on} WHEN MATCHED THEN DELETE")
         self._insert(found, step, anew=part.again and not self._shape.keeps)
 
@@ -336,12 +364,12 @@ class SparkTable(ABC):
             return
         if self._shape.has_versions:
             at = self._spark.createDataFrame([(part.lsn, part.at)], f"{VALID_TO} bigint, {VALID_TO_TS} timestamp")
-            self._run(step, at, _CUT)
+            self._run(step, at, CUT)
             return
         self._signed(step.name, is_last=step.is_last)
         gone = f"{quoted(self._shape.deleted)} = true, {quoted(DELETED_LSN)} = {part.lsn}"
         self._spark.sql(f"UPDATE {self._name} SET {gone} WHERE NOT {quoted(self._shape.deleted)}").collect()
-        self._note_commit()
+        self._note_step(step)
 
     def apply(self, step: Step, segment: StagedSegment) -> None:
         if segment.asks is not None:
@@ -352,7 +380,7 @@ class SparkTable(ABC):
         elif segment.emptied:
             self._insert(rows.where(f"NOT {quoted(IS_DELETE)}"), step, anew=True)
         else:
-            self._run(step, rows, self._merge(segment, rows.columns))
+            self._run(step, rows, merged(segment, rows.columns, self._columns.schema.names, self._shape))
 
     def compact(self) -> None:
         # None, one or two commits: the table's history says what has been done.
@@ -379,7 +407,7 @@ class SparkTable(ABC):
         self._columns.parsed(rows).createOrReplaceTempView(_VIEW)
         self._signed(step.name, is_last=step.is_last)
         self._spark.sql(f"MERGE INTO {self._name} AS t USING {_VIEW} AS s {how}").collect()
-        self._note_commit()
+        self._note_step(step)
 
     def _insert(self, rows: DataFrame, step: Step, *, anew: bool) -> None:
         columns = self._columns
@@ -391,57 +419,15 @@ class SparkTable(ABC):
         self._signed(step.name, is_last=step.is_last)
         how = "OVERWRITE" if anew else "INTO"
         self._spark.sql(f"INSERT {how} {self._name} ({names}) SELECT {names} FROM {_VIEW}").collect()
-        self._note_commit()
-
-    def _merge(self, segment: StagedSegment, in_file: Sequence[str]) -> str:
-        names = [name for name in self._columns.schema.names if name in in_file]
-        is_delete = f"s.{quoted(IS_DELETE)}"
-
-        def value(name: str) -> str:
-            ours, theirs = f"t.{quoted(name)}", f"s.{quoted(name)}"
-            place = in_file.index(name)
-            if place in segment.kept:
-                return f"CASE WHEN s.{quoted(kept_name(place))} THEN {ours} ELSE {theirs} END"
-            return theirs
-
-        on = [_same(name) for name in segment.key]
-        on += [bounds.condition(f"t.{quoted(bounds.column)}", literal) for bounds in segment.bounds]
-        inserted = f"""
-            WHEN NOT MATCHED AND NOT {is_delete} THEN INSERT ({", ".join(map(quoted, names))})
-                VALUES ({", ".join(f"s.{quoted(name)}" for name in names)})
-        """
-        if self._shape.has_versions:
-            return f"ON {' AND '.join(on)} AND t.{quoted(VALID_TO)} IS NULL AND {is_delete} {_ENDS} {inserted}"
-        return f"""
-            ON {" AND ".join(on)}
-            {"" if self._shape.is_soft else f"WHEN MATCHED AND {is_delete} THEN DELETE"}
-            WHEN MATCHED THEN UPDATE SET {", ".join(f"t.{quoted(name)} = {value(name)}" for name in names)}
-            {inserted}
-        """
+        self._note_step(step)
 
 
 _VIEW = "pgcdc_rows"
-# A state that was never there from one commit to the next goes, as where a large commit is cut.
-_ENDS = f"""
-    WHEN MATCHED AND t.{VALID_FROM} = s.{VALID_TO} THEN DELETE
-    WHEN MATCHED THEN UPDATE SET t.{VALID_TO} = s.{VALID_TO}, t.{VALID_TO_TS} = s.{VALID_TO_TS}
-"""
-# What begins later comes again, where rows came again as of a point that the table was past.
-_CUT = f"""
-    ON t.{VALID_TO} IS NULL OR t.{VALID_TO} > s.{VALID_TO}
-    WHEN MATCHED AND t.{VALID_FROM} >= s.{VALID_TO} THEN DELETE
-    WHEN MATCHED THEN UPDATE SET t.{VALID_TO} = s.{VALID_TO}, t.{VALID_TO_TS} = s.{VALID_TO_TS}
-"""
 
 
-def _same(name: str) -> str:
-    return f"t.{quoted(name)} = s.{quoted(name)}"
-
-
-def literal(value: str | int) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def _is_numbered(step: str) -> bool:
+    """Whether a step is done once. Keys are deleted once more: the rows that come behind may be others each time."""
+    return step not in (COLUMNS_STEP, ANEW_STEP, COMPACT_STEP) and not step.endswith(KEYS_SUFFIX)
 
 
 def read_said(text: str | None) -> Mapping[str, Any]:

@@ -9,16 +9,20 @@ from pg_cdc_source.lake.ledger import LedgerRow
 
 @dataclass
 class Rows:
-    """The ledger of one query."""
+    """A ledger. Where nothing is asked for, its last row is the newest."""
 
     template: str
     rows: list[LedgerRow] = field(default_factory=list)
 
     def create(self, template: str) -> None:
-        assert template == self.template
+        pass
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
-        return self.rows[-1] if self.rows else None
+        found = [row for row in self.rows if query in (None, row.query)]
+        return found[-1] if found else None
+
+    def queries(self) -> frozenset[str]:
+        return frozenset(row.query for row in self.rows)
 
     def append(self, row: LedgerRow) -> None:
         self.rows.append(row)

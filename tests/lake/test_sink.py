@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ledgers import Rows
 
 from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.lake.ledger import LedgerRow
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.lake.tasks import Start
 
 TARGETS = Targets.of("/lake/{table}", None)
 A, B, C = "public.a", "public.b", "public.c"
@@ -82,3 +85,57 @@ def test_tables_that_are_set_aside_say_nothing_of_the_lake() -> None:
     with pytest.raises(DefiniteError, match="no table of batch"):
         lake.apply(outcome(A, LOST), outcome(B, LOST))
     assert lake.read == []
+
+
+# --- the ledger of a checkpoint ---------------------------------------------------------------------------------------
+
+
+def apply(ledger: Rows, number: int, *, query: str = "q", targets: Targets = TARGETS) -> LedgerRow:
+    """Have a new process apply a batch that has changes of one table."""
+    return Sink(targets, ledger).apply(query, number, lambda start: [outcome(A)])
+
+
+def test_a_checkpoint_does_not_go_on_in_a_lake_that_lacks_its_batches() -> None:
+    ledger = Rows(TARGETS.template)
+    with pytest.raises(DefiniteError, match=r"/lake/_pgcdc has no batch of this checkpoint, which is at batch 3") as no:
+        apply(ledger, 3)
+    assert "with the target, the format and the ledger that the checkpoint began with" in no.value.remedy
+    assert ledger.rows == []
+    for number in (0, 1):
+        apply(ledger, number)
+    with pytest.raises(DefiniteError, match="has the checkpoint's batches up to 1 alone, which is at batch 3"):
+        apply(ledger, 3)
+    assert [apply(ledger, number).batch_id for number in (1, 2, 2)] == [1, 2, 2]
+
+
+def test_a_first_batch_that_was_ended_before_its_row_comes_again() -> None:
+    ledger = Rows(TARGETS.template)
+
+    def killed(start: Start) -> list[dict[str, Any]]:
+        raise OSError("killed")
+
+    with pytest.raises(OSError, match="killed"):
+        Sink(TARGETS, ledger).apply("q", 0, killed)
+    assert apply(ledger, 0).tables == {A: 7}
+
+
+def test_a_ledger_of_tables_at_another_place_is_refused() -> None:
+    ledger = Rows(TARGETS.template)
+    apply(ledger, 0)
+    other = Targets.of("/other/{table}", TARGETS.ledger)
+    for query, number in (("q", 1), ("q", 0)):
+        with pytest.raises(DefiniteError, match=r"is of tables at /lake/\{table\}, and not at /other/\{table\}"):
+            apply(ledger, number, query=query, targets=other)
+    assert len(ledger.rows) == 1
+
+
+def test_two_mirrors_do_not_have_one_ledger() -> None:
+    ledger = Rows(TARGETS.template)
+    apply(ledger, 0)
+    with pytest.raises(DefiniteError, match="is that of another mirror, of the query q") as refused:
+        apply(ledger, 0, query="other")
+    assert "ledger=" in refused.value.remedy
+    assert apply(ledger, 1).batch_id == 1
+    # Those that have shared one up to now go on.
+    ledger.rows.append(replace(ledger.rows[0], query="other"))
+    assert apply(ledger, 1, query="other").batch_id == 1

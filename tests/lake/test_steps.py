@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import DeltaError
 from runs import Change, Row, announced, changed, layout, truncated
 
+from pg_cdc_source.lake.batch_of_table import Segment, TableBatch
+from pg_cdc_source.lake.bring import Mark, Step, steps_of
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.first_files import FirstFiles
+from pg_cdc_source.lake.parts import Emptied, parts_of
 from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors.delta_rs import DeltaRsTable, DeltaRsTask
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
-from pg_cdc_source.protocol.layout import RUNS_SCHEMA
+from pg_cdc_source.protocol.layout import RUNS_SCHEMA, StreamedTable
 
 T = layout([(1, "id", "int4"), (2, "v", "text")], name="public.t")
 
@@ -56,8 +62,52 @@ class Lake:
         return found
 
 
-def snapshot(lsn: int, *rows: list[str]) -> list[Row]:
-    return [{**row, "after": None} for row in changed(T, *(Change("snapshot", (lsn, 0), row) for row in rows))]
+@contextmanager
+def killed_before(number: int) -> Iterator[None]:
+    """Kill the process before the step of this number, of all that a batch has."""
+    left = number
+
+    def killing(whole: Callable[..., None]) -> Callable[..., None]:
+        def step(*args: Any) -> None:
+            nonlocal left
+            if not left:
+                raise Killed
+            left -= 1
+            whole(*args)
+
+        return step
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("add_files", "empty", "apply"):
+            patch.setattr(DeltaRsTable, name, killing(getattr(DeltaRsTable, name)))
+        yield
+
+
+def expect_same_behind_a_kill(
+    home: Path, shape: Shape, before: Sequence[Sequence[Row]], rows: Sequence[Row], steps: int
+) -> list[dict[str, Any]]:
+    """Kill a batch before each of its steps, and run it again: what it leaves is what it leaves at once."""
+    batches = [*before, rows]
+    lake = Lake(home / "at once", shape)
+    for number, batch in enumerate(batches):
+        lake.apply(number, batch)
+    wanted = sorted(lake.rows(), key=str)
+    for killed in range(steps):
+        place = home / f"killed before step {killed}"
+        lake = Lake(place, shape)
+        for number, batch in enumerate(before):
+            lake.apply(number, batch)
+        with killed_before(killed), pytest.raises(Killed):
+            lake.apply(len(before), rows)
+        lake = Lake(place, shape)
+        lake.apply(len(before), rows)
+        assert lake.set_aside() == {}
+        assert sorted(lake.rows(), key=str) == wanted, f"killed before step {killed}"
+    return wanted
+
+
+def snapshot(lsn: int, *rows: list[str], table: StreamedTable = T) -> list[Row]:
+    return [{**row, "after": None} for row in changed(table, *(Change("snapshot", (lsn, 0), row) for row in rows))]
 
 
 def test_values_of_a_dropped_column_do_not_come_back(tmp_path: Path) -> None:
@@ -93,3 +143,171 @@ def test_no_change_is_taken_for_files_that_do_not_come_again(
     lake.apply(2, changed(T, Change("delete", (80, 1), ["2", None])))
     there = [row for row in lake.rows() if not row.get("_deleted") and row.get("_valid_to") is None]
     assert there == []
+
+
+SHAPES = pytest.mark.parametrize(
+    "shape", [Shape(), Shape(is_soft=True), Shape("history")], ids=lambda shape: str(shape.text)
+)
+
+
+@SHAPES
+def test_first_rows_behind_a_step_that_changes_nothing_stay_where_the_batch_comes_again(
+    shape: Shape, tmp_path: Path
+) -> None:
+    emptied = {**truncated(T, (38, 0)), "_xid": None}
+    insert = changed(T, Change("insert", (50, 1), ["3", "c"]))
+    rows = [emptied, *snapshot(39, ["1", "a"], ["2", "b"]), *insert]
+    steps = 3 if shape.keeps else 2
+    found = expect_same_behind_a_kill(tmp_path, shape, [], rows, steps)
+    assert sorted(row["id"] for row in found if not row.get("_deleted")) == [1, 2, 3]
+
+
+@SHAPES
+def test_an_empty_table_is_emptied_again_and_again_in_one_batch(shape: Shape, tmp_path: Path) -> None:
+    rows = [
+        truncated(T, (20, 1)),
+        *changed(T, Change("insert", (20, 2), ["1", "a"])),
+        truncated(T, (20, 3)),
+        *changed(T, Change("insert", (20, 4), ["2", "b"])),
+        truncated(T, (30, 1)),
+        *changed(T, Change("insert", (30, 2), ["3", "c"]), Change("delete", (40, 1), ["9", None])),
+    ]
+    before = [snapshot(5, ["1", "z"]), [truncated(T, (10, 1))]]
+    found = expect_same_behind_a_kill(tmp_path, shape, before, rows, 6 if shape.keeps else 1)
+    there = [row["id"] for row in found if not row.get("_deleted") and row.get("_valid_to") is None]
+    assert there == [3]
+
+
+@SHAPES
+def test_a_batch_whose_changes_touch_no_row_is_done(shape: Shape, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, shape)
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    lake.apply(1, changed(T, Change("delete", (50, 1), ["9", None])))
+    done = DeltaRsTable(f"{tmp_path}/t", "public.t", Mark("q", 1), shape)
+    assert done.is_done()
+    assert done.version == 2
+
+
+def test_rows_of_a_table_without_a_key_come_again(tmp_path: Path) -> None:
+    keyless = layout([(1, "id", "int4"), (2, "v", "text")], key=(), name="public.t", identity="f")
+    emptied = {**truncated(keyless, (38, 0)), "_xid": None}
+    for shape in (Shape(), Shape(is_soft=True), Shape("history")):
+        lake = Lake(tmp_path / shape.text, shape)
+        lake.apply(0, snapshot(5, ["1", "a"], table=keyless))
+        lake.apply(1, [emptied, *snapshot(39, ["1", "a"], ["2", "b"], table=keyless)])
+        if shape.is_soft:
+            # Nobody could tell which of the rows that are deleted are there again.
+            [why] = lake.set_aside().values()
+            assert "public.t has no key" in why
+        else:
+            assert lake.set_aside() == {}
+            assert [row["id"] for row in lake.rows() if row.get("_valid_to") is None] == [1, 2]
+
+
+# --- what commits say of a batch --------------------------------------------------------------------------------------
+
+
+def actions(home: Path, kind: str) -> list[dict[str, Any]]:
+    """All actions of a kind that the log of the table has."""
+    logs = sorted((home / "t/_delta_log").glob("*.json"))
+    lines = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    return [line[kind] for line in lines if kind in line]
+
+
+@SHAPES
+def test_a_tables_log_does_not_get_an_application_with_each_batch(shape: Shape, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, shape)
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    for number in range(1, 12):
+        insert = changed(T, Change("insert", (10 * number, 2), [str(number), "b"]))
+        lake.apply(number, [truncated(T, (10 * number, 1)), *insert])
+    assert {found["appId"] for found in actions(tmp_path, "txn")} == {"q", "q/steps"}
+
+
+BATCH = [
+    truncated(T, (20, 1)),
+    *changed(T, Change("insert", (20, 2), ["2", "b"]), Change("insert", (20, 3), ["3", "c"])),
+    truncated(T, (30, 1)),
+    *changed(T, Change("insert", (30, 2), ["4", "d"])),
+]
+STEPS = 4
+
+
+def killed_at(home: Path, shape: Shape, step: int) -> None:
+    """Begin a lake whose second batch is killed before a step."""
+    lake = Lake(home, shape)
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    with killed_before(step), pytest.raises(Killed):
+        lake.apply(1, BATCH)
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_a_batch_that_was_begun_with_a_transaction_for_each_step_is_ended(step: int, tmp_path: Path) -> None:
+    def one_for_each(mark: Mark, step: Step | None = None) -> CommitProperties:
+        done = [] if step is None else [Transaction(f"{mark.query}/{step.name}", mark.batch)]
+        if step is not None and step.is_last:
+            done.append(Transaction(mark.query, mark.batch))
+        metadata = {"pgcdc_query": mark.query, "pgcdc_batch": str(mark.batch)}
+        return CommitProperties(custom_metadata=metadata, app_transactions=done)
+
+    shape = Shape("history")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pg_cdc_source.mirrors.delta_rs_commits.commit_of", one_for_each)
+        killed_at(tmp_path, shape, step)
+    before = len(actions(tmp_path, "commitInfo"))
+    lake = Lake(tmp_path, shape)
+    lake.apply(1, BATCH)
+    lake.apply(2, changed(T, Change("insert", (50, 1), ["5", "e"])))
+    assert lake.set_aside() == {}
+    expected = {(1, 5, 20), (2, 20, 30), (3, 20, 30), (4, 30, None), (5, 50, None)}
+    found = [(row["id"], row["_valid_from"], row["_valid_to"]) for row in lake.rows()]
+    assert sorted(found) == sorted(expected)
+    assert len(actions(tmp_path, "commitInfo")) - before == STEPS - step + 1
+
+
+def test_a_batch_whose_commits_have_expired_is_not_guessed_at(tmp_path: Path) -> None:
+    killed_at(tmp_path, Shape("history"), 2)
+    table = DeltaTable(str(tmp_path / "t"))
+    table.create_checkpoint()
+    logs = sorted((tmp_path / "t/_delta_log").glob("*.json"))
+    for log in logs[:-1]:
+        log.unlink()
+    lake = Lake(tmp_path, Shape("history"))
+    lake.apply(1, BATCH)
+    [why] = lake.set_aside().values()
+    assert "does not say any more which steps of batch 1 are done" in why
+    assert DeltaTable(str(tmp_path / "t")).version() == table.version()
+
+
+def test_a_step_that_another_task_has_done_meanwhile_is_found(tmp_path: Path) -> None:
+    shape = Shape("history")
+    killed_at(tmp_path, shape, 1)
+    slow, fast = (DeltaRsTable(str(tmp_path / "t"), "public.t", Mark("q", 1), shape) for _ in range(2))
+    batch = TableBatch.of("public.t", BATCH, shape)
+    parts = parts_of(batch, shape)
+    steps = steps_of(parts)
+    for table in (slow, fast):
+        table.require_ours(0, again=False)
+    assert [slow.has(step) for step in steps] == [True, False, False, False]
+    for step, part in list(zip(steps, parts, strict=True))[1:3]:
+        if isinstance(part, Segment):
+            fast.apply(step, part)
+        elif isinstance(part, Emptied):
+            fast.empty(step, part)
+    assert [slow.has(step) for step in steps] == [True, True, True, False]
+
+
+def test_two_tasks_do_not_both_do_a_step(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, Shape("append"))
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    (segment,) = TableBatch.of("public.t", changed(T, Change("insert", (50, 1), ["2", "b"])), Shape("append")).segments
+    tasks = [DeltaRsTable(str(tmp_path / "t"), "public.t", Mark("q", 1), Shape("append")) for _ in range(2)]
+    for is_last, task in enumerate(tasks):
+        step = Step(segment.name, is_last=bool(is_last))
+        assert not task.has(step)
+        if not is_last:
+            task.apply(step, segment)
+        else:
+            with pytest.raises(DeltaError):
+                task.apply(step, segment)
+    assert sorted(row["id"] for row in lake.rows()) == [1, 2]

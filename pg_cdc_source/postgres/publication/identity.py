@@ -18,7 +18,8 @@ class ReplicaIdentity:
     """Which old values of a row WAL has: ``kind`` is pg_class.relreplident (d, n, f, i), ``columns`` what it means now.
 
     ``columns`` is empty where the identity is not usable: no primary key, a dropped index, NOTHING, or FULL with
-    virtual generated columns.
+    virtual generated columns. ``primary_key`` is empty where it is DEFERRABLE: within a transaction two rows may have
+    the same one, so that it does not tell the changes of one from those of the other.
     """
 
     kind: str
@@ -59,7 +60,7 @@ LEFT JOIN LATERAL (
     FROM pg_catalog.pg_index AS x
     CROSS JOIN unnest(x.indkey::int2[]) WITH ORDINALITY AS k (attnum, i)
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
-    WHERE x.indrelid = c.oid AND k.i <= x.indnkeyatts AND x.indisprimary AND x.indisvalid
+    WHERE x.indrelid = c.oid AND k.i <= x.indnkeyatts AND x.indisprimary AND x.indisvalid AND x.indimmediate
 ) AS p ON true
 WHERE c.oid = ANY (%s::oid[])
 """

@@ -1,0 +1,164 @@
+"""What a table's commits say of a mirror's batches, where delta-rs writes it.
+
+- Every commit says in its metadata whose it is, and which batch and step it is of.
+- Two application transactions of each query are in the table's state, with the number of a batch: of the last one that
+  is done, and of the last one that has begun. They are there also where the log has been cleaned up. There are no more
+  of them, because every checkpoint has all that there ever were.
+- Of a batch that has begun, the commits behind the version that the ledger knows say which steps are done. Where the
+  log does not have all of them any more, that is an error: no step is left out or done twice.
+- Two tasks that apply one batch at the same time, as where an executor is thought lost, do not both make a step:
+  delta-rs lets no commit pass behind another one with the same transaction, which it has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import dropwhile
+from typing import Any
+
+from deltalake import CommitProperties, DeltaTable, Transaction
+
+from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours
+from pg_cdc_source.lake.shape import Shape
+from pg_cdc_source.lake.shape_of_table import require_shape
+
+OF_TABLE = "pgcdc.table"
+QUERY, BATCH, STEP = "pgcdc_query", "pgcdc_batch", "pgcdc_step"
+# Whoever wants more of a table's history asks for all of it.
+_RECENT = 20
+# What may be done to a mirrored table by others: its rows stay the same.
+_HOUSEKEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES")
+
+
+def commit_of(mark: Mark, step: Step | None = None) -> CommitProperties:
+    """Return what a commit of a batch carries; without a step, one that may be made again."""
+    metadata = {QUERY: mark.query, BATCH: str(mark.batch)}
+    if step is None:
+        return CommitProperties(custom_metadata=metadata)
+    done = [Transaction(_begun(mark), mark.batch)]
+    if step.is_last:
+        done.append(Transaction(mark.query, mark.batch))
+    return CommitProperties(custom_metadata={**metadata, STEP: step.name}, app_transactions=done)
+
+
+def _begun(mark: Mark) -> str:
+    return f"{mark.query}/steps"
+
+
+class CommittedTable:
+    """The commits of the table at ``path``, which may not be there, for one batch."""
+
+    def __init__(self, path: str, table: str, mark: Mark, shape: Shape) -> None:
+        self.path = path
+        self._name = table
+        self._mark = mark
+        self._shape = shape
+        self._table = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+        # The names of the batch's steps that the commits up to a version say; at first, up to that before the batch.
+        self._steps: set[str] = set()
+        self._read_to: int | None = None
+
+    @property
+    def table(self) -> DeltaTable:
+        assert self._table is not None
+        return self._table
+
+    @property
+    def exists(self) -> bool:
+        return self._table is not None
+
+    @property
+    def version(self) -> int | None:
+        if self._table is None:
+            return None
+        # Not the present one: what somebody else has committed behind it is foreign to the next batch. delta-rs counts
+        # the versions of a history down from the one that it has loaded.
+        self._table.update_incremental()
+        history = (commit for limit in (_RECENT, None) for commit in self._table.history(limit))
+        return newest_of_ours(
+            (commit["version"], self._is_ours(commit), commit["operation"] in _HOUSEKEEPING) for commit in history
+        )
+
+    def is_done(self) -> bool:
+        return self._is_at(self._mark.query)
+
+    def has(self, step: Step) -> bool:
+        if self._is_at(_begun(self._mark)) and step.name in self._steps_done():
+            return True
+        # Before, each step had a transaction of its own. A batch that was begun so may have to be ended.
+        return self._is_at(f"{self._mark.query}/{step.name}")
+
+    def _is_at(self, application: str) -> bool:
+        if self._table is None:
+            return False
+        found = self._table.transaction_version(application)
+        return found is not None and found >= self._mark.batch
+
+    def _steps_done(self) -> set[str]:
+        """The names of the steps of this batch that are done. Raises ForeignWriterError where nobody can tell."""
+        present, commits = self._unread()
+        ours = [commit for commit in commits if self._is_ours(commit)]
+        is_all = len(commits) == present - (-1 if self._read_to is None else self._read_to)
+        # What was committed before another batch of the same query is not of this one.
+        if not is_all and all(int(commit[BATCH]) >= self._mark.batch for commit in ours):
+            raise foreign(
+                f"{self.path} does not say any more which steps of batch {self._mark.batch} are done: the log has lost "
+                f"commits from before version {commits[-1]['version'] if commits else present}"
+            )
+        self._steps |= {str(commit.get(STEP)) for commit in ours if int(commit[BATCH]) == self._mark.batch}
+        self._read_to = present
+        return self._steps
+
+    def _unread(self) -> tuple[int, Sequence[Mapping[str, Any]]]:
+        """The present version, and the commits up to there that have not been read."""
+        while True:
+            self.table.update_incremental()
+            present = self.table.version()
+            commits = self._history(self._read_to)
+            # delta-rs gives those as well that were made since it has loaded the table; then their number says nothing.
+            self.table.update_incremental()
+            if self.table.version() == present:
+                return present, commits
+
+    def _commit(self, step: Step | None = None) -> CommitProperties:
+        return commit_of(self._mark, step)
+
+    def require_ours(self, expected: int | None, *, again: bool) -> None:
+        # One that was set aside may be another table by now.
+        self._read_to = None if again else expected
+        if self._table is None:
+            if expected is not None and not again:
+                raise foreign(f"{self.path} is gone")
+            return
+        properties = self._table.metadata().configuration
+        if properties.get(OF_TABLE) == self._name:
+            require_shape(self.path, properties, self._shape)
+            if again:
+                return
+        present = self._table.version()
+        if expected is not None and present < expected:
+            raise foreign(f"{self.path} is at version {present}, and was at {expected}")
+        if properties.get(OF_TABLE) != self._name:
+            raise foreign(f"{self.path} is not a mirror of {self._name}")
+        self._require_ours(self._history(expected))
+
+    def require_alone(self, expected: int | None, *, again: bool) -> None:
+        if self._table is not None and not again:
+            self._table.update_incremental()
+            # What came behind the last one is foreign to the next batch.
+            self._require_ours(dropwhile(lambda commit: not self._is_ours(commit), self._history(expected)))
+
+    def _history(self, expected: int | None) -> Sequence[Mapping[str, Any]]:
+        """The commits behind a version, the newest first."""
+        behind = self.table.version() - (-1 if expected is None else expected)
+        return self.table.history(behind) if behind else ()
+
+    def _is_ours(self, commit: Mapping[str, Any]) -> bool:
+        return commit.get(QUERY) == self._mark.query
+
+    def _require_ours(self, commits: Iterable[Mapping[str, Any]]) -> None:
+        for commit in commits:
+            if not self._is_ours(commit) and commit["operation"] not in _HOUSEKEEPING:
+                raise foreign(
+                    f"{self.path} was changed by somebody else: version {commit.get('version')}, {commit['operation']}"
+                )
