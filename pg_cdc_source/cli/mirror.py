@@ -72,7 +72,8 @@ def mirror(
 
     A terminal shows where all tables stand, and how many rows each of them took. Without a terminal, each line is a
     batch: the LSN at which all tables stand, how long ago it was committed, and the tables that changed.
-    Ctrl-C ends it after the batch that runs, twice at once; the same command goes on where it was.
+    Ctrl-C ends it after the batch that runs, within 30 seconds; a second Ctrl-C ends it at once. The same command
+    goes on from there.
     """
     try:
         from pg_cdc_source import mirror as start_mirror
