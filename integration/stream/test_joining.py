@@ -17,6 +17,7 @@ from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError
+from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.locks import lock_relation
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
@@ -575,6 +576,22 @@ FILLED = {
     "tree": ("CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
              "CREATE TABLE q PARTITION OF p FOR VALUES FROM (10) TO (20)", "INSERT INTO p VALUES (11, 'before')",
              "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20)"),
+    # Each in one transaction.
+    "loaded": ("BEGIN; CREATE TABLE p (LIKE r INCLUDING ALL); INSERT INTO p VALUES (11, 'before');"
+               "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT",),
+    "loaded tree": ("BEGIN; CREATE TABLE p (LIKE r INCLUDING ALL) PARTITION BY RANGE (id);"
+                    "CREATE TABLE q PARTITION OF p FOR VALUES FROM (10) TO (20); INSERT INTO p VALUES (11, 'before');"
+                    "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT",),
+    "exchanged": ("CREATE TABLE p PARTITION OF r FOR VALUES FROM (10) TO (20)", "INSERT INTO r VALUES (14, 'sent')",
+                  "BEGIN; ALTER TABLE r DETACH PARTITION p; TRUNCATE p; INSERT INTO p VALUES (11, 'before');"
+                  "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT"),
+    "emptied": ("CREATE TABLE p PARTITION OF r FOR VALUES FROM (10) TO (20)",
+                "BEGIN; INSERT INTO r VALUES (14, 'sent'); ALTER TABLE r DETACH PARTITION p; DELETE FROM p;"
+                "INSERT INTO p VALUES (11, 'before');"
+                "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT"),
+    "locked": ("BEGIN; CREATE TABLE p (LIKE r INCLUDING ALL); INSERT INTO p VALUES (11, 'before');"
+               "SAVEPOINT a; DELETE FROM p; ROLLBACK TO a; RELEASE a;"
+               "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT",),
 }  # fmt: skip
 
 
@@ -616,7 +633,11 @@ def test_a_partition_that_is_attached_empty_brings_nothing_again(down: bool, pg:
     run(pg, "CREATE TABLE p (id int PRIMARY KEY, v text)",
         "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20)",
         "INSERT INTO r VALUES (12, 'since'), (13, 'b')", "UPDATE r SET v = 'c' WHERE id = 13",
-        "CREATE TABLE r_3 PARTITION OF r FOR VALUES FROM (20) TO (30)", "INSERT INTO r VALUES (21, 'new')")  # fmt: skip
+        "CREATE TABLE r_3 PARTITION OF r FOR VALUES FROM (20) TO (30)", "INSERT INTO r VALUES (21, 'new')",
+        "BEGIN; CREATE TABLE r_4 PARTITION OF r FOR VALUES FROM (30) TO (40); INSERT INTO r VALUES (31, 'x'); COMMIT",
+        "BEGIN; CREATE TABLE r_5 (LIKE r INCLUDING ALL);"
+        "ALTER TABLE r ATTACH PARTITION r_5 FOR VALUES FROM (40) TO (50); INSERT INTO r VALUES (41, 'x'); COMMIT",
+        "INSERT INTO r VALUES (42, 'y')")  # fmt: skip
     if down:
         driver.start()
     until_equal(driver, pg, "r")
@@ -624,7 +645,21 @@ def test_a_partition_that_is_attached_empty_brings_nothing_again(down: bool, pg:
     driver.restart()
     run(pg, "INSERT INTO r VALUES (22, 'later')")
     until_equal(driver, pg, "r")
-    assert Counter(kinds(driver.rows)) == {"snapshot": 1, "insert": 4, "update": 1}
+    assert Counter(kinds(driver.rows)) == {"snapshot": 1, "insert": 7, "update": 1}
+
+
+def test_a_partition_that_is_created_as_one_is_not_looked_at(pg: Session, db: str) -> None:
+    run(pg, "CREATE TABLE r (id int PRIMARY KEY, v text DEFAULT 'a', w int NOT NULL DEFAULT 5) PARTITION BY LIST (id)")
+    ((root,),) = run(pg, "SELECT 'r'::regclass::oid::bigint")
+    run(pg, "CREATE TABLE a PARTITION OF r FOR VALUES IN (1)",
+        "BEGIN; CREATE TABLE b PARTITION OF r (w DEFAULT 6) FOR VALUES IN (2); INSERT INTO r VALUES (2); COMMIT",
+        "CREATE INDEX ON r (v)", "ALTER TABLE r ALTER v SET NOT NULL",
+        "BEGIN; CREATE TABLE c PARTITION OF r DEFAULT; ALTER TABLE c ADD CHECK (w > 0); COMMIT")  # fmt: skip
+    assert trees.read_last_attached(pg, [root]) == {root: 0}
+    run(pg, "BEGIN; CREATE TABLE d (LIKE r); ALTER TABLE r ATTACH PARTITION d FOR VALUES IN (3); COMMIT")
+    ((link,),) = run(pg, "SELECT xmin::text::bigint FROM pg_inherits WHERE inhrelid = 'd'::regclass")
+    assert trees.read_last_attached(pg, [root]) == {root: link}
+    assert trees.find_filled_partition(pg, root, 0) is None
 
 
 @pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
