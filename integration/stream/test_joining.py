@@ -7,16 +7,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from databases import connect
-from driving import Driver, Row, driving, is_one_commit, kinds, run, values
+from driving import Driver, Row, driving, drop_slots, is_one_commit, kinds, run, values
 from psycopg2.extensions import connection as Session
 from replica import upserted
 from threads import at_work
 from watch import wait_until
 
-from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError
+from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError, TransientError
 from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.locks import lock_relation
@@ -91,6 +92,13 @@ def hold_joins_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def ask_for(pg: Session, table: str) -> None:
     run(pg, f"SELECT pg_logical_emit_message(true, 'pgcdc', '{write_request(Asked((table,)))}')")
+
+
+def lose_slot(pg: Session, *statements: str) -> None:
+    """Drop the slot while a stream reads it, and run statements."""
+    run(pg, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = 's' AND active")
+    wait_until(lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's' AND NOT active"))
+    run(pg, "SELECT pg_drop_replication_slot('s')", *statements)
 
 
 def snapshot_of(driver: Driver, table: str) -> list[Row]:
@@ -680,6 +688,62 @@ def test_a_partition_that_somebody_has_locked_counts(down: bool, pg: Session, db
     until_equal(driver, pg, "r")
 
 
+VANISHED = {
+    "detached": ("ALTER TABLE r DETACH PARTITION p",),
+    "dropped": ("DROP TABLE p",),
+    "renamed": ("DROP TABLE p", "ALTER TABLE r RENAME TO w", "INSERT INTO w VALUES (2, 'b')"),
+}
+
+
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+@pytest.mark.parametrize("how", VANISHED)
+def test_a_gap_that_was_said_ends_with_the_rows_though_its_cause_is_gone(
+    how: str, down: bool, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < 150000:
+        pytest.skip("before PostgreSQL 15 every ATTACH without ALTER PUBLICATION is a gap")
+    run(pg, *T, *ROOT, "INSERT INTO r VALUES (1, 'a')",
+        "CREATE PUBLICATION s FOR TABLE r, t WITH (publish_via_partition_root)")  # fmt: skip
+    driver = drive(tables="public.*", onSchemaChange="emit")
+    going_on(driver, lambda: kinds(driver.rows).count("snapshot") == 2)
+    driver.batch()
+    late = hold_joins_back(monkeypatch)
+    run(pg, *FILLED["table"])
+    going_on(driver, lambda: driver.offset.gaps == ("public.r",))
+    if down:
+        driver.stop()
+    run(pg, *VANISHED[how])
+    if down:
+        driver.start()
+    else:
+        until = time.monotonic() + 3 * membership.WATCH_SECONDS
+        going_on(driver, lambda: time.monotonic() > until)
+        assert driver.offset.gaps
+    late.set()
+    going_on(driver, lambda: not driver.offset.gaps, 30)
+    name = "public.w" if how == "renamed" else "public.r"
+    going_on(driver, lambda: (name, "truncate") in values(driver.rows, "_table", "_change_type"), 30)
+    driver.restart()
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    seen = len(driver.rows)
+    going_on(driver, lambda: "insert" in kinds(driver.rows[seen:]))
+    assert values(driver.rows, "_table", "_change_type").count((name, "truncate")) == 1
+    assert driver.offset.gaps == ()
+
+
+def test_no_gap_is_left_where_all_rows_come_again(pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="emit", onSlotLost="resnapshot")
+    hold_joins_back(monkeypatch)
+    run(pg, "ALTER PUBLICATION s DROP TABLE u", "ALTER PUBLICATION s ADD TABLE u")
+    going_on(driver, lambda: driver.offset.gaps == ("public.u",))
+    lose_slot(pg)
+    going_on(driver, lambda: values(driver.rows, "_table", "_change_type").count(("public.u", "truncate")) == 1)
+    until = time.monotonic() + 3 * membership.WATCH_SECONDS
+    going_on(driver, lambda: time.monotonic() > until)
+    assert driver.offset.gaps == ()
+    assert sum('"gap"' in (row["after"] or "") for row in driver.rows) == 1
+
+
 def test_a_partition_with_rows_is_an_error_where_nothing_is_read_again(pg: Session, drive: Drive) -> None:
     driver = rooted(drive, pg, dbtable="r")
     run(pg, *FILLED["table"])
@@ -976,10 +1040,7 @@ def test_a_lost_slot_is_made_anew_and_all_rows_come_again(down: bool, pg: Sessio
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
     if down:
         driver.stop()
-    drop = "SELECT pg_drop_replication_slot('s')"
-    run(pg, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = 's' AND active")
-    wait_until(lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's' AND NOT active"))
-    run(pg, drop, "DELETE FROM t", "INSERT INTO u VALUES (3, 'missed')")
+    lose_slot(pg, "DELETE FROM t", "INSERT INTO u VALUES (3, 'missed')")
     if down:
         driver.start()
     until_equal(driver, pg, "t", "u")
@@ -988,6 +1049,77 @@ def test_a_lost_slot_is_made_anew_and_all_rows_come_again(down: bool, pg: Sessio
     driver.restart()
     run(pg, "INSERT INTO t VALUES (6, 'f')")
     assert values(until_equal(driver, pg, "t", "u"), "_change_type") == [("insert",)]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_slot_that_was_read_by_somebody_else_is_made_anew(
+    planned: bool, crash: bool, pg: Session, drive: Drive
+) -> None:
+    """Where the loss shows only with the batch's start, the batch stays empty, also when it comes again."""
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
+    run(pg, "INSERT INTO t VALUES (2, 'missed')")
+    if planned:
+        wait_until(lambda: driver.attempt(read=False) is not None)
+    driver.stop()
+    wait_until(lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's' AND NOT active"))
+    run(pg, "SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())", "INSERT INTO u VALUES (3, 'sent')")
+    driver.start()
+    if crash:
+        driver.attempt()
+        driver.restart()
+    until_equal(driver, pg, "t", "u")
+    run(pg, "INSERT INTO t VALUES (5, 'e')")
+    assert values(until_equal(driver, pg, "t", "u"), "_change_type") == [("insert",)]
+
+
+def test_a_server_of_an_older_timeline_has_its_slot_made_anew(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
+    run(pg, "INSERT INTO t VALUES (2, 'missed')")
+    identity = driver.offset.identity
+    offset = replace(driver.offset, identity=replace(identity, timeline=identity.timeline + 1))
+    driver.stop()
+    driver.continue_from(json.dumps(offset.to_json()))
+    driver.start()
+    until_equal(driver, pg, "t", "u")
+    assert driver.offset.identity == identity
+
+
+def test_a_slot_that_is_lost_and_that_somebody_reads_is_left_to_its_reader(pg: Session, db: str, drive: Drive) -> None:
+    first = standing(drive, pg, *T, *U, BOTH, tables="public.*")
+    old = first.offset
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    first.take(1)
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    first.take(1)  # which commits the one before
+    past = "SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn > '%s' AND active"
+    wait_until(lambda: run(pg, past % old.position.lsn))
+    second = Driver(db, tables="public.*", onSlotLost="resnapshot")
+    second.continue_from(json.dumps(old.to_json()))
+    second.start()
+    try:
+        second.refusal("slot s is in use by pid ", kind=TransientError)
+    finally:
+        second.stop()
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    first.take(1)
+
+
+def test_a_slot_of_another_kind_is_not_dropped_for_a_lost_one(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
+    timeline = driver.offset.identity.timeline + 1
+    offset = replace(driver.offset, identity=replace(driver.offset.identity, timeline=timeline))
+    driver.stop()
+    drop_slots(pg)
+    run(pg, "SELECT pg_create_physical_replication_slot('s')")
+    driver.continue_from(json.dumps(offset.to_json()))
+    driver.start()
+    try:
+        driver.refusal("slot s is a physical slot, a stream needs a logical one", kind=OptionError)
+        assert run(pg, "SELECT slot_type FROM pg_replication_slots WHERE slot_name = 's'") == [("physical",)]
+    finally:
+        driver.stop()
+        run(pg, "SELECT pg_drop_replication_slot('s')")
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["written", "quiet"])

@@ -29,7 +29,7 @@ import pyarrow as pa
 from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Member, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres.slot_checks import missing_error, set_back_error
+from pg_cdc_source.postgres.slot_checks import behind_now, missing_error
 from pg_cdc_source.snapshot.driver import Process, driver_process
 from pg_cdc_source.stream.batch_rows import BatchRows, rows_of
 from pg_cdc_source.stream.beginning import Beginning
@@ -136,14 +136,17 @@ class Capture:
 
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         """The rows after ``start`` (None: the initial offset) up to ``end``."""
-        if start is not None:
-            self._require_order(start, end)
         try:
+            if start is not None:
+                self._require_order(start, end)
             return self._batch(start, end)
         except SlotLostError as error:
             if start is None or not self._beginning.may_be_anew(start):
                 raise
             log.warning("%s; the batch after %s stays empty, and all tables come again", error.what, start.position)
+            # What is missing may end before this batch does: whoever goes on from there has to find no slot.
+            self._reader.close()
+            self._history.drop_lost_slot()
             self._given = end
             return Batch((), (), (), _within(end.position))
 
@@ -327,7 +330,7 @@ class Capture:
         self._history.require_common(start.identity, start.position)
         if end.position < start.position:
             # Before Spark 4.2 the end is found out first, and its start tells only now that the server was further.
-            raise set_back_error(f"the server's WAL ended at {end.position}, and the checkpoint at {start.position}")
+            raise behind_now(self._source.open(), self._options.slot, start.position.next_lsn, end.position.next_lsn)
 
     def _batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         if start is not None and self._snapshot.created not in (None, start.origin):
