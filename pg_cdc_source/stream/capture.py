@@ -277,8 +277,11 @@ class Capture:
 
     def _gaps(self, start: StreamOffset) -> tuple[str, ...]:
         """The tables whose changes may be missing, by the names that they have in the stream."""
-        there = {member.name for member in self._membership.plan.members}
-        return tuple(name for name in dict.fromkeys((*start.gaps, *self._membership.gaps)) if name in there)
+        there = {member.oid: member.name for member in self._membership.plan.members}
+        oids = {member.name: member.oid for member in start.members or ()}
+        # One may have been renamed since it was said.
+        said = [there[oids[name]] for name in start.gaps if oids.get(name) in there]
+        return tuple(dict.fromkeys((*said, *(name for name in self._membership.gaps if name in there.values()))))
 
     def _at_end_of_wal(self, offset: StreamOffset, members: Sequence[Member]) -> StreamOffset:
         """``offset``, moved to the end of what is committed by now; where it starts may not be known."""
