@@ -348,6 +348,29 @@ def test_a_rename_is_not_passed_over_where_the_stream_goes_back_for_another_tabl
     driver.refusal("public.t: after the commit at ", "column v was replaced or renamed to w", rows=None)
 
 
+def test_messages_do_not_come_again_with_a_table_that_joins_behind_them(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < MESSAGES_VERSION:
+        pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
+    run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*", messagePrefixes="outbox")
+    driver.take(1)
+    late = hold_joins_back(monkeypatch)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    emit = "SELECT pg_logical_emit_message({}, 'outbox', '{}')"
+    run(pg, emit.format("true", "one"), emit.format("false", "two"), "INSERT INTO u VALUES (3, 'c')",
+        "INSERT INTO t VALUES (2, 'x')")  # fmt: skip
+    assert kinds(driver.take(3)) == ["message", "message", "insert"]
+    late.set()
+    going_on(driver, lambda: ("public.u", "truncate") in values(driver.rows, "_table", "_change_type"))
+    run(pg, emit.format("true", "three"), "INSERT INTO t VALUES (3, 'y')")
+    going_on(driver, lambda: '{"id":3,"v":"y"}' in values(driver.rows, "after")[-1])
+    said = [row["after"] for row in driver.rows if row["_change_type"] == "message"]
+    assert said == ['"one"', '"two"', '"three"']
+
+
 @pytest.mark.skipif(not HAS_LIMITS, reason="this Spark gives no start")
 def test_changes_of_a_table_that_is_gone_do_not_come_again_with_another_that_joins(
     pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch

@@ -185,12 +185,14 @@ _Part = tuple[pa.RecordBatch, Ints]
 class ChangeDecoder:
     """Decodes chunks of a stream's messages into batches of its schema.
 
-    Every message is a whole XLogData. Nothing is kept from one chunk to the next.
+    Every message is a whole XLogData. Nothing is kept from one chunk to the next. Logical decoding messages in commits
+    before ``messages_since`` are left out.
     """
 
-    def __init__(self, layout: Layout, schema: pa.Schema) -> None:
+    def __init__(self, layout: Layout, schema: pa.Schema, messages_since: int = 0) -> None:
         self._layout = layout
         self._schema = schema
+        self._messages_since = messages_since
 
     def decode(
         self, messages: Messages, runs: Sequence[Run], describe: Describe, skip: Position
@@ -234,8 +236,9 @@ class ChangeDecoder:
                 named = [(k, d.table) for k, d in tables if d is not None and chunk.lsn[i] >= d.since]
                 if named:
                     parts.append(self._truncated(chunk, i, len(message.oids), named))
-        if (which := np.flatnonzero(wanted & (chunk.tags == pgoutput.MESSAGE))).size:
-            parts.append(self._messages(messages, chunk, which))
+        is_message = wanted & (chunk.tags == pgoutput.MESSAGE) & (chunk.lsn >= self._messages_since)
+        if (which := np.flatnonzero(is_message)).size:
+            parts.append(self._messages(chunk, which))
         batch = self._in_order(parts, _announcements(chunk, announced, self._schema))
         # A skip may end within a message: between a delete and its insert, or among the tables of a TRUNCATE.
         return batch.slice(rows_through(batch, skip, self._schema)), int(chunk.seq[-1])

@@ -95,6 +95,15 @@ def test_a_message_is_a_row_of_the_envelope() -> None:
     assert after_first.column("_seq").to_pylist() == [159, 299]
 
 
+def test_messages_before_a_commit_are_left_out_where_they_had_come() -> None:
+    decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]), messages_since=300)
+    sent = [ROW, message(150, "outbox", b""), ROW, message(250, "outbox", b"")]
+    batch, _ = decoder.decode(
+        Messages.joined(sent), [run(2, 200), run(2, 300)], lambda oid, position: described(BY_KEY), NOTHING
+    )
+    assert batch.column("_change_type").to_pylist() == ["insert", "insert", "message"]
+
+
 # --- their place --------------------------------------------------------------------------------------------------
 
 
