@@ -405,6 +405,41 @@ def test_nothing_is_kept_for_a_table_that_was_dropped_while_it_waited(pg: Sessio
     assert run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'") == []
 
 
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_batch_in_which_a_table_joins_may_be_asked_for_twice(crash: bool, pg: Session, drive: Drive) -> None:
+    run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*")
+    driver.take(1)
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s ADD TABLE u", "INSERT INTO t VALUES (2, 'b')")
+    driver.start()
+    if HAS_LIMITS:
+        wait_until(lambda: driver.plan(read=False))
+    first = driver.attempt()
+    if crash:
+        driver.restart()
+        first = driver.attempt()
+    assert driver.attempt() == first
+    assert driver.batch() == first
+    assert kinds(first or ()).count("snapshot") == 2
+
+
+def test_rows_that_are_due_in_a_batch_that_is_asked_for_twice_are_asked_for_once(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < MESSAGES_VERSION:
+        pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*")
+    driver.stop()
+    ask_for(pg, "public.u")
+    asked: list[str] = []
+    monkeypatch.setattr(joins, "emit_message", lambda session, prefix, content: asked.append(content))
+    driver.start()
+    wait_until(lambda: driver.attempt() is not None)
+    driver.attempt()
+    assert len(asked) == (not HAS_LIMITS)
+
+
 @pytest.mark.parametrize("moment", ["waiting", "given", "planned"])
 def test_a_join_is_the_same_after_a_crash(moment: str, pg: Session, drive: Drive) -> None:
     run(pg, *T, *U, "ALTER TABLE u REPLICA IDENTITY FULL", "CREATE PUBLICATION s FOR TABLE t")

@@ -87,6 +87,7 @@ class Capture:
         self._joins = Joins(options, self._membership)
         self._given: StreamOffset | None = None  # the newest offset that this process has given out
         self._guess: StreamOffset | None = None  # one that was given without its start, or without a limit
+        self._asked: StreamOffset | None = None  # the end of a batch whose tables were asked for again in the WAL
         self._planned: StreamOffset | None = None  # the newest one of which all was known when it was given
         self._target: Position | None = None
         self._moved_at = time.monotonic()
@@ -348,7 +349,8 @@ class Capture:
         guessed = end == self._guess
         self._layouts.resume(start, end)
         joined = self._membership.repeat(start, end, guessed=guessed)
-        self._given, self._guess = end, None
+        # Where tables join in the batch, it is found out again should it be asked for again.
+        self._given, self._guess = end, end if joined else None
         rows = self._rows(start, end, joined)
         position = Position.before(end.origin) if start is None else start.position
         is_anew = end.at == end.origin
@@ -394,7 +396,10 @@ class Capture:
             return end
         since = replace(end, position=position, due=()) if start is None else replace(start, due=())
         unsaid = tuple(name for name in self._due(since, end.position) if name not in end.due)
-        if not unsaid or self._joins.ask_again(unsaid, self._source):
+        if not unsaid or end == self._asked:
+            return end
+        if self._joins.ask_again(unsaid, self._source):
+            self._asked = end
             return end
         return replace(end, due=(*end.due, *unsaid))
 
