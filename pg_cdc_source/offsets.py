@@ -152,7 +152,15 @@ class StreamOffset:
     @property
     def due_oids(self) -> frozenset[int]:
         """The oids of the tables that are ``due``: one may have another name by now."""
-        return frozenset(member.oid for member in self.members or () if member.name in self.due)
+        return self._oids_of(self.due)
+
+    @property
+    def gap_oids(self) -> frozenset[int]:
+        """The oids of the tables that have ``gaps``."""
+        return self._oids_of(self.gaps)
+
+    def _oids_of(self, names: Sequence[str]) -> frozenset[int]:
+        return frozenset(member.oid for member in self.members or () if member.name in names)
 
     @property
     def is_reading(self) -> bool:

@@ -166,6 +166,21 @@ def ascii_database(server: str) -> Iterator[tuple[Drive, Session]]:
             yield drive, pg
 
 
+def test_prefixes_that_are_not_utf_8_are_passed_over(ascii_database: tuple[Drive, Session]) -> None:
+    """Whoever may write in the database chooses the prefix of a logical decoding message."""
+    drive, pg = ascii_database
+    if pg.server_version < 140000:
+        pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
+    run(pg, "CREATE TABLE m (id int PRIMARY KEY)", "CREATE PUBLICATION prefixes FOR TABLE m")
+    driver = drive(slot="prefixes", publication="prefixes", tables="m", messagePrefixes="outbox")
+    driver.batch()
+    emit, foreign = "SELECT pg_logical_emit_message({}, {}, 'a')", r"E'\xe9'"
+    run(pg, f"BEGIN; {emit.format('true', foreign)}; INSERT INTO m VALUES (1); COMMIT", emit.format("false", foreign),
+        emit.format("true", "'outbox'"))  # fmt: skip
+    assert values(driver.take(2), "_change_type") == [("insert",), ("message",)]
+    driver.stop()
+
+
 def test_names_that_are_not_utf_8_are_refused(ascii_database: tuple[Drive, Session]) -> None:
     drive, pg = ascii_database
     execute = "DO $do$BEGIN EXECUTE E'{}'; END$do$"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from databases import connect
-from driving import Driver, Row, driving, is_one_commit, kinds, run, values
+from driving import Driver, Row, driving, drop_slots, is_one_commit, kinds, run, values
 from psycopg2.extensions import connection as Session
 from replica import upserted
 from threads import at_work
 from watch import wait_until
 
-from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError
+from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError, TransientError
+from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.locks import lock_relation
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
@@ -90,6 +93,13 @@ def hold_joins_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def ask_for(pg: Session, table: str) -> None:
     run(pg, f"SELECT pg_logical_emit_message(true, 'pgcdc', '{write_request(Asked((table,)))}')")
+
+
+def lose_slot(pg: Session, *statements: str) -> None:
+    """Drop the slot while a stream reads it, and run statements."""
+    run(pg, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = 's' AND active")
+    wait_until(lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's' AND NOT active"))
+    run(pg, "SELECT pg_drop_replication_slot('s')", *statements)
 
 
 def snapshot_of(driver: Driver, table: str) -> list[Row]:
@@ -338,6 +348,29 @@ def test_a_rename_is_not_passed_over_where_the_stream_goes_back_for_another_tabl
     driver.refusal("public.t: after the commit at ", "column v was replaced or renamed to w", rows=None)
 
 
+def test_messages_do_not_come_again_with_a_table_that_joins_behind_them(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < MESSAGES_VERSION:
+        pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
+    run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*", messagePrefixes="outbox")
+    driver.take(1)
+    late = hold_joins_back(monkeypatch)
+    run(pg, "ALTER PUBLICATION s ADD TABLE u")
+    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    emit = "SELECT pg_logical_emit_message({}, 'outbox', '{}')"
+    run(pg, emit.format("true", "one"), emit.format("false", "two"), "INSERT INTO u VALUES (3, 'c')",
+        "INSERT INTO t VALUES (2, 'x')")  # fmt: skip
+    assert kinds(driver.take(3)) == ["message", "message", "insert"]
+    late.set()
+    going_on(driver, lambda: ("public.u", "truncate") in values(driver.rows, "_table", "_change_type"))
+    run(pg, emit.format("true", "three"), "INSERT INTO t VALUES (3, 'y')")
+    going_on(driver, lambda: '{"id":3,"v":"y"}' in values(driver.rows, "after")[-1])
+    said = [row["after"] for row in driver.rows if row["_change_type"] == "message"]
+    assert said == ['"one"', '"two"', '"three"']
+
+
 @pytest.mark.skipif(not HAS_LIMITS, reason="this Spark gives no start")
 def test_changes_of_a_table_that_is_gone_do_not_come_again_with_another_that_joins(
     pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
@@ -370,6 +403,41 @@ def test_nothing_is_kept_for_a_table_that_was_dropped_while_it_waited(pg: Sessio
     moved = f"SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots"
     going_on(driver, lambda: run(pg, moved) == [(True,)])
     assert run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'") == []
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_batch_in_which_a_table_joins_may_be_asked_for_twice(crash: bool, pg: Session, drive: Drive) -> None:
+    run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.*")
+    driver.take(1)
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s ADD TABLE u", "INSERT INTO t VALUES (2, 'b')")
+    driver.start()
+    if HAS_LIMITS:
+        wait_until(lambda: driver.plan(read=False))
+    first = driver.attempt()
+    if crash:
+        driver.restart()
+        first = driver.attempt()
+    assert driver.attempt() == first
+    assert driver.batch() == first
+    assert kinds(first or ()).count("snapshot") == 2
+
+
+def test_rows_that_are_due_in_a_batch_that_is_asked_for_twice_are_asked_for_once(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < MESSAGES_VERSION:
+        pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*")
+    driver.stop()
+    ask_for(pg, "public.u")
+    asked: list[str] = []
+    monkeypatch.setattr(joins, "emit_message", lambda session, prefix, content: asked.append(content))
+    driver.start()
+    wait_until(lambda: driver.attempt() is not None)
+    driver.attempt()
+    assert len(asked) == (not HAS_LIMITS)
 
 
 @pytest.mark.parametrize("moment", ["waiting", "given", "planned"])
@@ -575,6 +643,22 @@ FILLED = {
     "tree": ("CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
              "CREATE TABLE q PARTITION OF p FOR VALUES FROM (10) TO (20)", "INSERT INTO p VALUES (11, 'before')",
              "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20)"),
+    # Each in one transaction.
+    "loaded": ("BEGIN; CREATE TABLE p (LIKE r INCLUDING ALL); INSERT INTO p VALUES (11, 'before');"
+               "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT",),
+    "loaded tree": ("BEGIN; CREATE TABLE p (LIKE r INCLUDING ALL) PARTITION BY RANGE (id);"
+                    "CREATE TABLE q PARTITION OF p FOR VALUES FROM (10) TO (20); INSERT INTO p VALUES (11, 'before');"
+                    "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT",),
+    "exchanged": ("CREATE TABLE p PARTITION OF r FOR VALUES FROM (10) TO (20)", "INSERT INTO r VALUES (14, 'sent')",
+                  "BEGIN; ALTER TABLE r DETACH PARTITION p; TRUNCATE p; INSERT INTO p VALUES (11, 'before');"
+                  "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT"),
+    "emptied": ("CREATE TABLE p PARTITION OF r FOR VALUES FROM (10) TO (20)",
+                "BEGIN; INSERT INTO r VALUES (14, 'sent'); ALTER TABLE r DETACH PARTITION p; DELETE FROM p;"
+                "INSERT INTO p VALUES (11, 'before');"
+                "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT"),
+    "locked": ("BEGIN; CREATE TABLE p (LIKE r INCLUDING ALL); INSERT INTO p VALUES (11, 'before');"
+               "SAVEPOINT a; DELETE FROM p; ROLLBACK TO a; RELEASE a;"
+               "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT",),
 }  # fmt: skip
 
 
@@ -616,7 +700,11 @@ def test_a_partition_that_is_attached_empty_brings_nothing_again(down: bool, pg:
     run(pg, "CREATE TABLE p (id int PRIMARY KEY, v text)",
         "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20)",
         "INSERT INTO r VALUES (12, 'since'), (13, 'b')", "UPDATE r SET v = 'c' WHERE id = 13",
-        "CREATE TABLE r_3 PARTITION OF r FOR VALUES FROM (20) TO (30)", "INSERT INTO r VALUES (21, 'new')")  # fmt: skip
+        "CREATE TABLE r_3 PARTITION OF r FOR VALUES FROM (20) TO (30)", "INSERT INTO r VALUES (21, 'new')",
+        "BEGIN; CREATE TABLE r_4 PARTITION OF r FOR VALUES FROM (30) TO (40); INSERT INTO r VALUES (31, 'x'); COMMIT",
+        "BEGIN; CREATE TABLE r_5 (LIKE r INCLUDING ALL);"
+        "ALTER TABLE r ATTACH PARTITION r_5 FOR VALUES FROM (40) TO (50); INSERT INTO r VALUES (41, 'x'); COMMIT",
+        "INSERT INTO r VALUES (42, 'y')")  # fmt: skip
     if down:
         driver.start()
     until_equal(driver, pg, "r")
@@ -624,7 +712,21 @@ def test_a_partition_that_is_attached_empty_brings_nothing_again(down: bool, pg:
     driver.restart()
     run(pg, "INSERT INTO r VALUES (22, 'later')")
     until_equal(driver, pg, "r")
-    assert Counter(kinds(driver.rows)) == {"snapshot": 1, "insert": 4, "update": 1}
+    assert Counter(kinds(driver.rows)) == {"snapshot": 1, "insert": 7, "update": 1}
+
+
+def test_a_partition_that_is_created_as_one_is_not_looked_at(pg: Session, db: str) -> None:
+    run(pg, "CREATE TABLE r (id int PRIMARY KEY, v text DEFAULT 'a', w int NOT NULL DEFAULT 5) PARTITION BY LIST (id)")
+    ((root,),) = run(pg, "SELECT 'r'::regclass::oid::bigint")
+    run(pg, "CREATE TABLE a PARTITION OF r FOR VALUES IN (1)",
+        "BEGIN; CREATE TABLE b PARTITION OF r (w DEFAULT 6) FOR VALUES IN (2); INSERT INTO r VALUES (2); COMMIT",
+        "CREATE INDEX ON r (v)", "ALTER TABLE r ALTER v SET NOT NULL",
+        "BEGIN; CREATE TABLE c PARTITION OF r DEFAULT; ALTER TABLE c ADD CHECK (w > 0); COMMIT")  # fmt: skip
+    assert trees.read_last_attached(pg, [root]) == {root: 0}
+    run(pg, "BEGIN; CREATE TABLE d (LIKE r); ALTER TABLE r ATTACH PARTITION d FOR VALUES IN (3); COMMIT")
+    ((link,),) = run(pg, "SELECT xmin::text::bigint FROM pg_inherits WHERE inhrelid = 'd'::regclass")
+    assert trees.read_last_attached(pg, [root]) == {root: link}
+    assert trees.find_filled_partition(pg, root, 0) is None
 
 
 @pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
@@ -643,6 +745,62 @@ def test_a_partition_that_somebody_has_locked_counts(down: bool, pg: Session, db
         if HAS_LIMITS or not down:
             going_on(driver, lambda: kinds(driver.rows).count("insert") == 1)
     until_equal(driver, pg, "r")
+
+
+VANISHED = {
+    "detached": ("ALTER TABLE r DETACH PARTITION p",),
+    "dropped": ("DROP TABLE p",),
+    "renamed": ("DROP TABLE p", "ALTER TABLE r RENAME TO w", "INSERT INTO w VALUES (2, 'b')"),
+}
+
+
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+@pytest.mark.parametrize("how", VANISHED)
+def test_a_gap_that_was_said_ends_with_the_rows_though_its_cause_is_gone(
+    how: str, down: bool, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < 150000:
+        pytest.skip("before PostgreSQL 15 every ATTACH without ALTER PUBLICATION is a gap")
+    run(pg, *T, *ROOT, "INSERT INTO r VALUES (1, 'a')",
+        "CREATE PUBLICATION s FOR TABLE r, t WITH (publish_via_partition_root)")  # fmt: skip
+    driver = drive(tables="public.*", onSchemaChange="emit")
+    going_on(driver, lambda: kinds(driver.rows).count("snapshot") == 2)
+    driver.batch()
+    late = hold_joins_back(monkeypatch)
+    run(pg, *FILLED["table"])
+    going_on(driver, lambda: driver.offset.gaps == ("public.r",))
+    if down:
+        driver.stop()
+    run(pg, *VANISHED[how])
+    if down:
+        driver.start()
+    else:
+        until = time.monotonic() + 3 * membership.WATCH_SECONDS
+        going_on(driver, lambda: time.monotonic() > until)
+        assert driver.offset.gaps
+    late.set()
+    going_on(driver, lambda: not driver.offset.gaps, 30)
+    name = "public.w" if how == "renamed" else "public.r"
+    going_on(driver, lambda: (name, "truncate") in values(driver.rows, "_table", "_change_type"), 30)
+    driver.restart()
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    seen = len(driver.rows)
+    going_on(driver, lambda: "insert" in kinds(driver.rows[seen:]))
+    assert values(driver.rows, "_table", "_change_type").count((name, "truncate")) == 1
+    assert driver.offset.gaps == ()
+
+
+def test_no_gap_is_left_where_all_rows_come_again(pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="emit", onSlotLost="resnapshot")
+    hold_joins_back(monkeypatch)
+    run(pg, "ALTER PUBLICATION s DROP TABLE u", "ALTER PUBLICATION s ADD TABLE u")
+    going_on(driver, lambda: driver.offset.gaps == ("public.u",))
+    lose_slot(pg)
+    going_on(driver, lambda: values(driver.rows, "_table", "_change_type").count(("public.u", "truncate")) == 1)
+    until = time.monotonic() + 3 * membership.WATCH_SECONDS
+    going_on(driver, lambda: time.monotonic() > until)
+    assert driver.offset.gaps == ()
+    assert sum('"gap"' in (row["after"] or "") for row in driver.rows) == 1
 
 
 def test_a_partition_with_rows_is_an_error_where_nothing_is_read_again(pg: Session, drive: Drive) -> None:
@@ -941,10 +1099,7 @@ def test_a_lost_slot_is_made_anew_and_all_rows_come_again(down: bool, pg: Sessio
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
     if down:
         driver.stop()
-    drop = "SELECT pg_drop_replication_slot('s')"
-    run(pg, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = 's' AND active")
-    wait_until(lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's' AND NOT active"))
-    run(pg, drop, "DELETE FROM t", "INSERT INTO u VALUES (3, 'missed')")
+    lose_slot(pg, "DELETE FROM t", "INSERT INTO u VALUES (3, 'missed')")
     if down:
         driver.start()
     until_equal(driver, pg, "t", "u")
@@ -953,6 +1108,77 @@ def test_a_lost_slot_is_made_anew_and_all_rows_come_again(down: bool, pg: Sessio
     driver.restart()
     run(pg, "INSERT INTO t VALUES (6, 'f')")
     assert values(until_equal(driver, pg, "t", "u"), "_change_type") == [("insert",)]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_slot_that_was_read_by_somebody_else_is_made_anew(
+    planned: bool, crash: bool, pg: Session, drive: Drive
+) -> None:
+    """Where the loss shows only with the batch's start, the batch stays empty, also when it comes again."""
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
+    run(pg, "INSERT INTO t VALUES (2, 'missed')")
+    if planned:
+        wait_until(lambda: driver.attempt(read=False) is not None)
+    driver.stop()
+    wait_until(lambda: run(pg, "SELECT 1 FROM pg_replication_slots WHERE slot_name = 's' AND NOT active"))
+    run(pg, "SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())", "INSERT INTO u VALUES (3, 'sent')")
+    driver.start()
+    if crash:
+        driver.attempt()
+        driver.restart()
+    until_equal(driver, pg, "t", "u")
+    run(pg, "INSERT INTO t VALUES (5, 'e')")
+    assert values(until_equal(driver, pg, "t", "u"), "_change_type") == [("insert",)]
+
+
+def test_a_server_of_an_older_timeline_has_its_slot_made_anew(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
+    run(pg, "INSERT INTO t VALUES (2, 'missed')")
+    identity = driver.offset.identity
+    offset = replace(driver.offset, identity=replace(identity, timeline=identity.timeline + 1))
+    driver.stop()
+    driver.continue_from(json.dumps(offset.to_json()))
+    driver.start()
+    until_equal(driver, pg, "t", "u")
+    assert driver.offset.identity == identity
+
+
+def test_a_slot_that_is_lost_and_that_somebody_reads_is_left_to_its_reader(pg: Session, db: str, drive: Drive) -> None:
+    first = standing(drive, pg, *T, *U, BOTH, tables="public.*")
+    old = first.offset
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    first.take(1)
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    first.take(1)  # which commits the one before
+    past = "SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn > '%s' AND active"
+    wait_until(lambda: run(pg, past % old.position.lsn))
+    second = Driver(db, tables="public.*", onSlotLost="resnapshot")
+    second.continue_from(json.dumps(old.to_json()))
+    second.start()
+    try:
+        second.refusal("slot s is in use by pid ", kind=TransientError)
+    finally:
+        second.stop()
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    first.take(1)
+
+
+def test_a_slot_of_another_kind_is_not_dropped_for_a_lost_one(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSlotLost="resnapshot")
+    timeline = driver.offset.identity.timeline + 1
+    offset = replace(driver.offset, identity=replace(driver.offset.identity, timeline=timeline))
+    driver.stop()
+    drop_slots(pg)
+    run(pg, "SELECT pg_create_physical_replication_slot('s')")
+    driver.continue_from(json.dumps(offset.to_json()))
+    driver.start()
+    try:
+        driver.refusal("slot s is a physical slot, a stream needs a logical one", kind=OptionError)
+        assert run(pg, "SELECT slot_type FROM pg_replication_slots WHERE slot_name = 's'") == [("physical",)]
+    finally:
+        driver.stop()
+        run(pg, "SELECT pg_drop_replication_slot('s')")
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["written", "quiet"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from driving import Drive, Driver, Row, querying, run, values
+from driving import Drive, Driver, Row, kinds, querying, run, values
 from psycopg2.extensions import connection as Session
 from pyspark.sql import DataFrame, SparkSession
 from watch import wait_until
@@ -92,6 +92,24 @@ def test_messages_stand_between_the_rows_of_their_commit(pg: Session, outbox: Dr
     assert is_ordered(rows)
     assert len({(row["_commit_lsn"], row["_xid"], row["_commit_ts"]) for row in rows[:4]}) == 1
     assert {(row["_table"], row["before"]) for row in (rows[0], rows[2])} == {(None, None)}
+
+
+@pytest.mark.parametrize("limit", ["1", "1000"])
+def test_messages_of_a_subtransaction_stand_where_they_were_written(limit: str, pg: Session, outbox: Driver) -> None:
+    """The server sends one behind the row of the whole transaction that follows it in the WAL."""
+    outbox.restart(maxRowsPerBatch=limit)
+    outbox.take(0)
+    emitted = f"SAVEPOINT s; {EMIT.format(repr('between'))}; RELEASE s;"
+    run(
+        pg,
+        f"BEGIN; INSERT INTO t VALUES (1, 'a'); {emitted} INSERT INTO t VALUES (2, 'b'); {emitted}"
+        f"INSERT INTO t VALUES (3, 'c'), (4, 'd'); {emitted} TRUNCATE t; {emitted} COMMIT",
+    )
+    rows = outbox.take(9)
+    assert kinds(rows) == [
+        "insert", "message", "insert", "message", "insert", "insert", "message", "truncate", "message"
+    ]  # fmt: skip
+    assert is_ordered(rows)
 
 
 def test_messages_that_are_not_transactional_come_at_once(pg: Session, outbox: Driver) -> None:

@@ -59,13 +59,8 @@ def behind_now(session: Session, name: str, position_end: Lsn, end_of_wal: Lsn) 
     ends = f"the server's WAL ends at {end_of_wal}, and the stream of slot {name} has read up to {position_end}"
     if read_instance(session).in_recovery:
         return TransientError(f"{ends}: the standby has not replayed that again yet")
-    return set_back_error(ends)
-
-
-def set_back_error(what: str) -> SlotLostError:
-    """The error for a server that does not have any more what a stream has read from it; ``what`` tells that."""
     return SlotLostError(
-        f"{what}: the server was set back, by a copy of its directory or volume, and what it commits in between would "
+        f"{ends}: the server was set back, by a copy of its directory or volume, and what it commits in between would "
         "be missing",
         remedy=f"drop the slot, and {_START_OVER}",
     )
@@ -78,7 +73,7 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
     """
     drop = f"SELECT pg_drop_replication_slot('{slot.name}')"
     unneeded = f"; or, if nobody needs it, drop it: {drop}" if slot.active_pid is None else _used_by(slot)
-    _refuse_unreadable(slot, database, f"choose another name in the option slot{unneeded}")
+    refuse_unreadable(slot, database, f"choose another name in the option slot{unneeded}")
     if failover and not slot.failover:
         raise OptionError(
             f"slot {slot.name} was made without failover: standbys keep no copy of it",
@@ -103,7 +98,7 @@ def _used_by(slot: Slot) -> str:
     return f"; pid {slot.active_pid} uses this one"
 
 
-def _refuse_unreadable(slot: Slot, database: str, other: str) -> None:
+def refuse_unreadable(slot: Slot, database: str, other: str) -> None:
     """Raise OptionError for a slot of a kind that a stream cannot read; ``other`` is the remedy for most of them."""
     if slot.slot_type != "logical":
         raise OptionError(f"slot {slot.name} is a {slot.slot_type} slot, a stream needs a logical one", remedy=other)

@@ -120,10 +120,18 @@ def read_ancestors(session: Session, oids: Sequence[int]) -> dict[int, list[Rela
         return above
 
 
-# What is created as a partition has all its catalog rows from one transaction. That of a system column stays for ever.
+# What is created as a partition has all its catalog rows from one transaction. That of a system column stays for ever,
+# while an ATTACH writes that of every other column anew: so one is told that has the CREATE in its transaction.
 _WAS_ATTACHED = """
     JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = tree.oid AND tree.oid <> tree.root
-    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tree.oid AND a.attname = 'tableoid' AND a.xmin <> i.xmin
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tree.oid AND a.attname = 'tableoid' AND (
+        a.xmin <> i.xmin
+        OR NOT EXISTS (
+            SELECT
+            FROM pg_catalog.pg_attribute AS c
+            WHERE c.attrelid = tree.oid AND c.attnum > 0 AND c.xmin = a.xmin AND c.cmin = a.cmin
+        )
+    )
 """
 
 _READ_LAST_ATTACHED = f"""
@@ -159,25 +167,39 @@ def _waiting_for_nobody(cursor: Cursor) -> Iterator[None]:
             cursor.execute("SELECT set_config('lock_timeout', %s, false)", (before,))
 
 
-# Leaves that were attached, or are under what was, since another one was; and in which transaction.
+# Leaves that were attached, or are under what was, since another one was; in which transaction, and by which command of
+# it. That is known as long as nobody has tried to detach it: who does writes the own command there.
 _READ_ATTACHED_SINCE = f"""
 WITH RECURSIVE {TREE},
-attached (root, link) AS (
-    SELECT tree.oid, i.xmin
+attached (root, link, command) AS (
+    SELECT tree.oid, i.xmin, CASE WHEN i.xmax::text = '0' THEN i.cmin::text::bigint END
     FROM tree
     {_WAS_ATTACHED}
     WHERE age(i.xmin) < age(%(since)s::text::xid)
 ),
-below (oid, link) AS (
-    SELECT root, link FROM attached
+below (oid, link, command) AS (
+    SELECT root, link, command FROM attached
     UNION
-    SELECT i.inhrelid, below.link FROM below JOIN pg_catalog.pg_inherits AS i ON i.inhparent = below.oid
+    SELECT i.inhrelid, below.link, below.command
+    FROM below JOIN pg_catalog.pg_inherits AS i ON i.inhparent = below.oid
 )
-SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text,
+SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text, below.command,
     has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
 FROM below
 JOIN pg_catalog.pg_class AS c ON c.oid = below.oid AND c.relkind = 'r'
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+"""
+
+
+# Rows that are older than the ATTACH. In its own transaction the number of the command tells, unless somebody has tried
+# to delete or change the row, or has locked it: then it counts. Numbers of other transactions' commands say nothing.
+_HAS_OLDER = """
+SELECT EXISTS (
+    SELECT
+    FROM ONLY {leaf}
+    WHERE age(xmin) > age({link}::xid)
+        OR (xmin = {link}::xid AND (xmax::text <> '0' OR coalesce(cmin::text::bigint < {command}, true)))
+)
 """
 
 
@@ -189,12 +211,13 @@ def find_filled_partition(session: Session, root: int, since: int) -> Relation |
     """
     with translated("looking for rows of partitions"), session.cursor() as cursor, _waiting_for_nobody(cursor):
         cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
-        for *found, link, is_readable in cursor.fetchall():
+        for *found, link, command, is_readable in cursor.fetchall():
             leaf = Relation(*found)
-            older = sql.SQL("SELECT EXISTS (SELECT FROM ONLY {} WHERE age(xmin) > age({}::xid))")
+            places = {"leaf": leaf.identifier, "link": sql.Literal(link), "command": sql.Literal(command)}
+            older = sql.SQL(_HAS_OLDER).format(**places)
             is_large = sql.SQL("SELECT pg_relation_size({}) > 0").format(sql.Literal(leaf.oid))
             try:
-                cursor.execute(older.format(leaf.identifier, sql.Literal(link)) if is_readable else is_large)
+                cursor.execute(older if is_readable else is_large)
             except LockNotAvailable:
                 if session.get_transaction_status() == TRANSACTION_STATUS_INERROR:
                     raise

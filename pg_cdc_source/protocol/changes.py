@@ -48,7 +48,7 @@ from pg_cdc_source.values.decoder import Field, refuse_other_bytes
 from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
 from pg_cdc_source.values.registry import Codec
 from pg_cdc_source.values.strings import Text
-from pg_cdc_source.values.wire import Messages, WireBuffer
+from pg_cdc_source.values.wire import Messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Messages: where each lies, its tag, relation and commit, and the last number that it takes in the commit."""
+    """Messages: where each lies, its tag, relation and commit, and the last number that it takes in the commit.
 
-    buffer: WireBuffer
+    Those of a commit are in the order of their records.
+    """
+
+    messages: Messages
     starts: Ints
     ends: Ints
     tags: Bytes
@@ -104,6 +107,13 @@ class _Chunk:
     @classmethod
     def of(cls, messages: Messages, runs: Sequence[Run]) -> _Chunk:
         starts, tags, oids = tags_and_oids(messages, HEADER_BYTES)
+        # A logical decoding message says where its record ends, and the next one may begin.
+        records = read_starts(messages) - (tags == pgoutput.MESSAGE)
+        run_of = np.repeat(np.arange(len(runs)), [run.messages for run in runs])
+        # So the server may send it behind the row that begins there, if it is of a subtransaction and the row is not.
+        if ((records[1:] < records[:-1]) & (run_of[1:] == run_of[:-1])).any():
+            order = np.lexsort((records, run_of))
+            return cls.of(Messages(messages.buffer, messages.starts[order], messages.ends[order]), runs)
         truncates = {
             i: pgoutput.read(messages.octets(i), HEADER_BYTES)
             for i in np.flatnonzero(tags == pgoutput.TRUNCATE).tolist()
@@ -111,11 +121,8 @@ class _Chunk:
         numbers = np.where(tags == pgoutput.UPDATE, 2, 1)
         for i, message in truncates.items():
             numbers[i] = len(message.oids)
-        run_of = np.repeat(np.arange(len(runs)), [run.messages for run in runs])
-        # A logical decoding message says where its record ends, and the next one may begin.
-        records = read_starts(messages) - (tags == pgoutput.MESSAGE)
         return cls(
-            buffer=messages.buffer,
+            messages=messages,
             starts=starts,
             ends=messages.ends,
             tags=tags,
@@ -185,12 +192,14 @@ _Part = tuple[pa.RecordBatch, Ints]
 class ChangeDecoder:
     """Decodes chunks of a stream's messages into batches of its schema.
 
-    Every message is a whole XLogData. Nothing is kept from one chunk to the next.
+    Every message is a whole XLogData. Nothing is kept from one chunk to the next. Logical decoding messages in commits
+    before ``messages_since`` are left out.
     """
 
-    def __init__(self, layout: Layout, schema: pa.Schema) -> None:
+    def __init__(self, layout: Layout, schema: pa.Schema, messages_since: int = 0) -> None:
         self._layout = layout
         self._schema = schema
+        self._messages_since = messages_since
 
     def decode(
         self, messages: Messages, runs: Sequence[Run], describe: Describe, skip: Position
@@ -234,8 +243,9 @@ class ChangeDecoder:
                 named = [(k, d.table) for k, d in tables if d is not None and chunk.lsn[i] >= d.since]
                 if named:
                     parts.append(self._truncated(chunk, i, len(message.oids), named))
-        if (which := np.flatnonzero(wanted & (chunk.tags == pgoutput.MESSAGE))).size:
-            parts.append(self._messages(messages, chunk, which))
+        is_message = wanted & (chunk.tags == pgoutput.MESSAGE) & (chunk.lsn >= self._messages_since)
+        if (which := np.flatnonzero(is_message)).size:
+            parts.append(self._messages(chunk, which))
         batch = self._in_order(parts, _announcements(chunk, announced, self._schema))
         # A skip may end within a message: between a delete and its insert, or among the tables of a TRUNCATE.
         return batch.slice(rows_through(batch, skip, self._schema)), int(chunk.seq[-1])
@@ -262,7 +272,7 @@ class ChangeDecoder:
     def _rows(self, chunk: _Chunk, which: Ints, described: Described) -> _Part:
         """Return the rows of the messages ``which``, all of one relation."""
         relation = described.relation
-        rows = walk(chunk.buffer, chunk.starts[which], chunk.ends[which], len(relation.columns))
+        rows = walk(chunk.messages.buffer, chunk.starts[which], chunk.ends[which], len(relation.columns))
         changed = ChangedRows.of(rows, relation, described.table.key)
         message = which[changed.source]
         seq = chunk.seq[message] - changed.is_first_half
@@ -337,8 +347,8 @@ class ChangeDecoder:
             before = pc.if_else(from_numpy(changed.has_old), objects, null(pa.string()))
         return envelope_rows(table, changes, texts, absent, deleted=changed.is_delete, before=before)
 
-    def _messages(self, messages: Messages, chunk: _Chunk, which: Ints) -> _Part:
-        found = [pgoutput.read(messages.octets(i), HEADER_BYTES) for i in which.tolist()]
+    def _messages(self, chunk: _Chunk, which: Ints) -> _Part:
+        found = [pgoutput.read(chunk.messages.octets(i), HEADER_BYTES) for i in which.tolist()]
         lsn, seq, ts, xid = (column[which] for column in (chunk.lsn, chunk.seq, chunk.ts, chunk.xid))
         return message_rows(found, lsn, seq, ts, xid, self._schema), which
 

@@ -171,14 +171,14 @@ class _Octets:
         self.at += size
         return values
 
-    def text(self) -> str:
-        """Take a text that ends with a zero byte."""
+    def text(self, errors: str = "strict") -> str:
+        """Take a text that ends with a zero byte; ``errors`` as bytes.decode() takes it."""
         end = self._data.find(b"\0", self.at)
         if end < 0:
             raise self.fail("expected text that ends with a zero byte, got none")
         octets, self.at = self._data[self.at : end], end + 1
         try:
-            return octets.decode()
+            return octets.decode(errors=errors)
         except UnicodeDecodeError:
             raise self.fail("expected UTF-8, got other bytes (a database in SQL_ASCII?)") from None
 
@@ -244,7 +244,8 @@ def _truncate(octets: _Octets) -> Truncate:
 def _message(octets: _Octets) -> Message:
     transactional, lsn = octets.take(">BQ")
     octets.expect_flags(transactional, 1)
-    prefix = octets.text()
+    # Anybody may write any, and those of others are sent as well. No text that is wanted equals one that is no UTF-8.
+    prefix = octets.text("surrogateescape")
     (length,) = octets.take(">I")
     return Message(bool(transactional), Lsn(lsn), prefix, octets.rest(length))
 

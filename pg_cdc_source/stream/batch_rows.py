@@ -37,8 +37,11 @@ class BatchRows:
         return min(position, Position.before(self.point)) if self.again and self.wanted else position
 
     def plan_from(self, plan: StreamPlan, begin: Position, position: Position) -> StreamPlan:
-        """The plan for changes after ``begin``: of these tables from the point on, of the others after ``position``."""
-        since = dict.fromkeys((member.oid for member in plan.members), position.next_lsn) if begin < position else {}
+        """The plan for changes after ``begin``: of these tables from the point on, all else after ``position``."""
+        since = {}
+        if begin < position:
+            since = dict.fromkeys((member.oid for member in plan.members), position.next_lsn)
+            plan = replace(plan, messages_since=position.next_lsn)
         if self.again:
             since |= dict.fromkeys(self.wanted, self.point)
         return replace(plan, since=since)

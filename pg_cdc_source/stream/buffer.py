@@ -11,7 +11,8 @@ both hold the reader's lock meanwhile.
 
 - Decoding commit by commit would cost a hundred NumPy calls for each. So messages wait until there are enough of them
   or somebody asks for a batch.
-- A definite error while decoding ends the stream there. All that came before is handed out first.
+- A definite error while decoding ends the stream there, and so does a chunk that cannot be stored. All that came before
+  is handed out first.
 - After a transient error the next session brings the same messages again.
 """
 
@@ -181,6 +182,8 @@ class ChangeBuffer:
                 lambda oid, position: self._matched.of(changes, oid, position),
                 changes.after,
             )
+            if batch.num_rows:
+                self._chunks.append(batch)
         except BaseException as error:
             self._assembler.refused(changes)
             if isinstance(error, TransientError):
@@ -191,8 +194,6 @@ class ChangeBuffer:
                 raise
             return
         self._assembler.kept(changes, last_seq)
-        if batch.num_rows:
-            self._chunks.append(batch)
 
     def _note_requests(self) -> None:
         for position, content in self._assembler.requests:

@@ -29,7 +29,7 @@ import pyarrow as pa
 from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Member, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres.slot_checks import missing_error, set_back_error
+from pg_cdc_source.postgres.slot_checks import behind_now, missing_error
 from pg_cdc_source.snapshot.driver import Process, driver_process
 from pg_cdc_source.stream.batch_rows import BatchRows, rows_of
 from pg_cdc_source.stream.beginning import Beginning
@@ -87,6 +87,7 @@ class Capture:
         self._joins = Joins(options, self._membership)
         self._given: StreamOffset | None = None  # the newest offset that this process has given out
         self._guess: StreamOffset | None = None  # one that was given without its start, or without a limit
+        self._asked: StreamOffset | None = None  # the end of a batch whose tables were asked for again in the WAL
         self._planned: StreamOffset | None = None  # the newest one of which all was known when it was given
         self._target: Position | None = None
         self._moved_at = time.monotonic()
@@ -136,14 +137,17 @@ class Capture:
 
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         """The rows after ``start`` (None: the initial offset) up to ``end``."""
-        if start is not None:
-            self._require_order(start, end)
         try:
+            if start is not None:
+                self._require_order(start, end)
             return self._batch(start, end)
         except SlotLostError as error:
             if start is None or not self._beginning.may_be_anew(start):
                 raise
             log.warning("%s; the batch after %s stays empty, and all tables come again", error.what, start.position)
+            # What is missing may end before this batch does: whoever goes on from there has to find no slot.
+            self._reader.close()
+            self._history.drop_lost_slot()
             self._given = end
             return Batch((), (), (), _within(end.position))
 
@@ -274,8 +278,11 @@ class Capture:
 
     def _gaps(self, start: StreamOffset) -> tuple[str, ...]:
         """The tables whose changes may be missing, by the names that they have in the stream."""
-        there = {member.name for member in self._membership.plan.members}
-        return tuple(name for name in dict.fromkeys((*start.gaps, *self._membership.gaps)) if name in there)
+        there = {member.oid: member.name for member in self._membership.plan.members}
+        oids = {member.name: member.oid for member in start.members or ()}
+        # One may have been renamed since it was said.
+        said = [there[oids[name]] for name in start.gaps if oids.get(name) in there]
+        return tuple(dict.fromkeys((*said, *(name for name in self._membership.gaps if name in there.values()))))
 
     def _at_end_of_wal(self, offset: StreamOffset, members: Sequence[Member]) -> StreamOffset:
         """``offset``, moved to the end of what is committed by now; where it starts may not be known."""
@@ -327,7 +334,7 @@ class Capture:
         self._history.require_common(start.identity, start.position)
         if end.position < start.position:
             # Before Spark 4.2 the end is found out first, and its start tells only now that the server was further.
-            raise set_back_error(f"the server's WAL ended at {end.position}, and the checkpoint at {start.position}")
+            raise behind_now(self._source.open(), self._options.slot, start.position.next_lsn, end.position.next_lsn)
 
     def _batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         if start is not None and self._snapshot.created not in (None, start.origin):
@@ -342,7 +349,8 @@ class Capture:
         guessed = end == self._guess
         self._layouts.resume(start, end)
         joined = self._membership.repeat(start, end, guessed=guessed)
-        self._given, self._guess = end, None
+        # Where tables join in the batch, it is found out again should it be asked for again.
+        self._given, self._guess = end, end if joined else None
         rows = self._rows(start, end, joined)
         position = Position.before(end.origin) if start is None else start.position
         is_anew = end.at == end.origin
@@ -388,7 +396,10 @@ class Capture:
             return end
         since = replace(end, position=position, due=()) if start is None else replace(start, due=())
         unsaid = tuple(name for name in self._due(since, end.position) if name not in end.due)
-        if not unsaid or self._joins.ask_again(unsaid, self._source):
+        if not unsaid or end == self._asked:
+            return end
+        if self._joins.ask_again(unsaid, self._source):
+            self._asked = end
             return end
         return replace(end, due=(*end.due, *unsaid))
 

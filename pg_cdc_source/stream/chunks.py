@@ -113,6 +113,10 @@ class ChunkStore:
     def close(self) -> None:
         while self._chunks:
             self._give_up(self._chunks.popleft())
+        # One that nothing could be written into.
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None
 
     def _trim(self, position: Position) -> None:
         """Forget the rows of the first chunk up to ``position``: what they leave free lets a commit come whole."""
@@ -129,8 +133,9 @@ class ChunkStore:
         if self._memory_bytes + len(chunk.payload) > self._memory_bytes_most:
             if self._spill is None or self._spill.is_large:
                 self._spill = self._new_file()
+            chunk.place = self._spill.append(chunk.payload)
+            chunk.spill, chunk.payload = self._spill, None
             self._spill.users += 1
-            chunk.spill, chunk.place, chunk.payload = self._spill, self._spill.append(chunk.payload), None
             self.file_bytes += chunk.place[1]
         else:
             self._memory_bytes += len(chunk.payload)

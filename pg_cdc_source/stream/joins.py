@@ -77,7 +77,7 @@ class Joins:
         return tuple(planned.name for planned in followed if planned.oid in due or EVERY_TABLE in asked)
 
     def are_awaited(self, start: StreamOffset) -> bool:
-        return self._membership.has_waiting or bool(self._membership.plan.with_oids(start.due_oids))
+        return self._membership.has_waiting or bool(self._membership.plan.with_oids(start.due_oids | start.gap_oids))
 
     def ask_again(self, names: Sequence[str], source: SourceSession) -> bool:
         """Ask for the rows of tables by a message behind all that is in the WAL, as ``pg-cdc resnapshot`` does.
@@ -109,7 +109,8 @@ class Joins:
         if held is None:
             return None
         try:
-            tables, mark = self._membership.plan_join(held, start.due_oids)
+            # A gap that a row has said ends with the table's rows, also where its cause has gone again.
+            tables, mark = self._membership.plan_join(held, start.due_oids | start.gap_oids)
             if tables and _have_their_files(held, tables):
                 self._ready = Join(held, tables, mark, start.due_oids)
             self._refused = ""

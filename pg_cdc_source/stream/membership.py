@@ -87,6 +87,8 @@ class Membership:
         known = None if guessed else ()
         self._plan, self.mark = self._source.ask(lambda session: self._read(session, known, create=create))
         self._is_compared = True
+        # All rows come, so nothing is missing.
+        self.gaps, self.has_waiting = {}, False
         return self._plan
 
     def resume(self, offset: StreamOffset) -> None:
@@ -102,7 +104,7 @@ class Membership:
         Some of those may be gone by now.
 
         An end that was given before its start was known (``guessed``), or without a limit, has the tables of its time.
-        Those that the start does not have join at the end, and so do those whose rows are due.
+        Those that the start does not have join at the end, and so do those whose rows are due, or that have a gap.
         """
         if self._plan is not None and not guessed and _oids(self._plan.members) == _oids(end.members or ()):
             return ()
@@ -120,7 +122,8 @@ class Membership:
         self._settle(whole, end.publication, difference, start)
         oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
         # Those of an end that knew its start are still due there.
-        oids |= {planned.oid for planned in self.plan.with_oids(start.due_oids - end.due_oids)}
+        ended = (start.due_oids - end.due_oids) | (start.gap_oids - end.gap_oids)
+        oids |= {planned.oid for planned in self.plan.with_oids(ended)}
         # By the names that the offset has, as when the batch comes again.
         named, point = whole.following(end.members or ()), end.position.next_lsn
         self.join(
@@ -392,6 +395,7 @@ class Membership:
             planned=tuple(planned for planned in plan.planned if planned.oid not in oids),
             gone=tuple(member for member in plan.gone if member.oid not in oids),
         )
+        self.gaps = {name: oid for name, oid in self.gaps.items() if name not in {m.name for m in leaving.members}}
         self.leaving = None
 
 

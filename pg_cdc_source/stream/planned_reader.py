@@ -51,7 +51,7 @@ class PlannedReader:
                     prefixes=self._options.message_prefixes,
                     every_relation=self._layouts.are_emitted,
                 ),
-                ChangeDecoder(planned.layout, planned.schema),
+                ChangeDecoder(planned.layout, planned.schema, planned.messages_since),
                 self._layouts.match(planned),
                 ChunkStore(position),
                 self._limits,

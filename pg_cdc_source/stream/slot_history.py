@@ -34,6 +34,7 @@ from pg_cdc_source.postgres.slot_checks import (
     check_slot,
     in_use_error,
     missing_now,
+    refuse_unreadable,
     require_unused,
 )
 from pg_cdc_source.postgres.slot_creation import drop_slot
@@ -106,12 +107,16 @@ class SlotHistory:
         return found
 
     def drop_lost_slot(self) -> None:
-        """Drop the slot, if there is one, so that it can be made anew. Raises where somebody reads it."""
+        """Drop the slot, if there is one, so that it can be made anew. Raises where somebody reads it.
+
+        Raises as well where it cannot be a stream's: then it is somebody else's, by the same name.
+        """
 
         def drop() -> None:
             session = self._source.open()
             slot = read_slot(session, self._options.slot)
             if slot is not None:
+                refuse_unreadable(slot, self.identify().database, "choose another name in the option slot")
                 require_unused(session, slot)
             drop_slot(session, self._options.slot)
 

@@ -53,7 +53,8 @@ class StreamPlan:
     """What a stream reads.
 
     ``gone`` are tables that have left it, whose last changes are still to come. ``since`` leaves out what is before
-    that LSN, by oid. ``lsn``: the catalog was read after it, so tables that came before it are known.
+    that LSN, by oid, and ``messages_since`` does so for logical decoding messages. ``lsn``: the catalog was read after
+    it, so tables that came before it are known.
     """
 
     options: StreamOptions
@@ -63,6 +64,7 @@ class StreamPlan:
     lsn: Lsn
     gone: tuple[Member, ...] = ()
     since: Mapping[int, Lsn] = field(default_factory=dict)
+    messages_since: int = 0
 
     @property
     def tables(self) -> tuple[StreamedTable, ...]:

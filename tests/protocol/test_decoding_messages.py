@@ -73,6 +73,23 @@ def test_a_content_is_a_json_string(content: bytes, text: str) -> None:
     assert json.loads(content_as_json(content)) == text
 
 
+def test_a_message_of_a_subtransaction_stands_before_the_row_that_its_record_precedes() -> None:
+    """The server takes the record's end for its place, and may send the row that begins there first."""
+    decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]))
+    rows = [recorded(at, ROW) for at in (100, 300, 300, 500)]
+    sent = [*rows[:3], message(300, "outbox", b"sub"), rows[3], message(300, "outbox", b"next"), rows[0]]
+    runs = [run(5, 600), run(2, 700)]
+    batch, last = decoder.decode(Messages.joined(sent), runs, lambda oid, position: described(BY_KEY), NOTHING)
+    found = list(
+        zip(*(batch.column(name).to_pylist() for name in ("_change_type", "_commit_lsn", "_seq")), strict=True)
+    )
+    assert found == [
+        ("insert", 600, 100), ("message", 600, 299), ("insert", 600, 300), ("insert", 600, 301), ("insert", 600, 500),
+        ("insert", 700, 100), ("message", 700, 299),
+    ]  # fmt: skip
+    assert last == 299
+
+
 def test_a_message_is_a_row_of_the_envelope() -> None:
     decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]))
     alone = message(300, "audit", b"\xff", transactional=False)
@@ -93,6 +110,15 @@ def test_a_message_is_a_row_of_the_envelope() -> None:
     assert {(r["_table"], tuple(r["_unchanged"]), r["before"]) for r in rows} == {(None, (), None)}
     after_first, _ = decoder.decode(Messages.joined(sent), runs, lambda _oid, _position: None, Position(Lsn(200), 149))
     assert after_first.column("_seq").to_pylist() == [159, 299]
+
+
+def test_messages_before_a_commit_are_left_out_where_they_had_come() -> None:
+    decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]), messages_since=300)
+    sent = [ROW, message(150, "outbox", b""), ROW, message(250, "outbox", b"")]
+    batch, _ = decoder.decode(
+        Messages.joined(sent), [run(2, 200), run(2, 300)], lambda oid, position: described(BY_KEY), NOTHING
+    )
+    assert batch.column("_change_type").to_pylist() == ["insert", "insert", "message"]
 
 
 # --- their place --------------------------------------------------------------------------------------------------

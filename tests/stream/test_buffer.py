@@ -5,6 +5,7 @@ Messages and questions come in any order here, which threads would only try by c
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import Any
 
@@ -287,6 +288,46 @@ def test_what_came_before_an_error_is_handed_out_first() -> None:
     assert isinstance(buffer.error, SchemaChangedError)
     assert found == [*sent[0].expected(), *sent[1].expected(), *Transaction(300, 3).expected()]
     assert at == Position(Lsn(300), Transaction(300, 3).expected()[-1][1])
+
+
+class Full(Files):
+    """A disk that has room for so many chunks."""
+
+    def __init__(self, chunks: int) -> None:
+        super().__init__()
+        self.rest = chunks
+
+    def new(self) -> Spill:
+        spill, files = super().new(), self
+        append = spill.append
+
+        def limited(data: bytes) -> tuple[int, int]:
+            if not files.rest:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            files.rest -= 1
+            return append(data)
+
+        spill.append = limited  # type: ignore[method-assign]
+        return spill
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2, 3])
+def test_what_could_not_be_stored_is_not_passed_over(chunks: int) -> None:
+    """A chunk has five rows, and a commit eight: what came before the one that is missing is handed out."""
+    files, sent = Full(chunks), [Transaction(100 * (i + 1), 8) for i in range(4)]
+    buffer = buffer_from(chunk=5, memory_bytes=0, files=files)
+    with pytest.raises(OSError, match="No space left"):
+        Source(buffer, Server(sent)).receive(1000)
+    assert isinstance(buffer.error, OSError)
+    found, at = [], START
+    while (end := buffer.end_of_batch(at, None)) > at:
+        found += rows_between(buffer, at, end)
+        at = end
+    assert found == [row for t in sent for row in t.expected()][: 5 * chunks]
+    assert at <= Position(Lsn(found[-1][0]), found[-1][1]) if found else at == START
+    assert not buffer.has(Position(Lsn(400)))
+    buffer.close()
+    assert files.open == 0
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 100])
