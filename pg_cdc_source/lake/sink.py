@@ -83,8 +83,8 @@ class Sink:
     def _begin(self, query: str, batch_id: int) -> LedgerRow | None:
         """Return the query's last row, None before its first batch.
 
-        Spark numbers a query's batches one by one from 0. Tables that lack the batches before this one are not
-        PostgreSQL's, whatever it has.
+        Spark numbers a query's batches one by one from 0. Where the ledger lacks batches before this one, the tables do
+        as well.
         """
         ledger, last = self._targets.ledger, self._ledger.last(query=query)
         done = -1 if last is None else last.batch_id
@@ -106,7 +106,8 @@ class Sink:
         if (template := self._ledger.template) != self._targets.template:
             raise DefiniteError(
                 f"the ledger {ledger} is of tables at {template}, and not at {self._targets.template}",
-                remedy="start with that target; or mirror into this one with another checkpoint, slot and ledger",
+                remedy="start with that target, in the format that it has; or mirror into this one with another "
+                "checkpoint, slot and ledger",
             )
         return last
 
