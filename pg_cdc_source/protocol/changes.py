@@ -13,7 +13,7 @@ array. Rows of several relations are put into the stream's order again afterward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -237,15 +237,8 @@ class ChangeDecoder:
                     number = parts[-1][0].column("_seq")[0].as_py()
             if described.announced is not None:
                 announced.append((i, number, described))
-        for i, message in chunk.truncates.items():
-            if wanted[i] and self._layout.on_truncate != "ignore":
-                tables = [(k, found[oid]) for k, oid in enumerate(message.oids)]
-                named = [(k, d.table) for k, d in tables if d is not None and chunk.lsn[i] >= d.since]
-                if named:
-                    parts.append(self._truncated(chunk, i, len(message.oids), named))
-        is_message = wanted & (chunk.tags == pgoutput.MESSAGE) & (chunk.lsn >= self._messages_since)
-        if (which := np.flatnonzero(is_message)).size:
-            parts.append(self._messages(chunk, which))
+        parts += self._truncates(chunk, wanted, found)
+        parts += self._messages(chunk, wanted)
         batch = self._in_order(parts, _announcements(chunk, announced, self._schema))
         # A skip may end within a message: between a delete and its insert, or among the tables of a TRUNCATE.
         return batch.slice(rows_through(batch, skip, self._schema)), int(chunk.seq[-1])
@@ -347,10 +340,20 @@ class ChangeDecoder:
             before = pc.if_else(from_numpy(changed.has_old), objects, null(pa.string()))
         return envelope_rows(table, changes, texts, absent, deleted=changed.is_delete, before=before)
 
-    def _messages(self, chunk: _Chunk, which: Ints) -> _Part:
-        found = [pgoutput.read(chunk.messages.octets(i), HEADER_BYTES) for i in which.tolist()]
-        lsn, seq, ts, xid = (column[which] for column in (chunk.lsn, chunk.seq, chunk.ts, chunk.xid))
-        return message_rows(found, lsn, seq, ts, xid, self._schema), which
+    def _messages(self, chunk: _Chunk, wanted: Flags) -> Iterator[_Part]:
+        is_message = wanted & (chunk.tags == pgoutput.MESSAGE) & (chunk.lsn >= self._messages_since)
+        if (which := np.flatnonzero(is_message)).size:
+            found = [pgoutput.read(chunk.messages.octets(i), HEADER_BYTES) for i in which.tolist()]
+            lsn, seq, ts, xid = (column[which] for column in (chunk.lsn, chunk.seq, chunk.ts, chunk.xid))
+            yield message_rows(found, lsn, seq, ts, xid, self._schema), which
+
+    def _truncates(self, chunk: _Chunk, wanted: Flags, found: Mapping[int, Described | None]) -> Iterator[_Part]:
+        for i, message in chunk.truncates.items():
+            if wanted[i] and self._layout.on_truncate != "ignore":
+                tables = [(k, found[oid]) for k, oid in enumerate(message.oids)]
+                named = [(k, d.table) for k, d in tables if d is not None and chunk.lsn[i] >= d.since]
+                if named:
+                    yield self._truncated(chunk, i, len(message.oids), named)
 
     def _truncated(self, chunk: _Chunk, i: int, relations: int, named: list[tuple[int, StreamedTable]]) -> _Part:
         """Return a row for each of the tables that message ``i`` truncates, by their places among its relations."""

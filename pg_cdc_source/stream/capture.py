@@ -336,7 +336,8 @@ class Capture:
             # Before Spark 4.2 the end is found out first, and its start tells only now that the server was further.
             raise behind_now(self._source.open(), self._options.slot, start.position.next_lsn, end.position.next_lsn)
 
-    def _batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
+    def _require_past(self, start: StreamOffset | None, end: StreamOffset) -> None:
+        """Raise SlotLostError unless both are of the past of this server, and ``start`` of that of its slot."""
         if start is not None and self._snapshot.created not in (None, start.origin):
             # Only the batch's start tells that there was a stream before (see newest_without_start).
             if not self._beginning.may_be_anew(start):
@@ -346,6 +347,9 @@ class Capture:
         elif start is not None:
             self._history.require_common(start.identity, start.position)
         self._history.require_common(end.identity, end.position)
+
+    def _batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
+        self._require_past(start, end)
         guessed = end == self._guess
         self._layouts.resume(start, end)
         joined = self._membership.repeat(start, end, guessed=guessed)

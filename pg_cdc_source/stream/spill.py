@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+
+from pg_cdc_source.errors import DefiniteError
 
 FILE_BYTES = 64 << 20
 
@@ -22,10 +25,18 @@ class Spill:
         return self._end >= FILE_BYTES
 
     def append(self, data: bytes) -> tuple[int, int]:
+        """Add a byte string, and return its place. Raises DefiniteError where there is no room."""
         place = self._end, len(data)
-        self._file.seek(self._end)
-        self._file.write(data)
-        self._file.flush()
+        try:
+            self._file.seek(self._end)
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            raise DefiniteError(
+                f"changes that wait for Spark cannot be written into a file in {tempfile.gettempdir()} on the driver: "
+                f"{error.strerror}",
+                remedy="make room there, or set TMPDIR to a directory that has some, and start the query again",
+            ) from error
         self._end += len(data)
         return place
 
@@ -34,4 +45,6 @@ class Spill:
         return os.pread(self._file.fileno(), length, at)
 
     def close(self) -> None:
-        self._file.close()
+        # What could not be written is tried once more, and nobody wants it.
+        with contextlib.suppress(OSError):
+            self._file.close()

@@ -5,7 +5,7 @@ Messages and questions come in any order here, which threads would only try by c
 
 from __future__ import annotations
 
-import errno
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -291,7 +291,7 @@ def test_what_came_before_an_error_is_handed_out_first() -> None:
 
 
 class Full(Files):
-    """A disk that has room for so many chunks."""
+    """Files that have room for so many chunks."""
 
     def __init__(self, chunks: int) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ class Full(Files):
 
         def limited(data: bytes) -> tuple[int, int]:
             if not files.rest:
-                raise OSError(errno.ENOSPC, "No space left on device")
+                raise MemoryError("no room")
             files.rest -= 1
             return append(data)
 
@@ -316,9 +316,9 @@ def test_what_could_not_be_stored_is_not_passed_over(chunks: int) -> None:
     """A chunk has five rows, and a commit eight: what came before the one that is missing is handed out."""
     files, sent = Full(chunks), [Transaction(100 * (i + 1), 8) for i in range(4)]
     buffer = buffer_from(chunk=5, memory_bytes=0, files=files)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(MemoryError, match="no room"):
         Source(buffer, Server(sent)).receive(1000)
-    assert isinstance(buffer.error, OSError)
+    assert isinstance(buffer.error, MemoryError)
     found, at = [], START
     while (end := buffer.end_of_batch(at, None)) > at:
         found += rows_between(buffer, at, end)
@@ -328,6 +328,26 @@ def test_what_could_not_be_stored_is_not_passed_over(chunks: int) -> None:
     assert not buffer.has(Position(Lsn(400)))
     buffer.close()
     assert files.open == 0
+
+
+def test_a_full_disk_ends_the_stream_with_an_error_that_says_where() -> None:
+    class OnFullDisk(Spill):
+        def __init__(self) -> None:
+            super().__init__()
+            self._file.close()
+            self._file = open("/dev/full", "w+b")  # noqa: SIM115 - closed with its owner
+
+    class FullDisk(Files):
+        def new(self) -> Spill:
+            return OnFullDisk()
+
+    buffer = buffer_from(chunk=5, memory_bytes=0, files=FullDisk())
+    Source(buffer, Server([Transaction(100, 8)])).receive(100)
+    assert isinstance(buffer.error, DefiniteError)
+    assert tempfile.gettempdir() in buffer.error.what
+    assert "No space left on device" in buffer.error.what
+    assert buffer.end_of_batch(START, None) == START
+    buffer.close()
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 100])
