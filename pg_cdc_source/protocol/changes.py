@@ -110,6 +110,9 @@ class _Chunk:
         # A logical decoding message says where its record ends, and the next one may begin.
         records = read_starts(messages) - (tags == pgoutput.MESSAGE)
         run_of = np.repeat(np.arange(len(runs)), [run.messages for run in runs])
+        if runs[0].after_seq >= records[0]:
+            # The first rows of this record were in the chunk before.
+            records = np.where(run_of == 0, np.maximum(records, records[0]), records)
         # So the server may send it behind the row that begins there, if it is of a subtransaction and the row is not.
         if ((records[1:] < records[:-1]) & (run_of[1:] == run_of[:-1])).any():
             order = np.lexsort((records, run_of))

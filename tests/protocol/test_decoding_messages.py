@@ -90,6 +90,21 @@ def test_a_message_of_a_subtransaction_stands_before_the_row_that_its_record_pre
     assert last == 299
 
 
+def test_a_message_takes_no_rows_place_where_a_chunk_ends_within_their_record() -> None:
+    """The first rows of the record are out by then, so the message stays behind the rest."""
+    decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]))
+    rows = [recorded(300, ROW) for _ in range(5)]
+    sent = [*rows, message(300, "outbox", b"sub"), recorded(500, ROW)]
+    found: list[tuple[str, int]] = []
+    last, after = 0, NOTHING
+    for part in (sent[:2], sent[2:]):
+        runs = [Run(Lsn(600), 0, 1, last, len(part))]
+        batch, last = decoder.decode(Messages.joined(part), runs, lambda oid, position: described(BY_KEY), after)
+        after = Position(Lsn(600), last)
+        found += zip(batch.column("_change_type").to_pylist(), batch.column("_seq").to_pylist(), strict=True)
+    assert found == [*(("insert", 300 + i) for i in range(5)), ("message", 305), ("insert", 500)]
+
+
 def test_a_message_is_a_row_of_the_envelope() -> None:
     decoder = ChangeDecoder(ENVELOPE, ENVELOPE.schema([BY_KEY]))
     alone = message(300, "audit", b"\xff", transactional=False)
