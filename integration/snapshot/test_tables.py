@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import psycopg2
 import pytest
+from databases import connect
 from driving import Drive, Driver, Row, driving, kinds, run, values
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
@@ -26,7 +28,7 @@ from watch import open_transactions, session_names, wait_until
 from pg_cdc_source import OpenSnapshot, open_snapshot, project
 from pg_cdc_source.errors import AccessError, DefiniteError, OptionError, SchemaChangedError, ServerSetupError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
-from pg_cdc_source.snapshot import reading_session
+from pg_cdc_source.snapshot import reader, reading_session
 from pg_cdc_source.snapshot.handover import Handover
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
@@ -669,6 +671,29 @@ def test_what_a_predicate_reads_is_not_taken_from_the_present_catalog(
         with pytest.raises(SchemaChangedError, match=named):
             ids()
     wait_until(lambda: not session_names(pg, "pgsnapshot:checking"))
+
+
+def test_an_index_that_is_made_concurrently_stops_no_reader(
+    pg: Session, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statements lock all indexes of their tables, and the snapshot does not have this one."""
+    if pg.server_version < 140000:
+        pytest.skip("ctid ranges came with PostgreSQL 14")
+    monkeypatch.setattr(reader, "BLOCKS_PER_STEP", 1)
+    run(pg, "CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 1000) AS i")
+    with connect(db) as other:
+        making = threading.Thread(target=run, args=(other, "CREATE INDEX CONCURRENTLY made ON t (id)"))
+        with open_snapshot(db) as opened:
+            plan, source, [scan_range] = planned(opened, dbtable="t", where="id > 0", numPartitions="1")
+            plan = replace(plan, spec=replace(plan.spec, batch_bytes=1))
+            batches = read_range(plan, source, scan_range, "test")
+            found = next(batches).num_rows
+            # It waits for the snapshot.
+            making.start()
+            wait_until(lambda: run(pg, "SELECT count(*) FROM pg_class WHERE relname = 'made'") == [(1,)])
+            assert found + sum(batch.num_rows for batch in batches) == 1000
+        making.join(60)
+        assert not making.is_alive()
 
 
 def test_a_truncate_of_one_partition_is_not_sent_under_the_root(pg: Session, drive: Drive) -> None:

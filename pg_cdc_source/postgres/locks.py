@@ -104,7 +104,8 @@ def lock_together(session: Session, tables: Sequence[Relation], doing: str) -> N
     raise TransientError(f"{doing}: {locked_by_others}")
 
 
-# pg_class as a query sees it belongs to the snapshot; pg_relation_filenode() looks at the catalog as it is now.
+# pg_class as a query sees it belongs to the snapshot; pg_relation_filenode() looks at the catalog as it is now, and so
+# does pg_get_indexdef(). A query locks all indexes of its tables, also those that are being made concurrently.
 _FIND_OTHER_FILE = """
 SELECT l.relation::regclass::text, c.oid IS NULL
 FROM pg_catalog.pg_locks AS l
@@ -112,7 +113,7 @@ LEFT JOIN pg_catalog.pg_class AS c ON c.oid = l.relation
 WHERE l.pid = pg_catalog.pg_backend_pid()
     AND l.locktype = 'relation'
     AND (
-        c.oid IS NULL
+        c.oid IS NULL AND pg_catalog.pg_get_indexdef(l.relation) IS NULL
         OR c.relkind IN ('r', 'm', 't')
             AND c.relfilenode <> 0
             AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)

@@ -48,45 +48,57 @@ def check_heaps(session: Session, plan: Plan, scan_range: ScanRange, doing: str)
         )
 
 
-def lock_and_check(session: Session, plan: Plan, pieces: Sequence[Piece]) -> None:
+def lock_and_check(session: Session, present: Present, plan: Plan, pieces: Sequence[Piece]) -> None:
     """Lock what pieces are read from, or where there are none all of the scan; call it with nothing locked.
 
     Raises SchemaChangedError where that is not what was planned.
     """
     doing = reading(plan, pieces)
     if pieces:
-        _lock_and_check_heaps(session, plan, pieces, doing)
+        _lock_and_check_heaps(session, present, plan, pieces, doing)
         return
     names: list[sql.Composable] = [sql.Identifier(column.name) for column in plan.columns]
     with _as_loaded(plan):
         select, written = select_from(plan, (), names), plan.spec.written
         columns = describe_columns(session, select, doing, known=plan.columns, written=written)
-    check_contents(session, plan, doing)
+    check_contents(session, present, doing)
     _check_columns(plan, [column.attnum for column in plan.columns], columns, doing)
 
 
-def check_contents(session: Session, plan: Plan, doing: str) -> None:
+class Present:
+    """A session without a snapshot, which sees the catalog as it is now. It is opened when it is needed, and kept."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._session: Session | None = None
+
+    def open(self) -> Session:
+        if self._session is None or self._session.closed:
+            connection = self._plan.spec.connection
+            self._session = connect(connection, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)
+        return self._session
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def check_contents(session: Session, present: Present, doing: str) -> None:
     """Raise SchemaChangedError where what a scan as a whole has locked is no longer what the snapshot should see."""
     locks.check_files(session, doing)
-    _check_expansion(session, plan, locks.read_locked(session, doing), doing)
+    locks.check_expansion(session, present.open(), locks.read_locked(session, doing), doing)
 
 
-def check_predicate(session: Session, plan: Plan, heaps: Sequence[Relation], doing: str) -> None:
+def check_predicate(session: Session, present: Present, heaps: Sequence[Relation], doing: str) -> None:
     """As ``check_contents``, for what a predicate's own queries have locked beside the ``heaps`` that a step reads."""
     locks.check_files(session, doing)
     others = locks.read_locked(session, doing) - {heap.oid for heap in heaps}
     if others:
-        _check_expansion(session, plan, others, doing)
+        locks.check_expansion(session, present.open(), others, doing)
 
 
-def _check_expansion(session: Session, plan: Plan, oids: set[int], doing: str) -> None:
-    with contextlib.closing(
-        connect(plan.spec.connection, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)
-    ) as present:
-        locks.check_expansion(session, present, oids, doing)
-
-
-def _lock_and_check_heaps(session: Session, plan: Plan, pieces: Sequence[Piece], doing: str) -> None:
+def _lock_and_check_heaps(session: Session, present: Present, plan: Plan, pieces: Sequence[Piece], doing: str) -> None:
     assert plan.relation is not None
     attnums = {piece.heap: piece.attnums for piece in pieces}
     heaps = list(attnums)
@@ -103,7 +115,7 @@ def _lock_and_check_heaps(session: Session, plan: Plan, pieces: Sequence[Piece],
     if plan.spec.where is None:
         locks.check_files_of(session, heaps, doing)
     else:
-        check_predicate(session, plan, heaps, doing)
+        check_predicate(session, present, heaps, doing)
     for heap, found in zip(heaps, columns, strict=True):
         _check_columns(plan, attnums[heap], found, f"reading {heap}")
 

@@ -8,7 +8,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from psycopg2.extensions import ConnectionInfo
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.postgres.instances import Instance, read_instance
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +31,17 @@ def context_number() -> int:
     return int.from_bytes(hashlib.sha256(_sparks_directory().encode()).digest()[:4], "big") >> 1
 
 
-def lsn_file(info: ConnectionInfo) -> str:
+def lsn_file(session: Session, instance: Instance) -> str:
     """The file that is there once a scan of the driver shows or requires an LSN; "" where none can be.
 
-    It is for the database and the role of a session, wherever that leads: a server has many addresses, and a slot too
-    many does no harm.
+    It is for the server, database and role of a session. A server has many addresses, and started once.
     """
-    return str(driver_file(f"{info.dbname} as {info.user}", "lsn")) if _sparks_directory() else ""
+    of = f"{instance.started}: {session.info.dbname} as {session.info.user}"
+    return str(driver_file(of, "lsn")) if _sparks_directory() else ""
 
 
-def note_lsn_wanted(info: ConnectionInfo) -> None:
-    if path := lsn_file(info):
+def note_lsn_wanted(session: Session) -> None:
+    if path := lsn_file(session, read_instance(session)):
         try:
             Path(path).touch()
         except OSError as error:

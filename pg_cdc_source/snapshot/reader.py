@@ -195,9 +195,9 @@ class _Reader:
         # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function reads
         # is locked only when it runs.
         if not step:
-            check_contents(session, self._plan, doing)
+            check_contents(session, self._session.present, doing)
         elif self._plan.spec.where is not None:
-            check_predicate(session, self._plan, [piece.heap for piece in step], doing)
+            check_predicate(session, self._session.present, [piece.heap for piece in step], doing)
 
     def _unrepresentable(self, refused: RefusedValueError, step: Sequence[Piece], position: int) -> PgCdcError:
         if not step:
@@ -225,5 +225,8 @@ def _kept_back(chunks: Iterator[Decoded]) -> Iterator[Decoded]:
         kept_bytes += sum(array.nbytes for array in chunk[0])
         if kept_bytes > KEPT_BACK_BYTES:
             break
-    yield from kept
+    kept.reverse()
+    while kept:
+        # None is held for longer than it has to be.
+        yield kept.pop()
     yield from chunks

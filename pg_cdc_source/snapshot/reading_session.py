@@ -10,7 +10,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres import locks, snapshots
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import begin_anew, connect
-from pg_cdc_source.snapshot.checks import RECONNECT_SECONDS, check_heaps, lock_and_check
+from pg_cdc_source.snapshot.checks import RECONNECT_SECONDS, Present, check_heaps, lock_and_check
 from pg_cdc_source.snapshot.handover import HANDOVER, Purpose, Reading
 from pg_cdc_source.snapshot.scan import Piece, Plan, ScanRange, reading
 from pg_cdc_source.snapshot.source import Imported, Source
@@ -32,6 +32,7 @@ class ReadingSession:
         self._purpose = Purpose(plan.spec.connection, name, source, execution)
         self._scan = (plan, scan_range.heaps)
         self._session: Session | None = None
+        self.present = Present(plan)
         self._locked: frozenset[Relation] | None = None  # and found to be what was planned; None: nothing was looked at
         self._snapshot: Imported | None = None
 
@@ -58,7 +59,7 @@ class ReadingSession:
         if self._locked is None or not heaps <= self._locked:
             # What is read by one COPY is locked at a time, and nothing else.
             self._unlock(session)
-            lock_and_check(session, self._plan, pieces)
+            lock_and_check(session, self.present, self._plan, pieces)
             self._locked = heaps
         return session
 
@@ -102,6 +103,7 @@ class ReadingSession:
 
     def leave(self) -> None:
         """Leave the session to the worker's next task."""
+        self.present.close()
         if self._session is not None and self._snapshot is not None:
             # Without pieces a view, a foreign table or a query is read.
             as_new = bool(self._range.pieces) and self._plan.spec.where is None
@@ -110,6 +112,7 @@ class ReadingSession:
             self._session = self._locked = None
 
     def close(self) -> None:
+        self.present.close()
         if self._session is not None:
             self._session.close()
             self._session = self._locked = None

@@ -163,7 +163,7 @@ def look_up(session: Session, options: SnapshotOptions) -> Plan:
     if options.without_effect:
         log.warning("options of Spark's JDBC source without an effect here: %s", options.without_effect)
     if options.lsn_column is not None or options.consistent_point == "require":
-        note_lsn_wanted(session.info)
+        note_lsn_wanted(session)
     found = look(session, options.dbtable)
     refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning", found.backend_pid)
     if options.consistent_point == "require" and not options.snapshot:

@@ -141,7 +141,7 @@ def _plan_ranges(session: Session, plan: Plan, options: SnapshotOptions, *, star
     spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
     max_connections = bound(options.max_connections, site.connections_left)
     shows_lsn = options.lsn_column is not None
-    noted = lsn_file(session.info)
+    noted = lsn_file(session, site.instance)
     request = board.Request("", options.snapshot_idle_seconds, max_connections, shows_lsn, noted, spec)
     name = find_keeper(site)
     if name is None and starts_keeper:

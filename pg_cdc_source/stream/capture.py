@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
+from pg_cdc_source.errors import DefiniteError, SchemaChangedError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Member, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.slot_checks import behind_now, missing_error
@@ -334,7 +334,15 @@ class Capture:
         self._history.require_common(start.identity, start.position)
         if end.position < start.position:
             # Before Spark 4.2 the end is found out first, and its start tells only now that the server was further.
-            raise behind_now(self._source.open(), self._options.slot, start.position.next_lsn, end.position.next_lsn)
+            session = self._source.open()
+            if not self._source.in_recovery or self._source.read_end_of_wal() < start.position.next_lsn:
+                raise behind_now(session, self._options.slot, start.position.next_lsn, end.position.next_lsn)
+            raise DefiniteError(
+                f"the batch that the checkpoint has begun ends at {end.position}, before it starts, {start.position}: "
+                "the standby had not replayed that yet when the query started",
+                remedy="delete the newest file in the checkpoint's directory offsets, which names a batch that was not "
+                "committed, and start the query again",
+            )
 
     def _require_past(self, start: StreamOffset | None, end: StreamOffset) -> None:
         """Raise SlotLostError unless both are of the past of this server, and ``start`` of that of its slot."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -16,7 +17,8 @@ from pg_cdc_source.snapshot.keeper.server import Keeper
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format=FORMAT)
     settings = Settings.from_json(sys.stdin.read())
-    os.chdir(settings.directory)
+    with contextlib.suppress(OSError):
+        os.chdir(settings.directory)
     # The process that planning started leaves at once and is waited for; nobody would wait for the keeper.
     if os.fork():
         os._exit(0)

@@ -93,7 +93,7 @@ def start_keeper(options: ConnectionOptions, session: Session, site: Site, examp
     """
     driver = driver_process()
     token = token_of(driver, site.database, site.role)
-    settings = Settings(options, token, driver, example, site.instance, os.getcwd())
+    settings = Settings(options, token, driver, example, site.instance, _directory())
     _FULL.retrying(lambda: _start(settings), ServerFullError)
     for _ in _LOOKS.polls():
         if (name := _find(read_site(session), token)) is not None:
@@ -125,6 +125,14 @@ def _start(settings: Settings) -> None:
     error = read_answer(_first_line(process, settings.to_json()))
     if error is not None:
         raise error
+
+
+def _directory() -> str:
+    """The working directory; the root where that was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
 
 
 def _first_line(process: subprocess.Popen[bytes], settings: str) -> str:
