@@ -6,6 +6,7 @@ no row passes through the JVM.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import OptionError, UnrepresentableError
-from pg_cdc_source.lake.batch_of_table import REFUSED
-from pg_cdc_source.lake.columns import NUMERIC_AS, is_kept_as_text, read_layout, unrepresentable
+from pg_cdc_source.lake.batch_of_table import REFUSED, changed_behind
+from pg_cdc_source.lake.columns import NUMERIC_AS, MirroredColumn, is_kept_as_text, read_layout, unrepresentable
 from pg_cdc_source.lake.files import FileWriter, with_own_columns
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.variants import require_exact
@@ -23,6 +24,10 @@ from pg_cdc_source.protocol.packed import layout_text
 from pg_cdc_source.protocol.stream_rows import columns_of_snapshot, with_unsent
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.stream.held_snapshot import SnapshotPart
+
+
+class _ChangedBehindError(Exception):
+    """A table's columns are not any more what its layout says."""
 
 
 def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) -> Iterator[pa.RecordBatch]:
@@ -51,6 +56,8 @@ def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) ->
                 yield from writer.write(of, rows)
         except UnrepresentableError as error:
             yield _refused(of, str(unrepresentable(error.what)))
+        except _ChangedBehindError as error:
+            yield _refused(of, str(error))
     yield from writer.close()
 
 
@@ -63,7 +70,11 @@ def _values(part: SnapshotPart, files: FirstFiles, layout: str, execution: str) 
     for batch in read_range(plan, part.source, part.range, execution):
         found = with_unsent(batch, part.table, types) if part.table.unsent else batch
         # Where a table has no columns, its rows are counted by one.
-        rows = pa.RecordBatch.from_arrays(found.columns[: len(columns)], names=[column.name for column in columns])
+        arrays = [
+            _as_described(part.table.name, column, values)
+            for column, values in zip(columns, found.columns[: len(columns)], strict=True)
+        ]
+        rows = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
         for column, values in zip(columns, rows.columns, strict=True):
             if shape.has_variants and column.is_json:
                 require_exact(part.table.name, column, values, lambda _: "a row of the snapshot")
@@ -72,6 +83,16 @@ def _values(part: SnapshotPart, files: FirstFiles, layout: str, execution: str) 
             names = [field.name for field in CHANGE_FIELDS]
             rows = with_own_columns(rows, shape, pa.RecordBatch.from_arrays(changes, names=names))
         yield rows
+
+
+def _as_described(table: str, column: MirroredColumn, values: pa.Array) -> pa.Array:
+    """Values as the layout has them: the column may have been altered since, and is read as it is now."""
+    if values.type.id == column.type.id:
+        if not pa.types.is_decimal(values.type):
+            return values
+        with contextlib.suppress(pa.ArrowInvalid):
+            return values.cast(column.type)
+    raise _ChangedBehindError(str(changed_behind(table, column.name)))
 
 
 def _refused(of: Mapping[str, Any], why: str) -> pa.RecordBatch:

@@ -154,6 +154,13 @@ def test_a_rewritten_table_is_not_whole_unless_its_rows_came_behind() -> None:
     assert (batch.is_rewritten, batch.comes_whole) == (True, False)
 
 
+def test_values_of_before_a_table_was_rewritten_need_not_fit_its_types() -> None:
+    lists = layout([ID, (2, "v", "int4[]")])
+    rewritten = announced(lists, (20, 1), {"change": "rewritten"})
+    batch = of(one(T, 10, "1", "42"), rewritten, one(lists, 20, "1", "{7}"))
+    assert (batch.is_rewritten, batch.segments) == (True, [])
+
+
 def test_a_table_that_is_gone_has_only_its_name() -> None:
     gone = layout([], [], oid=0, identity="")
     batch = of(announced(gone, (30, 0), {"change": "left"}))
