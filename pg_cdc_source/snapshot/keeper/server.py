@@ -112,11 +112,12 @@ class Keeper:
     def _serve(self, board: Session) -> None:
         self._workers.finish()
         board.poll()
-        if board.notifies:
+        # More may come with the answer of any statement.
+        while board.notifies:
+            notifies = [board.notifies.pop(0) for _ in range(len(board.notifies))]
             # Any role of the database may notify. Readers wait for an answer, so they are there.
-            own = read_own_sessions(board, {notify.pid for notify in board.notifies})
-            while board.notifies:
-                notify = board.notifies.pop(0)
+            own = read_own_sessions(board, {notify.pid for notify in notifies})
+            for notify in notifies:
                 if notify.pid in own:
                     self._accept(Request.from_json(notify.payload))
         self._executions.mend()
