@@ -15,9 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from databases import connect
-from psycopg2.extensions import parse_dsn
-
 from pg_cdc_source.demo.embedded_postgres import embedded_postgres
 
 SETTINGS = {
@@ -81,16 +78,7 @@ def postgres_server() -> Iterator[str]:
 def second_server(settings: Mapping[str, str]) -> Iterator[str]:
     """Run one more server here, with other settings and of the version that the tests run on where that is known."""
     with embedded_postgres({**SETTINGS, **settings}, bin_dir=_binaries()) as url:
-        _spare_hashing(url)
         yield url
-
-
-def _spare_hashing(url: str) -> None:
-    """Have the password hashed once, where the server can (16 and later), and not 4,096 times for each session."""
-    with connect(url) as session, session.cursor() as cursor:
-        if session.server_version >= 160000:
-            cursor.execute("SET scram_iterations = 1")
-            cursor.execute("ALTER ROLE CURRENT_USER PASSWORD %s", (parse_dsn(url)["password"],))
 
 
 def _binaries() -> Path | None:
