@@ -10,6 +10,7 @@ from balancer import balanced
 from databases import connect
 from driving import Driver, drop_slots, run
 from frames import load
+from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.sql import SparkSession
 from refusals import refusal
 from servers import second_server
@@ -60,8 +61,11 @@ def test_tasks_that_come_to_another_server_say_so(spark: SparkSession, spread: S
 
 
 def test_a_keeper_that_comes_to_another_server_says_so(spark: SparkSession, spread: Spread) -> None:
-    url = spread(lambda name: name == "pgsnapshot:starting")
-    refusal(lambda: load(spark, url, dbtable="t").collect(), "ServerSetupError", "starting the keeper", *SAYS)
+    # A database in which none runs yet.
+    url = make_dsn(**{**parse_dsn(spread(lambda name: name == "pgsnapshot:starting")), "dbname": "template1"})
+    refusal(
+        lambda: load(spark, url, query="SELECT 1 AS one").collect(), "ServerSetupError", "starting the keeper", *SAYS
+    )
 
 
 @pytest.mark.parametrize("point", ["require", "off"])
