@@ -13,9 +13,9 @@ PYSPARK ?=
 SPARKS ?= 4.0.4 4.1.4 4.2.1 4.3.0
 
 # Tests run in this many processes, each of integration's with a PostgreSQL and a Spark of its own; one after the other on
-# a server that runs already. Two more than there are cores, because tests wait for servers, too: of two cores, three
-# processes used 87 %, and four 99 %.
-JOBS ?= $(if $(PG_CDC_TEST_URL),0,$(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)'))
+# a server that runs already. One more than there are cores, because tests wait for servers, too. With one more again,
+# both cores of two were busy all the time, and a test took as long.
+JOBS ?= $(if $(PG_CDC_TEST_URL),0,$(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)'))
 
 VENV := .venv$(if $(PYSPARK),-$(PYSPARK))
 BIN := $(VENV)/bin
