@@ -103,7 +103,8 @@ class Sink:
                 "move the other's ledger and tables away first",
             )
         self._ledger.create(self._targets.template)
-        if (template := self._ledger.template) != self._targets.template:
+        # One that is beside its tables has been moved with them.
+        if not self._targets.has_own_ledger and (template := self._ledger.template) != self._targets.template:
             raise DefiniteError(
                 f"the ledger {ledger} is of tables at {template}, and not at {self._targets.template}",
                 remedy="start with that target, in the format that it has; or mirror into this one with another "

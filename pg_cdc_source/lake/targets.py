@@ -46,6 +46,11 @@ class Targets:
             ledger = template.format(table=LEDGER)
         return cls(template, ledger)
 
+    @property
+    def has_own_ledger(self) -> bool:
+        """Whether the ledger is beside the tables, as it is where nobody says another place."""
+        return "{schema}" not in self.template and self.ledger == self.template.format(table=LEDGER)
+
     def __getitem__(self, table: str) -> str:
         """Where a table goes that the stream calls ``table``.
 
