@@ -88,6 +88,8 @@ def check_contents(session: Session, present: Present, doing: str) -> None:
     """Raise SchemaChangedError where what a scan as a whole has locked is no longer what the snapshot should see."""
     locks.check_files(session, doing)
     locks.check_expansion(session, present.open(), locks.read_locked(session, doing), doing)
+    # The COPY of a view may take hours, and is looked at before and after alone.
+    present.close()
 
 
 def check_predicate(session: Session, present: Present, heaps: Sequence[Relation], doing: str) -> None:
