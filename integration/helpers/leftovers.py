@@ -34,7 +34,7 @@ def expect_none(server: str, scratch: Path) -> None:
     deadline = time.monotonic() + GONE_WITHIN_SECONDS
     while (left := {what: found for what, look in looks.items() if (found := look())}) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert left == {}
+    assert not left, left
 
 
 def first_column(server: str, query: str) -> list[str]:
