@@ -19,7 +19,7 @@ from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError, TransientError
-from pg_cdc_source.postgres import trees
+from pg_cdc_source.postgres import attached
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.locks import lock_relation
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
@@ -659,6 +659,12 @@ FILLED = {
     "locked": ("BEGIN; CREATE TABLE p (LIKE r INCLUDING ALL); INSERT INTO p VALUES (11, 'before');"
                "SAVEPOINT a; DELETE FROM p; ROLLBACK TO a; RELEASE a;"
                "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT",),
+    "loaded in a savepoint": ("BEGIN; CREATE TABLE p (LIKE r INCLUDING ALL);"
+                              "SAVEPOINT a; INSERT INTO p VALUES (11, 'before'); RELEASE a;"
+                              "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT",),
+    "filled in a savepoint": ("CREATE TABLE p (LIKE r INCLUDING ALL)",
+                              "BEGIN; SAVEPOINT a; INSERT INTO p VALUES (11, 'before'); RELEASE a;"
+                              "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT"),
 }  # fmt: skip
 
 
@@ -693,6 +699,23 @@ def test_rows_of_a_partition_that_is_attached_come_with_all_others(
 
 
 @pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
+def test_rows_of_a_younger_transaction_come_where_the_partition_is_attached_later(
+    down: bool, pg: Session, db: str, drive: Drive
+) -> None:
+    driver = rooted(drive, pg, tables="public.*")
+    if down:
+        driver.stop()
+    run(pg, "CREATE TABLE p (LIKE r INCLUDING ALL)", "CREATE TABLE other (id int)", "BEGIN",
+        "INSERT INTO other VALUES (1)")  # fmt: skip
+    with connect(db) as younger:
+        run(younger, "INSERT INTO p VALUES (11, 'before')")
+    run(pg, "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20)", "COMMIT")
+    if down:
+        driver.start()
+    until_equal(driver, pg, "r")
+
+
+@pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
 def test_a_partition_that_is_attached_empty_brings_nothing_again(down: bool, pg: Session, drive: Drive) -> None:
     driver = rooted(drive, pg, tables="public.*")
     if down:
@@ -722,11 +745,11 @@ def test_a_partition_that_is_created_as_one_is_not_looked_at(pg: Session, db: st
         "BEGIN; CREATE TABLE b PARTITION OF r (w DEFAULT 6) FOR VALUES IN (2); INSERT INTO r VALUES (2); COMMIT",
         "CREATE INDEX ON r (v)", "ALTER TABLE r ALTER v SET NOT NULL",
         "BEGIN; CREATE TABLE c PARTITION OF r DEFAULT; ALTER TABLE c ADD CHECK (w > 0); COMMIT")  # fmt: skip
-    assert trees.read_last_attached(pg, [root]) == {root: 0}
+    assert attached.read_last_attached(pg, [root]) == {root: 0}
     run(pg, "BEGIN; CREATE TABLE d (LIKE r); ALTER TABLE r ATTACH PARTITION d FOR VALUES IN (3); COMMIT")
     ((link,),) = run(pg, "SELECT xmin::text::bigint FROM pg_inherits WHERE inhrelid = 'd'::regclass")
-    assert trees.read_last_attached(pg, [root]) == {root: link}
-    assert trees.find_filled_partition(pg, root, 0) is None
+    assert attached.read_last_attached(pg, [root]) == {root: link}
+    assert attached.find_filled_partition(pg, root, 0) is None
 
 
 @pytest.mark.parametrize("down", [True, False], ids=["down", "running"])

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from psycopg2 import sql
 from psycopg2.errors import LockNotAvailable
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from psycopg2.extensions import connection as Session
@@ -120,113 +119,6 @@ def read_ancestors(session: Session, oids: Sequence[int]) -> dict[int, list[Rela
         return above
 
 
-# What is created as a partition has all its catalog rows from one transaction. That of a system column stays for ever,
-# while an ATTACH writes that of every other column anew: so one is told that has the CREATE in its transaction.
-_WAS_ATTACHED = """
-    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = tree.oid AND tree.oid <> tree.root
-    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tree.oid AND a.attname = 'tableoid' AND (
-        a.xmin <> i.xmin
-        OR NOT EXISTS (
-            SELECT
-            FROM pg_catalog.pg_attribute AS c
-            WHERE c.attrelid = tree.oid AND c.attnum > 0 AND c.xmin = a.xmin AND c.cmin = a.cmin
-        )
-    )
-"""
-
-_READ_LAST_ATTACHED = f"""
-WITH RECURSIVE {TREE}
-SELECT DISTINCT ON (tree.root) tree.root::bigint, i.xmin::text::bigint
-FROM tree
-{_WAS_ATTACHED}
-ORDER BY tree.root, age(i.xmin)
-"""
-
-
-def read_last_attached(session: Session, roots: Sequence[int]) -> dict[int, int]:
-    """By root, the transaction that last attached a partition that was a table of its own before; 0 for none."""
-    with translated("reading partitions"), session.cursor() as cursor:
-        cursor.execute(_READ_LAST_ATTACHED, {"roots": list(roots)})
-        return dict.fromkeys(roots, 0) | dict(cursor.fetchall())
-
-
-# Asking for a table's size waits for whoever rewrites it.
-_LOCKED_WITHIN = "100ms"
-
-
-@contextmanager
-def _waiting_for_nobody(cursor: Cursor) -> Iterator[None]:
-    """Have statements fail that would wait for a lock for long."""
-    cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, false)", (_LOCKED_WITHIN,))
-    ((before, _),) = cursor.fetchall()
-    try:
-        yield
-    finally:
-        # A transaction that has failed takes it back by itself.
-        if cursor.connection.get_transaction_status() != TRANSACTION_STATUS_INERROR:
-            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (before,))
-
-
-# Leaves that were attached, or are under what was, since another one was; in which transaction, and by which command of
-# it. That is known as long as nobody has tried to detach it: who does writes the own command there.
-_READ_ATTACHED_SINCE = f"""
-WITH RECURSIVE {TREE},
-attached (root, link, command) AS (
-    SELECT tree.oid, i.xmin, CASE WHEN i.xmax::text = '0' THEN i.cmin::text::bigint END
-    FROM tree
-    {_WAS_ATTACHED}
-    WHERE age(i.xmin) < age(%(since)s::text::xid)
-),
-below (oid, link, command) AS (
-    SELECT root, link, command FROM attached
-    UNION
-    SELECT i.inhrelid, below.link, below.command
-    FROM below JOIN pg_catalog.pg_inherits AS i ON i.inhparent = below.oid
-)
-SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text, below.command,
-    has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
-FROM below
-JOIN pg_catalog.pg_class AS c ON c.oid = below.oid AND c.relkind = 'r'
-JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-"""
-
-
-# Rows that are older than the ATTACH. In its own transaction the number of the command tells, unless somebody has tried
-# to delete or change the row, or has locked it: then it counts. Numbers of other transactions' commands say nothing.
-_HAS_OLDER = """
-SELECT EXISTS (
-    SELECT
-    FROM ONLY {leaf}
-    WHERE age(xmin) > age({link}::xid)
-        OR (xmin = {link}::xid AND (xmax::text <> '0' OR coalesce(cmin::text::bigint < {command}, true)))
-)
-"""
-
-
-def find_filled_partition(session: Session, root: int, since: int) -> Relation | None:
-    """A partition that had rows when it was attached, and came after the one that transaction ``since`` attached.
-
-    None where there is none. One that this role may not read counts where it has any row, and one that somebody has
-    locked counts; in a transaction, that raises TransientError.
-    """
-    with translated("looking for rows of partitions"), session.cursor() as cursor, _waiting_for_nobody(cursor):
-        cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
-        for *found, link, command, is_readable in cursor.fetchall():
-            leaf = Relation(*found)
-            places = {"leaf": leaf.identifier, "link": sql.Literal(link), "command": sql.Literal(command)}
-            older = sql.SQL(_HAS_OLDER).format(**places)
-            is_large = sql.SQL("SELECT pg_relation_size({}) > 0").format(sql.Literal(leaf.oid))
-            try:
-                cursor.execute(older if is_readable else is_large)
-            except LockNotAvailable:
-                if session.get_transaction_status() == TRANSACTION_STATUS_INERROR:
-                    raise
-                return leaf
-            if cursor.fetchone()[0]:
-                return leaf
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Heap:
     """A part of a table that is stored by itself: the table, a leaf partition, or an inheritance child.
@@ -300,6 +192,23 @@ def identify_heaps(session: Session, relation: Relation) -> int:
         return int(cursor.fetchone()[0])
 
 
+# Asking for a table's size waits for whoever rewrites it.
+_LOCKED_WITHIN = "100ms"
+
+
+@contextmanager
+def waiting_for_nobody(cursor: Cursor) -> Iterator[None]:
+    """Have statements fail that would wait for a lock for long."""
+    cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, false)", (_LOCKED_WITHIN,))
+    ((before, _),) = cursor.fetchall()
+    try:
+        yield
+    finally:
+        # A transaction that has failed takes it back by itself.
+        if cursor.connection.get_transaction_status() != TRANSACTION_STATUS_INERROR:
+            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (before,))
+
+
 _READ_TREE_SIZES = f"""
 WITH RECURSIVE {TREE}
 SELECT tree.root::bigint, coalesce(sum(pg_table_size(c.oid)), 0)::bigint
@@ -314,7 +223,7 @@ def read_sizes(session: Session, oids: Sequence[int]) -> dict[int, int] | None:
 
     Those that are gone have none, or are left out.
     """
-    with translated("reading the sizes of tables"), session.cursor() as cursor, _waiting_for_nobody(cursor):
+    with translated("reading the sizes of tables"), session.cursor() as cursor, waiting_for_nobody(cursor):
         try:
             cursor.execute(_READ_TREE_SIZES, {"roots": list(oids)})
             return dict(cursor)

@@ -25,10 +25,10 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.offsets import Lsn, Member, StreamOffset
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.attached import find_filled_partition
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.trees import find_filled_partition
 
 
 @dataclass(frozen=True, slots=True)

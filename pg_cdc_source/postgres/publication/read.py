@@ -9,11 +9,12 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import Publications
+from pg_cdc_source.postgres.attached import read_last_attached
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication.before_15 import is_before_15, read_attached
 from pg_cdc_source.postgres.publication.listing import by_name
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.trees import read_ancestors, read_last_attached
+from pg_cdc_source.postgres.trees import read_ancestors
 
 # From these versions on, a publication can have schemas, row filters and column lists; and send stored generated
 # columns.

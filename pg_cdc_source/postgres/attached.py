@@ -1,0 +1,125 @@
+"""Partitions that were tables of their own before: which one had rows, of which nothing is sent when it is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg2 import sql
+from psycopg2.errors import LockNotAvailable
+from psycopg2.extensions import TRANSACTION_STATUS_INERROR
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.trees import TREE, waiting_for_nobody
+
+# What is created as a partition has all its catalog rows from one transaction. That of a system column stays for ever,
+# while an ATTACH writes that of every other column anew: so one is told that has the CREATE in its transaction.
+_WAS_ATTACHED = """
+    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = tree.oid AND tree.oid <> tree.root
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tree.oid AND a.attname = 'tableoid' AND (
+        a.xmin <> i.xmin
+        OR NOT EXISTS (
+            SELECT
+            FROM pg_catalog.pg_attribute AS c
+            WHERE c.attrelid = tree.oid AND c.attnum > 0 AND c.xmin = a.xmin AND c.cmin = a.cmin
+        )
+    )
+"""
+
+_READ_LAST_ATTACHED = f"""
+WITH RECURSIVE {TREE}
+SELECT DISTINCT ON (tree.root) tree.root::bigint, i.xmin::text::bigint
+FROM tree
+{_WAS_ATTACHED}
+ORDER BY tree.root, age(i.xmin)
+"""
+
+
+def read_last_attached(session: Session, roots: Sequence[int]) -> dict[int, int]:
+    """By root, the transaction that last attached a partition that was a table of its own before; 0 for none."""
+    with translated("reading partitions"), session.cursor() as cursor:
+        cursor.execute(_READ_LAST_ATTACHED, {"roots": list(roots)})
+        return dict.fromkeys(roots, 0) | dict(cursor.fetchall())
+
+
+# Leaves that were attached, or are under what was, since another one was; in which transaction, and by which command of
+# it. That is known as long as nobody has tried to detach it: who does writes the own command there.
+_READ_ATTACHED_SINCE = f"""
+WITH RECURSIVE {TREE},
+attached (root, link, command) AS (
+    SELECT tree.oid, i.xmin, CASE WHEN i.xmax::text = '0' THEN i.cmin::text::bigint END
+    FROM tree
+    {_WAS_ATTACHED}
+    WHERE age(i.xmin) < age(%(since)s::text::xid)
+),
+below (oid, link, command) AS (
+    SELECT root, link, command FROM attached
+    UNION
+    SELECT i.inhrelid, below.link, below.command
+    FROM below JOIN pg_catalog.pg_inherits AS i ON i.inhparent = below.oid
+)
+SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text, below.command,
+    -- The last command of the same transaction that made the leaf or what belongs to it, before the ATTACH.
+    (
+        SELECT max(made.cmin::text::bigint)
+        FROM pg_catalog.pg_attribute AS a
+        JOIN pg_catalog.pg_depend AS made
+            ON made.refclassid = 'pg_catalog.pg_class'::regclass AND made.refobjid = a.attrelid AND made.xmin = a.xmin
+        WHERE a.attrelid = c.oid AND a.attname = 'tableoid' AND a.xmin = below.link
+            AND (below.command IS NULL OR made.cmin::text::bigint < below.command)
+    ),
+    has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
+FROM below
+JOIN pg_catalog.pg_class AS c ON c.oid = below.oid AND c.relkind = 'r'
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+"""
+
+
+# Rows that are older than the ATTACH. In its own transaction the number of the command tells, unless somebody has tried
+# to delete or change the row, or has locked it: then it counts.
+#
+# A younger id can have committed before as well: that of a savepoint, or of another session while this transaction had
+# its id, but not yet the lock of the ATTACH. An ATTACH that is the first command gets the lock before the id. No other
+# session writes to a leaf that the transaction made itself, and rows of its savepoints have commands between the two.
+_HAS_OLDER = """
+SELECT EXISTS (
+    SELECT
+    FROM ONLY {leaf}
+    WHERE age(xmin) > age({link}::xid)
+        OR (xmin = {link}::xid AND (xmax::text <> '0' OR coalesce(cmin::text::bigint < {command}, true)))
+        OR (
+            age(xmin) < age({link}::xid)
+            AND coalesce({command} > 0, true)
+            AND (
+                {made} IS NULL
+                OR xmax::text <> '0'
+                OR cmin::text::bigint > {made} AND coalesce(cmin::text::bigint < {command}, true)
+            )
+        )
+)
+"""
+
+
+def find_filled_partition(session: Session, root: int, since: int) -> Relation | None:
+    """A partition that had rows when it was attached, and came after the one that transaction ``since`` attached.
+
+    None where there is none. One that this role may not read counts where it has any row, and one that somebody has
+    locked counts; in a transaction, that raises TransientError.
+    """
+    with translated("looking for rows of partitions"), session.cursor() as cursor, waiting_for_nobody(cursor):
+        cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
+        for *found, link, command, made, is_readable in cursor.fetchall():
+            leaf = Relation(*found)
+            times = {"link": sql.Literal(link), "command": sql.Literal(command), "made": sql.Literal(made)}
+            older = sql.SQL(_HAS_OLDER).format(leaf=leaf.identifier, **times)
+            is_large = sql.SQL("SELECT pg_relation_size({}) > 0").format(sql.Literal(leaf.oid))
+            try:
+                cursor.execute(older if is_readable else is_large)
+            except LockNotAvailable:
+                if session.get_transaction_status() == TRANSACTION_STATUS_INERROR:
+                    raise
+                return leaf
+            if cursor.fetchone()[0]:
+                return leaf
+    return None
