@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +17,9 @@ from pg_cdc_source.mirrors.delta_rs import DeltaRsTask, read_at
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 from pg_cdc_source.mirrors.lakes import Outcome, run_task
 from pg_cdc_source.spark.edge import spark_schema
+
+# An object store takes tens of milliseconds for each answer, and a table several answers.
+_LOOKS_AT_ONCE = 16
 
 
 class DeltaRsLake:
@@ -37,11 +41,14 @@ class DeltaRsLake:
         return run_task(batch, task, self.first_files)
 
     def require_shapes(self, tables: Iterable[str]) -> None:
-        for table in tables:
+        def look(table: str) -> None:
             path = self._targets[table]
             if DeltaTable.is_deltatable(path):
                 properties = DeltaTable(path).metadata().configuration
                 require_shape(path, properties, self._shapes[table])
+
+        with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
+            list(pool.map(look, tables))
 
     def read(self, table: str, version: int) -> DataFrame:
         files, schema = read_at(self._targets[table], version)
