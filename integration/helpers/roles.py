@@ -58,5 +58,6 @@ TELLING_COLUMNS = (
     " timestamptz '2024-02-03 04:05:06+00' AS tz, interval '1 year -2 days 03:04:05' AS iv, '\\x00ff41'::bytea AS b,"
     " 0.1::float8 + 0.2 AS f8, 1.1::float4 / 3 AS f4, '12.34'::text::money AS m,"
     " tstzrange('2024-02-03 04:05:06+00', NULL) AS r, ARRAY[timestamptz '2024-02-03 04:05:06+00'] AS tza,"
-    " daterange('2024-02-03', '2024-03-01') AS dr, timetz '04:05:06+02' AS tmz, 'größe €' AS txt"
+    " daterange('2024-02-03', '2024-03-01') AS dr, timetz '04:05:06+02' AS tmz, 'größe €' AS txt,"
+    " 'pg_class'::regclass AS rel"
 )

@@ -113,6 +113,25 @@ def test_values_and_names_of_any_encoding_arrive_as_utf_8(encoding: str, drive_i
     texts(driver, pg, table, ["id", column, "e", "a"])
 
 
+@pytest.mark.parametrize(("encoding", "word"), [("LATIN1", "größe"), ("EUC_JP", "日本語"), ("UTF8", "€𝄞")])
+def test_hstore_of_any_encoding_arrives(encoding: str, word: str, drive_in: Drives) -> None:
+    """hstore_send gives the lengths of its texts in the database's encoding."""
+    drive, pg = drive_in(f"ENCODING '{encoding}' LOCALE 'C'")
+    run(pg, "CREATE EXTENSION hstore", "CREATE TABLE t (id int PRIMARY KEY, h hstore, a hstore[])")
+    insert = (
+        f"INSERT INTO t SELECT {{}}, h, ARRAY[h, NULL] FROM hstore(ARRAY['{word}', 'a', '{word}{word}', NULL]) AS h"
+    )
+    run(pg, insert.format(1))
+    driver = drive(dbtable="t")
+    expected = [(word, "a"), (word * 2, None)]
+    (of_snapshot,) = driver.take(1)
+    run(pg, insert.format(2))
+    (of_stream,) = driver.take(1)
+    for row in (of_snapshot, of_stream):
+        assert sorted(row["h"]) == expected
+        assert [None if one is None else sorted(one) for one in row["a"]] == [expected, None]
+
+
 # One byte, which no UTF-8 has by itself, in values of many types.
 NOT_UTF_8 = {
     "v": r"E'a\xe9'",
@@ -311,3 +330,26 @@ def test_a_server_whose_platform_cannot_see_that_a_client_is_gone_has_all_other_
     with contextlib.closing(opened(parse_connection_options({"url": db}), "test")) as session:
         assert run(session, "SHOW default_transaction_read_only") == [("on",)]
         assert run(session, "SHOW extra_float_digits") == [("1",)]
+
+
+def test_money_has_the_decimals_that_the_database_says(server: str) -> None:
+    """It is stored as a whole number: with another lc_monetary, '￥1,234' would be '$12.34'."""
+    with database(server, "LOCALE 'C'") as (url, pg):
+        run(pg, f"ALTER DATABASE {pg.info.dbname} SET lc_monetary = 'POSIX'")
+        for replication in (False, True):
+            options = parse_connection_options({"url": url})
+            with contextlib.closing(opened(options, "test", replication=replication)) as session:
+                assert run(session, "SHOW lc_monetary") == [("POSIX",)]
+
+
+def test_a_type_by_the_name_of_text_cuts_no_value(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = "1234567890123456789012345678901234567890123456789.75"
+    with database(server, "LOCALE 'C'") as (url, pg):
+        run(pg, "CREATE SCHEMA odd", "CREATE DOMAIN odd.text AS varchar(8)",
+            f"CREATE TABLE t AS SELECT 1 AS id, {number}::numeric AS a", "ALTER TABLE t ADD PRIMARY KEY (id)",
+            f"ALTER DATABASE {pg.info.dbname} SET search_path = odd, public, pg_catalog")  # fmt: skip
+        with driving(pg, url, monkeypatch) as drive:
+            driver = drive(dbtable="public.t")
+            assert values(driver.take(1), "a") == [(number,)]
+            run(pg, "UPDATE public.t SET a = a + 1")
+            assert [len(a) for (a,) in values(driver.take(1), "a")] == [len(number)]

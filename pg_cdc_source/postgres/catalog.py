@@ -75,7 +75,7 @@ SELECT current_setting('server_version_num')::int,
         WHERE r.rolname = current_user AND (r.rolreplication OR r.rolsuper)
             OR r.rolname IN ('rds_replication', 'rds_superuser') AND pg_has_role(current_user, r.oid, 'MEMBER')
     ),
-    ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY (%s)),
+    ARRAY(SELECT r.rolname::pg_catalog.text FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY (%s)),
     EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.proname = 'aurora_version')
 """
 
@@ -164,7 +164,7 @@ def _near_names(session: Session, parts: tuple[str, ...]) -> str:
 
 _READ_OIDS = """
 SELECT to_regclass(t.name)::oid::bigint
-FROM unnest(%s::text[]) WITH ORDINALITY AS t (name, i)
+FROM unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS t (name, i)
 ORDER BY t.i
 """
 

@@ -35,7 +35,8 @@ _DEFAULT_KEYWORDS = {
 }
 
 # Each session sets everything that changes how long it lives, what it may do, or how it prints values. So settings of
-# the role or the database cannot change a result.
+# the role or the database cannot change a result. lc_monetary is no such setting: it says how many decimals money has,
+# which is stored as a whole number.
 _SETTINGS = {
     "default_transaction_read_only": "on",
     "row_security": "off",  # a policy that would hide rows becomes an error
@@ -54,7 +55,7 @@ _SETTINGS = {
     "TimeZone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "1",
-    "lc_monetary": "C",
+    "quote_all_identifiers": "off",  # regclass and its like are names
     "xmloption": "content",
     # Ranges are read in physical order, each by one backend: no parallel workers on the source, no start in the
     # middle of the table, and the same order again when a lost session is repeated.
@@ -161,7 +162,7 @@ def _set(cursor: Cursor, names: Sequence[str]) -> None:
         """
         SET statement_timeout = 0;
         SELECT set_config(name, value, false)
-        FROM unnest(%s::text[], %s::text[]) AS v (name, value)
+        FROM unnest(%s::pg_catalog.text[], %s::pg_catalog.text[]) AS v (name, value)
         """,
         (names, [_SETTINGS[name] for name in names]),
     )

@@ -28,7 +28,7 @@ SELECT pg_catalog.pg_backend_pid(), attribute.*, relation.*, server.*
 FROM ({READ_SERVER}) AS server
 CROSS JOIN ({FIND_RELATION}) AS relation
 CROSS JOIN LATERAL (
-    SELECT array_agg(attname::text ORDER BY attnum), array_agg(attnum ORDER BY attnum),
+    SELECT array_agg(attname::pg_catalog.text ORDER BY attnum), array_agg(attnum ORDER BY attnum),
         array_agg(attnotnull ORDER BY attnum)
     FROM pg_catalog.pg_attribute
     WHERE attrelid = relation.oid AND attnum > 0 AND NOT attisdropped

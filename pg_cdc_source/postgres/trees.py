@@ -143,7 +143,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, am.amname,
     CASE WHEN c.relkind IN ('r', 'm') THEN pg_relation_size(c.oid) END,
     (
         SELECT array_agg(a.attnum ORDER BY w.i)
-        FROM unnest(%(columns)s::text[]) WITH ORDINALITY AS w (name, i)
+        FROM unnest(%(columns)s::pg_catalog.text[]) WITH ORDINALITY AS w (name, i)
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = w.name AND NOT a.attisdropped
     ),
     (SELECT {IDENTITY})

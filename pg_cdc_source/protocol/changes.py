@@ -339,7 +339,7 @@ class ChangeDecoder:
             columns = described.relation.columns
             has_all = described.relation.identity == "f"
             not_sent = [None if i is not None and (has_all or columns[i].is_key) else all_rows for i in described.index]
-            objects = json_objects(envelope_columns(table.codecs), olds, not_sent)
+            objects = json_objects(table.name, envelope_columns(table.codecs), olds, not_sent)
             before = pc.if_else(from_numpy(changed.has_old), objects, null(pa.string()))
         return envelope_rows(table, changes, texts, absent, deleted=changed.is_delete, before=before)
 

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pg_cdc_source.errors import SchemaChangedError, WireError
+from pg_cdc_source.errors import SchemaChangedError, UnrepresentableError, WireError
 from pg_cdc_source.options.names import quoted
+from pg_cdc_source.values.wire import MAX_OFFSET
 
 # catalog/pg_type.dat: bool; int8, int2, int4 and oid.
 _BOOL_OID = 16
@@ -43,19 +44,19 @@ class EnvelopeColumn:
 
 
 def json_objects(
-    columns: Sequence[EnvelopeColumn], texts: Sequence[pa.Array], absent: Sequence[pa.BooleanArray | None]
+    table: str, columns: Sequence[EnvelopeColumn], texts: Sequence[pa.Array], absent: Sequence[pa.BooleanArray | None]
 ) -> pa.StringArray:
-    """Return one JSON object for each row.
+    """Return one JSON object for each row of ``table``, a name for errors.
 
     ``texts`` has PostgreSQL's texts of each of ``columns``, of which there is at least one; a null is SQL's NULL.
     ``absent`` says for each column where its value is left out; None leaves out none. Raises WireError for a text that
-    its type cannot have.
+    its type cannot have, and UnrepresentableError for more text than an array can hold.
     """
     members = []
     for column, text, left_out in zip(columns, texts, absent, strict=True):
         # Braces and names are constants of the column, so that a row is one join.
         name = f"{json.dumps(column.name, ensure_ascii=False)}:"
-        member = _joined(name, pc.fill_null(_values(column, text), "null"))
+        member = _joined(name, pc.fill_null(_values(table, column, text), "null"))
         members.append(member if left_out is None else pc.if_else(left_out, pa.scalar(None, pa.string()), member))
     # The brace is joined as well, because Arrow joins a row of nothing but nulls to null.
     joined = pc.binary_join_element_wise("{", *members, ",", null_handling="skip")
@@ -66,7 +67,7 @@ def _joined(*parts: str | pa.Array) -> pa.StringArray:
     return pc.binary_join_element_wise(*parts, "", null_handling="emit_null")
 
 
-def _values(column: EnvelopeColumn, texts: pa.StringArray) -> pa.StringArray:
+def _values(table: str, column: EnvelopeColumn, texts: pa.StringArray) -> pa.StringArray:
     """Return JSON values, null where the text is."""
     if column.kind == "boolean":
         values = pc.if_else(pc.equal(texts, "t"), "true", "false")
@@ -78,7 +79,7 @@ def _values(column: EnvelopeColumn, texts: pa.StringArray) -> pa.StringArray:
         except pa.ArrowInvalid:
             same = pa.array([False])
         return _expect(column, texts, same)
-    return _joined('"', _escaped(texts), '"')
+    return _joined('"', _escaped(table, column, texts), '"')
 
 
 def _expect(column: EnvelopeColumn, values: pa.StringArray, fits: pa.BooleanArray) -> pa.StringArray:
@@ -93,11 +94,23 @@ _ESCAPES = {character: json.dumps(character)[1:-1] for character in ("\\", '"', 
 _PLAIN_BYTES = bytes(byte for byte in range(256) if chr(byte) not in _ESCAPES)
 
 
-def _escaped(texts: pa.StringArray) -> pa.StringArray:
+def _escaped(table: str, column: EnvelopeColumn, texts: pa.StringArray) -> pa.StringArray:
     # Looking once at all bytes costs less than looking at each value, and mostly finds nothing.
-    found = set(_bytes(texts).translate(None, _PLAIN_BYTES))
+    octets = _bytes(texts)
+    found = octets.translate(None, _PLAIN_BYTES)
+    if not found:
+        return texts
+    counts = {character: found.count(ord(character)) for character in _ESCAPES}
+    size = len(octets) + sum(n * (len(_ESCAPES[character]) - 1) for character, n in counts.items())
+    # Arrow does not look whether its 32-bit offsets reach that far.
+    if size > MAX_OFFSET:
+        raise UnrepresentableError(
+            f"{table}, column {quoted(column.name)}: with {len(found):,} characters escaped, values of a batch are "
+            f"{size:,} bytes of JSON, more than an Arrow array can hold",
+            remedy="use envelope=arrow, or a stream of this table alone (dbtable): neither has JSON",
+        )
     for character, escape in _ESCAPES.items():
-        if ord(character) in found:
+        if counts[character]:
             texts = pc.replace_substring(texts, character, escape)
     return texts
 

@@ -85,13 +85,15 @@ def envelope_rows(
     """
     n = len(changes[0])
     columns = envelope_columns(table.codecs)
-    after = json_objects(columns, texts, absent) if columns else from_texts(["{}"] * n)
+    after = json_objects(table.name, columns, texts, absent) if columns else from_texts(["{}"] * n)
     if deleted is not None:
         after = pc.if_else(from_numpy(deleted), null(pa.string()), after)
     key = pa.nulls(n, pa.string())
     keyed = [i for i, column in enumerate(columns) if column.name in table.key]
     if keyed:
-        key = json_objects([columns[i] for i in keyed], [texts[i] for i in keyed], [absent[i] for i in keyed])
+        key = json_objects(
+            table.name, [columns[i] for i in keyed], [texts[i] for i in keyed], [absent[i] for i in keyed]
+        )
     names = from_texts([table.name]).take(from_numpy(np.zeros(n, np.int64)))
     if before is None:
         before = pa.nulls(n, pa.string())

@@ -91,7 +91,8 @@ class Array(Decoder):
         wrong_size = (length < _HEADER_BYTES + _DIMENSION_BYTES * dimensions) | (empty & (length != _HEADER_BYTES))
         expect_length(values, wrong_size, "the bytes of its header")
         many = dimensions > 1
-        shifted = line & (lower_bound != 1)
+        # An empty one that was an int2vector begins at 0, and is printed as any other.
+        shifted = line & (lower_bound != 1) & (count != 0)
         count = np.where(line & ~shifted, count, 0)
         if count.min() < 0:
             raise MalformedError(f"expected 0 or more elements, got {int(count.min())}")

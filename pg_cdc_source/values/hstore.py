@@ -1,4 +1,7 @@
-"""Decode the extension hstore as maps of strings."""
+"""Decode the extension hstore as maps of strings.
+
+Its binary format is not read: ``hstore_send`` gives lengths in the database's encoding, and texts in the client's.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.values.arrow import as_text, bitmap, byte_strings, content, utf8_strings
-from pg_cdc_source.values.decoder import Decoded, Decoder, Field, MalformedError, expect_length
+from pg_cdc_source.values.decoder import Decoded, Decoder, Field, MalformedError
 from pg_cdc_source.values.escapes import find_escapes, remove_escapes
-from pg_cdc_source.values.items import LENGTH_BYTES, walk
 from pg_cdc_source.values.ndarrays import Flags, Ints
 from pg_cdc_source.values.wire import WireBuffer
 
@@ -50,26 +52,6 @@ def _no_maps(n: int, valid: Flags | None) -> pa.Array:
     nothing = pa.array([], _MAP).keys
     entries = pa.StructArray.from_arrays([nothing, nothing], fields=[_MAP.key_field, _MAP.item_field])
     return pa.Array.from_buffers(_MAP, n, [bitmap(valid), offsets], children=[entries])
-
-
-@dataclass(frozen=True, slots=True)
-class Hstore(Decoder):
-    """``hstore_send``: number of pairs, then length and bytes of each key and each value (-1: NULL)."""
-
-    arrow = _MAP
-
-    def read(self, values: Field) -> Decoded:
-        expect_length(values, values.length < _COUNT_BYTES, f"{_COUNT_BYTES} bytes or more")
-        pairs = values.buffer.at_any_byte(">i4")[values.first_byte()].astype(np.int64)
-        rest = values.length - _COUNT_BYTES
-        # This also keeps a false count from asking for more memory than the received bytes can need.
-        wrong = (pairs < 0) | (2 * LENGTH_BYTES * pairs > rest) | ((pairs == 0) & (rest != 0))
-        expect_length(values, wrong, f"the bytes of {int(pairs[wrong.argmax()])} pairs")
-        items = 2 * pairs
-        if not items.any():
-            return Decoded(_no_maps(len(pairs), values.valid))
-        found = walk(values, values.start + _COUNT_BYTES, items)
-        return Decoded(_maps(found, pairs, values.valid))
 
 
 # What can follow an item in quotes: behind a key a value or NULL, behind a value the next key or nothing.

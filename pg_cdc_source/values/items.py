@@ -1,4 +1,4 @@
-"""Walk items within values, each of which follows its length: the elements of arrays, the keys and values of hstore.
+"""Walk items within values, each of which follows its length: the elements of arrays.
 
 - The k-th items of all values are found together, for k = 0, 1, 2, …
 - Once few values have that many, each of these is walked alone: one array of a million elements must not cost a million
@@ -19,21 +19,6 @@ LENGTH_BYTES = 4
 # A NumPy step over all values costs about as much as a Python step for each of so many (measured: 30 and 0.4 µs).
 _FEW = 64
 _LENGTH = struct.Struct(">i")
-
-
-def walk(values: Field, first: Ints, count: Ints) -> Field:
-    """Return where the ``count`` items of each value lie, from ``first`` to the value's end; at least one in all.
-
-    Each follows its length in 4 bytes, which is -1 where it is NULL. Raises MalformedError for lengths that do not fit.
-    """
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
-    start, length = np.empty(int(offsets[-1]), np.int64), np.empty(int(offsets[-1]), np.int64)
-    walk_into(values, np.flatnonzero(count), count, offsets, first, values.start + values.length, start, length)
-    null = length < 0
-    if not null.any():
-        return Field(values.buffer, start, length)
-    length[null] = 0
-    return Field(values.buffer, start, length, ~null)
 
 
 def walk_into(

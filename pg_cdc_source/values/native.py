@@ -154,7 +154,8 @@ def walk_tuples(
         for _ in range(count)
     ]
     columns = (_TupleColumn * count)(*(_TupleColumn(*map(_at, arrays), 0, 0) for arrays in found))
-    if LIBRARY.pgcdc_walk_tuples(data, _at(after), _at(np.ascontiguousarray(ends)), rows, columns, count):
+    ends = np.ascontiguousarray(ends)
+    if LIBRARY.pgcdc_walk_tuples(data, _at(after), _at(ends), rows, columns, count):
         return None
     return [
         (start, length, valid if column.without_text else None, unchanged if column.not_sent else None)
@@ -179,9 +180,11 @@ def gather(data: int, start: Ints, length: Ints) -> tuple[npt.NDArray[np.int32],
 
     There is one offset more than there are strings.
     """
-    if LIBRARY is None:
+    total = int(length.sum())
+    # Each length is within the buffer, but the same bytes may be wanted several times.
+    if LIBRARY is None or total > np.iinfo(np.int32).max:
         return None
-    offsets, octets = np.empty(len(start) + 1, np.int32), np.empty(int(length.sum()), np.uint8)
+    offsets, octets = np.empty(len(start) + 1, np.int32), np.empty(total, np.uint8)
     start, length = np.ascontiguousarray(start), np.ascontiguousarray(length)
     is_ascii = LIBRARY.pgcdc_gather(data, _at(start), _at(length), len(start), _at(offsets), _at(octets))
     return offsets, octets, bool(is_ascii)

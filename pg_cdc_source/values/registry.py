@@ -13,7 +13,7 @@ import pyarrow as pa
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.values.arrays import Array, PrintedArray
 from pg_cdc_source.values.decoder import Decoded, Decoder, Field, Fixed
-from pg_cdc_source.values.hstore import Hstore, PrintedHstore
+from pg_cdc_source.values.hstore import PrintedHstore
 from pg_cdc_source.values.moments import Moment, PrintedMoment
 from pg_cdc_source.values.numbers import Boolean, Number, PrintedBoolean, PrintedFloat, PrintedInteger
 from pg_cdc_source.values.numeric import Decimal, PrintedDecimal, PrintedDouble
@@ -131,7 +131,7 @@ TYPES = (
     PgType("uuid", 2950, Uuid(), PrintedUuid()),
     PgType("jsonb", 3802, Jsonb(), _TEXT),
     PgType("citext", 0, _TEXT, _TEXT, extension="citext"),
-    PgType("hstore", 0, Hstore(), PrintedHstore(), "STRING to be taken apart", extension="hstore"),
+    PgType("hstore", 0, None, PrintedHstore(), "STRING to be taken apart", extension="hstore"),
     PgType("vector", 0, _VECTOR, PrintedVector(), "STRING to be taken apart", extension="vector"),
     PgType("halfvec", 0, _HALFVEC, PrintedVector(), "STRING to be taken apart", extension="vector"),
     PgType("geometry", 0, Octets(), _GEOMETRY, "STRING of hex digits", extension="postgis"),
@@ -142,7 +142,8 @@ _OF_EXTENSIONS = {(pg_type.extension, pg_type.name): pg_type for pg_type in TYPE
 _BIT_OID, _NUMERIC_OID = 1560, 1700
 
 _AS_IT_IS = "{0}"
-_AS_TEXT = "{0}::text"
+# A search_path may have a type of that name before pg_catalog's.
+_AS_TEXT = "{0}::pg_catalog.text"
 # concat() calls the output function whatever casts there are, but makes an empty text of NULL; num_nulls(), unlike IS
 # NULL, does not count a row of NULLs as NULL. This costs 0.1 µs more than a cast, and evaluates a view's expression
 # twice.

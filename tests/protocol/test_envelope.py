@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_cdc_source.errors import SchemaChangedError, WireError
+from pg_cdc_source.errors import SchemaChangedError, UnrepresentableError, WireError
+from pg_cdc_source.protocol import envelope
 from pg_cdc_source.protocol.envelope import EnvelopeColumn, columns_from_json, json_objects
 
 BOOL, BYTEA, INT8, INT2, INT4, TEXT, OID, JSON, FLOAT8, NUMERIC, INT4_ARRAY = (
@@ -34,7 +35,7 @@ def written(columns: list[EnvelopeColumn], rows: list[Row]) -> list[str]:
     texts = [pa.array([row[i][0] for row in rows], pa.string()) for i in range(len(columns))]
     absent = [pa.array([row[i][1] for row in rows], pa.bool_()) for i in range(len(columns))]
     # None where there is nothing to leave out, as callers have it.
-    objects = json_objects(columns, texts, [flags if flags.true_count else None for flags in absent])
+    objects = json_objects("public.t", columns, texts, [flags if flags.true_count else None for flags in absent])
     assert objects.type == pa.string()
     assert objects.null_count == 0
     result: list[str] = objects.to_pylist()
@@ -132,10 +133,20 @@ def test_an_object_without_its_values_is_empty() -> None:
 def test_slices_of_arrays_are_written_as_they_are_seen() -> None:
     texts = pa.array(['"', "b", None, "d", "\\"])[1:4]
     absent = pa.array([True, False, False, True, False])[1:4]
-    objects = json_objects([EnvelopeColumn("a", TEXT)], [texts], [absent])
+    objects = json_objects("public.t", [EnvelopeColumn("a", TEXT)], [texts], [absent])
     assert objects.to_pylist() == ['{"a":"b"}', '{"a":null}', "{}"]
     ((read, _),) = columns_from_json(pa.concat_arrays([objects, objects])[2:5], [EnvelopeColumn("a", TEXT)])
     assert read.to_pylist() == [None, "b", None]
+
+
+def test_more_json_than_an_array_holds_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow would go on with offsets that have wrapped around."""
+    texts = pa.array(["\x01" * 10, 'a"b'])
+    monkeypatch.setattr(envelope, "MAX_OFFSET", 64)
+    json_objects("public.t", [EnvelopeColumn("a", TEXT)], [texts], [None])
+    monkeypatch.setattr(envelope, "MAX_OFFSET", 63)
+    with pytest.raises(UnrepresentableError, match=r"public\.t, column a: with 11 characters escaped, .* 64 bytes"):
+        json_objects("public.t", [EnvelopeColumn("a", TEXT)], [texts], [None])
 
 
 def test_no_rows_are_no_objects() -> None:

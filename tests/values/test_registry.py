@@ -23,10 +23,10 @@ def test_as_string_reads_what_postgresql_prints(name: str) -> None:
     # bpchar::text strips the padding; what is text already needs no cast.
     as_it_is = {"name", "text", "json", "bpchar", "varchar", "citext"}
     how = codec(name, as_string=True)
-    assert how.select_sql == ("{0}" if name in as_it_is else "{0}::text")
+    assert how.select_sql == ("{0}" if name in as_it_is else "{0}::pg_catalog.text")
     assert decode(how, "é".encode(), None) == ["é", None]
     elements = codec(name, array=True, as_string=True)
-    assert (elements.arrow_type, elements.select_sql) == (pa.string(), "{0}::text")
+    assert (elements.arrow_type, elements.select_sql) == (pa.string(), "{0}::pg_catalog.text")
 
 
 PRINTED = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
@@ -34,13 +34,13 @@ PRINTED = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) E
 
 @pytest.mark.parametrize("oid", [1186, 869, 650, 99_999])
 def test_a_type_without_a_row_in_the_table_is_read_as_text(oid: int) -> None:
-    for has_text_cast, select in ((False, "{0}::text"), (True, PRINTED)):
+    for has_text_cast, select in ((False, "{0}::pg_catalog.text"), (True, PRINTED)):
         found = CatalogType(oid, has_text_cast=has_text_cast)
         how = plan(Column("c", 1, found, "whatever", False), as_string=False, numeric_as=STRING)
         assert (how.arrow_type, how.select_sql, how.width) == (pa.string(), select, None)
         of_it = CatalogType(99_998, element=found, element_oid=oid)
         how = plan(Column("c", 1, of_it, "whatever[]", False), as_string=False, numeric_as=STRING)
-        assert (how.arrow_type.value_type, how.select_sql) == (pa.string(), "{0}::text")
+        assert (how.arrow_type.value_type, how.select_sql) == (pa.string(), "{0}::pg_catalog.text")
         assert decode(how, b'{a,NULL,"{b}"}', b"{}", None) == [["a", None, "{b}"], [], None]
 
 
@@ -54,7 +54,7 @@ def test_a_cast_of_users_does_not_print() -> None:
 def test_only_an_extensions_own_types_are_read_as_its_types(name: str) -> None:
     for found in (CatalogType(OIDS[name], -1, name), CatalogType(OIDS[name], -1, name, "other")):
         how = plan(Column("c", 1, found, name, False), as_string=False, numeric_as=STRING)
-        assert (how.arrow_type, how.select_sql) == (pa.string(), "{0}::text")
+        assert (how.arrow_type, how.select_sql) == (pa.string(), "{0}::pg_catalog.text")
 
 
 def test_the_table_names_each_type_once() -> None:

@@ -33,7 +33,7 @@ _READ_IDENTITIES = """
 SELECT c.oid, c.relreplident,
     CASE c.relreplident
         WHEN 'f' THEN (
-            SELECT array_agg(a.attname::text ORDER BY a.attnum)
+            SELECT array_agg(a.attname::pg_catalog.text ORDER BY a.attnum)
             FROM pg_catalog.pg_attribute AS a
             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
             HAVING NOT bool_or(a.attgenerated = 'v')
@@ -43,7 +43,7 @@ SELECT c.oid, c.relreplident,
     p.columns
 FROM pg_catalog.pg_class AS c
 LEFT JOIN LATERAL (
-    SELECT x.indrelid, array_agg(a.attname::text ORDER BY k.i) AS columns
+    SELECT x.indrelid, array_agg(a.attname::pg_catalog.text ORDER BY k.i) AS columns
     FROM pg_catalog.pg_index AS x
     CROSS JOIN unnest(x.indkey::int2[]) WITH ORDINALITY AS k (attnum, i)
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
@@ -56,7 +56,7 @@ LEFT JOIN LATERAL (
     GROUP BY x.indexrelid, x.indrelid
 ) AS i ON true
 LEFT JOIN LATERAL (
-    SELECT array_agg(a.attname::text ORDER BY k.i) AS columns
+    SELECT array_agg(a.attname::pg_catalog.text ORDER BY k.i) AS columns
     FROM pg_catalog.pg_index AS x
     CROSS JOIN unnest(x.indkey::int2[]) WITH ORDINALITY AS k (attnum, i)
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
