@@ -23,7 +23,7 @@ import pyarrow as pa
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import PgCdcError, TransientError
+from pg_cdc_source.errors import PgCdcError, TransientError, WireError
 from pg_cdc_source.logs import fields
 from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.backoff import Backoff
@@ -190,6 +190,8 @@ class _Reader:
         except RefusedValueError as refused:
             # Only here has the COPY ended.
             raise self._unrepresentable(refused, step, position - len(fresh) + refused.row) from None
+        except WireError as error:
+            raise WireError(f"{doing}: {error.what}", remedy=error.remedy) from None
         messages.finish()
         self._session.check_snapshot(doing)
         # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function reads
