@@ -151,7 +151,8 @@ def _columns(kind: str, cursor: Cursor, table: Table, new: str, rng: random.Rand
         yield f"{alter} RENAME {column} TO {new}", False
     elif kind == "again" and extras:
         column, of = rng.choice(extras)
-        yield f"{alter} DROP {column}, ADD {column} {of}", False
+        # The columns are called as before, and all values of one are gone.
+        yield f"{alter} DROP {column}, ADD {column} {of}", True
 
 
 def names_of(cursor: Cursor, table: Table) -> list[str | None]:

@@ -51,7 +51,7 @@ class Judge:
     ) -> None:
         """``absent``: tables of PostgreSQL that may be lacking; ``gone``: some that may be in the lake only."""
         with pg.cursor() as cursor:
-            cursor.execute("SET TIME ZONE 'UTC'; SET lock_timeout = '1s'")
+            cursor.execute("SET TIME ZONE 'UTC'; SET IntervalStyle = 'iso_8601'; SET lock_timeout = '1s'")
             cursor.execute(_TABLES, (pg.server_version >= 180000,))
             there = {name: rest for name, *rest in cursor}
         for name in tables.keys() - there.keys() - gone:

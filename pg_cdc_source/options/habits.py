@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pg_cdc_source.options.declared import Group
 
-_FROM_LOAD = "load() takes no path here: name the table in the option dbtable"
+_FROM_LOAD = "load() takes no path here; name the table in the option dbtable"
 _KERBEROS = "leave it out: libpq takes Kerberos credentials from the ticket cache; krbsrvname is an option"
 _IN_SPARK = "leave it out: a stream has whole tables; select and filter the DataFrame"
 _START = "use startFrom: snapshot, slot or now; after a restart the query continues from its checkpoint"
@@ -37,7 +37,7 @@ HABITS: dict[Group, dict[str, str]] = {
         "paths": _FROM_LOAD,
         "table": "use dbtable",
         "tables": "load each table on its own, in dbtable: all tables of one action share its snapshot",
-        "predicates": "use where for the rows that are wanted: a table is split by physical ranges",
+        "predicates": "use where to choose rows; a table is split into physical ranges",
         "prepareQuery": "write it into query: WITH ... SELECT ...",
         "customSchema": "use asString or numericAs, or cast in query",
         "hint": "leave it out: PostgreSQL has no hints",
@@ -71,7 +71,7 @@ HABITS: dict[Group, dict[str, str]] = {
         ),
         **dict.fromkeys(
             ("table.exclude.list", "schema.exclude.list"),
-            "name the wanted ones in tables, or leave the others out of the publication: schema.* is what it has",
+            "name the tables that you want; or leave the others out of the publication: schema.* is what it has",
         ),
         **dict.fromkeys(
             ("query", "where", "columns", "column.include.list", "column.exclude.list", "predicates"), _IN_SPARK
@@ -105,10 +105,10 @@ HABITS: dict[Group, dict[str, str]] = {
         "message.prefix.exclude.list": "use messagePrefixes: only messages of its prefixes come",
         "decimal.handling.mode": "use numericAs: string, double or decimal(p,s)",
         **dict.fromkeys(("include.before", "before", "includeBefore"), "use beforeImage"),
-        "unavailable.value.placeholder": "leave it out: _unchanged lists the columns whose values did not travel",
+        "unavailable.value.placeholder": "leave it out: _unchanged lists the columns that PostgreSQL did not send",
         **dict.fromkeys(
             ("heartbeat.interval.ms", "heartbeat.action.query"),
-            "leave it out: the slot of quiet tables moves with the server's keepalives",
+            "leave it out: the slot also moves while the tables are quiet, with the server's keepalives",
         ),
         "consistentPoint": "leave it out: a stream's snapshot is always exactly where its slot starts",
         "snapshot": "use startFrom: a stream makes the snapshot that belongs to its slot",

@@ -18,19 +18,19 @@ _TIMESTAMP_NTZ = "preferTimestampNTZ"
 # on: options that have the same answer, and the answer.
 TAKEN: tuple[tuple[tuple[str, ...], str], ...] = (
     (("driver",), "no JDBC driver is used"),
-    (("fetchsize",), "rows are streamed, and batchBytes sets the size of a batch"),
+    (("fetchsize",), "rows are streamed; batchBytes sets the size of a batch"),
     (
         ("partitionColumn", "lowerBound", "upperBound"),
-        "a table is split into physical ranges, as many as numPartitions says; a query is one partition",
+        "a table is split into numPartitions physical ranges; a query is one partition",
     ),
     (
         (
             *("pushDownPredicate", "pushDownAggregate", "pushDownLimit", "pushDownOffset", "pushDownTableSample"),
             "pushDownJoin",
         ),
-        "Spark's filters, aggregates and limits are not pushed down: columns, where and query say what PostgreSQL does",
+        "Spark's filters, aggregates and limits are not pushed down; use columns, where and query instead",
     ),
-    (("queryTimeout",), "no time ends a query: cancelling the Spark job does"),
+    (("queryTimeout",), "a query has no time limit; cancel the Spark job to end it"),
     ((_TIMESTAMP_NTZ,), "timestamp is always TIMESTAMP_NTZ"),
     (("preferTimestampNanos",), "PostgreSQL's timestamps have microseconds"),
     (
@@ -38,13 +38,13 @@ TAKEN: tuple[tuple[tuple[str, ...], str], ...] = (
             *("isolationLevel", "batchsize", "truncate", "cascadeTruncate", "createTableOptions"),
             *("createTableColumnTypes", "tableComment"),
         ),
-        "what is for writing has no meaning here, where everything is read in one snapshot",
+        "this source only reads, and in one snapshot",
     ),
     (
         ("connectTimeout", "loginTimeout"),
-        "connect_timeout bounds the wait for a connection, with 10 s unless it is given",
+        "use connect_timeout for the wait for a connection; its default is 10 s",
     ),
-    (tuple(sorted(IGNORED_PARAMETERS - {"queryTimeout"})), "what tunes the JDBC driver has no meaning here"),
+    (tuple(sorted(IGNORED_PARAMETERS - {"queryTimeout"})), "options that tune the JDBC driver have no effect"),
 )
 _INSTEAD = {name.lower(): (name, instead) for names, instead in TAKEN for name in names}
 
