@@ -127,6 +127,22 @@ def test_a_table_with_whole_old_images_is_turned_back_exactly(
         assert "WARNING" not in caplog.text
 
 
+@pytest.mark.parametrize("key", ["_seq", "_before", "v"])
+def test_columns_of_the_envelope_may_be_named_like_change_columns(db: str, pg: Session, key: str) -> None:
+    run(
+        pg,
+        "CREATE TABLE t (_before int, _seq int, _change_type text, v int); ALTER TABLE t REPLICA IDENTITY FULL",
+        f"ALTER TABLE t ADD PRIMARY KEY ({key})",
+        "INSERT INTO t SELECT i, i, 'insert', i FROM generate_series(1, 100) AS i",
+    )
+    with source(db, tables="t") as first:
+        end = first.next(None)
+        expected = counted(first.rows(None, end))
+    run(pg, "UPDATE t SET _change_type = 'update' WHERE v < 10", "DELETE FROM t WHERE v > 90")
+    with source(db, tables="t") as again:
+        assert counted(again.rows(None, end)) == expected
+
+
 def test_without_changes_the_snapshot_is_read_as_it_is(db: str, pg: Session) -> None:
     create_typed(pg, "id int PRIMARY KEY", "i")
     with source(db, dbtable="t") as first:

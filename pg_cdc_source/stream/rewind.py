@@ -24,6 +24,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -31,7 +32,7 @@ from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
-from pg_cdc_source.protocol.layout import Layout, StreamedTable
+from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import Changes, TransactionAssembler
 from pg_cdc_source.protocol.walsender import Keepalive
@@ -94,7 +95,7 @@ def _read(
 ) -> dict[int, Images]:
     """The changes of ``tables`` from ``origin`` up to and including ``snapshot_lsn``."""
     with_images = Layout(envelope=False, before_image=True, unrepresentable=layout.unrepresentable, on_truncate="emit")
-    decoders = {t.oid: ChangeDecoder(with_images, with_images.schema([t])) for t in tables}
+    decoders = {table.oid: ChangeDecoder(with_images, _numbered_schema(table)) for table in tables}
     images = {table.oid: Images([]) for table in tables}
     matched = Matched(match)
     assembler = TransactionAssembler(Position.before(origin), lambda: StreamedTransaction(Spill))
@@ -120,6 +121,12 @@ def _read(
         for changes in _changes(stream, assembler, snapshot_lsn, confirmed, alive):
             keep(changes)
     return images
+
+
+def _numbered_schema(table: StreamedTable) -> pa.Schema:
+    """The schema of typed rows by numbers: a table of the envelope may have columns named like the change columns."""
+    codecs = [replace(codec, column=replace(codec.column, name=str(i))) for i, codec in enumerate(table.codecs)]
+    return typed_schema(table.name, codecs, before_image=True)
 
 
 def _changes(
