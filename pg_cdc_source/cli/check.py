@@ -59,7 +59,7 @@ def _print_json(findings: Sequence[Finding]) -> None:
 
 def _print_text(findings: Sequence[Finding]) -> None:
     # Lines are not wrapped, so that SQL can be copied.
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     for finding in findings:
         status = Text(f"{finding.status:<8}", _STYLES[finding.status])
         console.print(status, f"{finding.check:<11} {finding.text}", markup=False)

@@ -22,6 +22,7 @@ from pg_cdc_source.cli.given_options import given_options
 from pg_cdc_source.cli.mirror_progress import Progress, line_of, newly_set_aside
 from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.options.given import connection_of
+from pg_cdc_source.options.stream_options import parse_stream_options
 from pg_cdc_source.postgres.connection import connect
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from pg_cdc_source.lake.sink import Applied
+
+# What has an argument or an option of its own, by its name in mirror(), in lower case.
+_HAS_ITS_OWN = {
+    **{name: f"--{name}" for name in ("tables", "slot", "target", "checkpoint", "format", "ledger", "mode", "deletes")},
+    **{"url": "the argument URL", "once": "--once", "onschemachange": "--on-schema-change", "jsonas": "--json-as"},
+    **{"autocompact": "--no-auto-compact", "on_batch": "mirror() in Python", "spark": "spark-submit"},
+}
 
 _LOOK_SECONDS = 0.5
 _FINISH_SECONDS = 30.0
@@ -80,9 +88,16 @@ def mirror(
     except ModuleNotFoundError as error:
         raise lacking_extra(error, "mirror") from None
     leave_nothing_when_stopped()
+    from pyspark.errors import PySparkException
+
     given = given_options(option or [])
+    for name in given:
+        if name.lower() in _HAS_ITS_OWN:
+            raise typer.BadParameter(f"use {_HAS_ITS_OWN[name.lower()]} instead of {name}", param_hint="--option")
     batches: SimpleQueue[Applied] = SimpleQueue()
     try:
+        # Spark would say it after a while, and with its own stack.
+        parse_stream_options({**given, "url": url, "tables": tables, "slot": slot})
         _try_to_connect({**given, "url": url})
         spark = _session()
         query = start_mirror(
@@ -105,6 +120,9 @@ def mirror(
         )
     except PgCdcError as error:
         raise failed(error) from None
+    except PySparkException as error:
+        typer.echo(f"pg-cdc: {_reason(str(error))}", err=True)
+        raise typer.Exit(1) from None
     try:
         is_stopped = _follow(query, batches)
         # It would say what the end interrupts.

@@ -52,7 +52,8 @@ def resnapshot(
     given, name = given_options([*(option or []), f"url={url}"]), publication or slot
     try:
         with contextlib.closing(connect(parse_connection_options(given), "pg-cdc:resnapshot")) as session:
-            _require_primary(session)
+            given_names = (EVERY_TABLE,) if every else tuple(str(_parse_name(name)) for name in table or [])
+            _require_primary(session, Asked(given_names, slot))
             found = _find_slot(session, slot)
             published = _find_published(session, name)
             tables = (EVERY_TABLE,) if every else _find_tables(session, name, published, table or [])
@@ -72,7 +73,7 @@ def resnapshot(
     print(f"The query that reads slot {slot} gives a truncate row, the rows and then the changes of each. {when}")
 
 
-def _require_primary(session: Session) -> None:
+def _require_primary(session: Session, asked: Asked) -> None:
     """Raise ServerSetupError where no message can be written, or none would be sent."""
     server = read_server(session)
     if server.version_num < MESSAGES_VERSION:
@@ -81,10 +82,11 @@ def _require_primary(session: Session) -> None:
             remedy="start over with a new checkpoint location and a new slot",
         )
     if server.in_recovery:
+        request = write_request(asked).replace("'", "''")
         raise ServerSetupError(
             "this server is a standby, and the request has to be written into the WAL",
             remedy="connect to the primary; for a slot of the standby, run there: SELECT pg_logical_emit_message(true, "
-            f"'{OWN_PREFIX}', '{write_request(Asked(('public.orders',)))}')",
+            f"'{OWN_PREFIX}', '{request}')",
         )
 
 
@@ -126,6 +128,6 @@ def _find_tables(session: Session, publication: str, published: set[int], names:
 
 def _parse_name(name: str) -> QualifiedName:
     try:
-        return QualifiedName.parse(name)
+        return QualifiedName.parse(name, for_query="name a table", for_several="repeat --table for each of them")
     except OptionError as error:
         raise OptionError(f"--table {name!r}: {error.what}", remedy=error.remedy) from None

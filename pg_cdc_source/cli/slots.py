@@ -127,7 +127,7 @@ def _print_json(found: Sequence[SlotMetrics], dropped: Sequence[str]) -> None:
 
 def _print_table(found: Sequence[SlotMetrics], dropped: Sequence[str], caption: str | None = None) -> None:
     # Redirected output is not cut to a width.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 250)
+    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 250)
     for name in dropped:
         console.print(f"dropped {name}")
     console.print(slot_table(found, caption))

@@ -136,7 +136,7 @@ class Shapes:
         for table, wanted in modes.items():
             if wanted not in _MODES:
                 raise OptionError(f"mirror() has no mode {wanted!r}", remedy=f"use {', '.join(_MODES)}")
-            name = table if table == "*" else str(QualifiedName.parse(table))
+            name = table if table == "*" else _full_name(table)
             is_soft = wanted == "merge" and deletes == "soft"
             shapes[name] = Shape(wanted, is_soft, deleted, on_schema_change, json_as)
         others = Shape("merge", deletes == "soft", deleted, on_schema_change, json_as)
@@ -144,3 +144,14 @@ class Shapes:
 
     def __getitem__(self, table: str) -> Shape:
         return self.by_table.get(table, self.others)
+
+
+def _full_name(table: str) -> str:
+    """Return a table's name as the stream has it. Raises OptionError where it lacks the schema."""
+    name = QualifiedName.parse(table, for_several="give each table its own mode")
+    if len(name.parts) != 2:
+        raise OptionError(
+            f"the mode of {table}: a table is named with its schema here",
+            remedy=f"write schema.table, as in public.{name.parts[-1]}",
+        )
+    return str(name)

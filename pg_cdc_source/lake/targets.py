@@ -11,17 +11,21 @@ from pg_cdc_source.options.names import QualifiedName
 
 LEDGER = "_pgcdc"
 _PLACES = ("schema", "table")
+# delta-rs takes a path for a URL. At one with # or ?, it writes a table whose history is empty; others it refuses, or
+# panics. Spark takes some of them for a pattern when it reads the files.
+NOT_FOR_DELTA_RS = "#?%[]{}^|*\\"
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Names of the lake's tables, or their paths, and that of the ledger."""
+    """Names of the lake's tables, or their paths, and that of the ledger. ``forbidden``: characters that none has."""
 
     template: str
     ledger: str
+    forbidden: str = ""
 
     @classmethod
-    def of(cls, template: str, ledger: str | None) -> Targets:
+    def of(cls, template: str, ledger: str | None, forbidden: str = "") -> Targets:
         """Read a template. Raises OptionError."""
         try:
             parts = Formatter().parse(template)
@@ -44,7 +48,13 @@ class Targets:
                     remedy="say in ledger where the ledger is to be",
                 )
             ledger = template.format(table=LEDGER)
-        return cls(template, ledger)
+        for what, place in (("target", template.format(schema="", table="")), ("ledger", ledger)):
+            if found := sorted(set(place) & set(forbidden)):
+                raise OptionError(
+                    f"{what} {place!r} has {' '.join(found)}, which no path of this format can have",
+                    remedy="choose another directory, or the format delta or iceberg",
+                )
+        return cls(template, ledger, forbidden)
 
     @property
     def has_own_ledger(self) -> bool:
@@ -62,6 +72,11 @@ class Targets:
                 raise OptionError(
                     f"{table} has a name that cannot be a directory's",
                     remedy="rename it in PostgreSQL, or leave it out of the option tables",
+                )
+            if found := sorted(set(part) & set(self.forbidden)):
+                raise OptionError(
+                    f"{table} has {' '.join(found)} in its name, which no path of the lake's format can have",
+                    remedy="rename it in PostgreSQL, leave it out of the option tables, or use another format",
                 )
         return self.template.format(schema=schema, table=name)
 

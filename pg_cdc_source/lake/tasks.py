@@ -84,6 +84,8 @@ class Task(ABC):
         if refused:
             return outcome | {"error": refused[0]}
         try:
+            # A name that leads elsewhere is the table's own fault.
+            self.targets[table]
             work = self._work(table, rows)
             if work is not None:
                 outcome |= self._do(table, work)

@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.lake.sink import Applied, Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.mirrors.lakes import Lake
@@ -54,3 +55,8 @@ class Batches:
         except errors_of_jvm(batch.sparkSession) as error:
             # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
             raise PySparkException(error.java_exception.toString()) from None
+        except BaseException as error:
+            if isinstance(error, (Exception, KeyboardInterrupt, SystemExit)):
+                raise
+            # A panic of delta-rs is no Exception; py4j would not pass it on, and the JVM would wait for ever.
+            raise DefiniteError(f"batch {batch_id}: {type(error).__name__}: {error}") from None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pg_cdc_source.lake.targets import LEDGER, Targets
+import re
+from collections.abc import Iterable
+
+from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.options.names import QualifiedName
 
 
@@ -21,16 +25,14 @@ def table_in_sql(targets: Targets, table: str, provider: str) -> str:
     schema, name = QualifiedName.parse(table).parts
     if is_path(targets.template):
         return f"{provider}.{quoted(targets[table])}"
-    return _in_template(targets.template, schema, name)
+    return _in_sql(part.format(schema=schema, table=name) for part in _parts_of(targets.template))
 
 
 def ledger_in_sql(targets: Targets, provider: str) -> str:
     """Return the ledger's name for SQL."""
     if is_path(targets.ledger):
         return f"{provider}.{quoted(targets.ledger)}"
-    if targets.ledger == targets.template.format(schema="", table=LEDGER):
-        return _in_template(targets.template, "", LEDGER)
-    return targets.ledger
+    return _in_sql(_parts_of(targets.ledger))
 
 
 def namespace_of(name: str) -> str | None:
@@ -45,5 +47,25 @@ def namespace_of(name: str) -> str | None:
     return None if at is None else name[:at]
 
 
-def _in_template(template: str, schema: str, table: str) -> str:
-    return ".".join(quoted(part.format(schema=schema, table=table)) for part in template.split("."))
+_PART = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
+
+
+def _parts_of(name: str) -> list[str]:
+    """The parts of a table's name, or of a template. Raises OptionError for what is none."""
+    parts, at = [], 0
+    while match := _PART.match(name, at):
+        parts.append(match[2] if match[1] is None else match[1].replace("``", "`"))
+        at = match.end()
+        if at == len(name):
+            return parts
+        if name[at] != ".":
+            break
+        at += 1
+    raise OptionError(
+        f"{name!r} is not the name of a table in a catalog",
+        remedy="write it as in 'lake.shop.{table}', and a part with a dot in backticks",
+    )
+
+
+def _in_sql(parts: Iterable[str]) -> str:
+    return ".".join(map(quoted, parts))

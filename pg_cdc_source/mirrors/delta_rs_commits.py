@@ -75,9 +75,12 @@ class CommittedTable:
         # the versions of a history down from the one that it has loaded.
         self._table.update_incremental()
         history = (commit for limit in (_RECENT, None) for commit in self._table.history(limit))
-        return newest_of_ours(
+        found = newest_of_ours(
             (commit["version"], self._is_ours(commit), commit["operation"] in _HOUSEKEEPING) for commit in history
         )
+        if found is None:
+            raise foreign(f"{self.path} does not say any more which of its versions are this mirror's")
+        return found
 
     def is_done(self) -> bool:
         return self._is_at(self._mark.query)

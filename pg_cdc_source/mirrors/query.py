@@ -14,13 +14,13 @@ from pg_cdc_source.lake.first_files import FIRST_FILES
 from pg_cdc_source.lake.ledger import Ledger
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.sink import Applied
-from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.lake.targets import NOT_FOR_DELTA_RS, Targets
 from pg_cdc_source.mirrors.batches import Batches
 from pg_cdc_source.mirrors.catalog_names import is_path
 from pg_cdc_source.mirrors.lakes import Lake
 from pg_cdc_source.mirrors.sessions import absolute, is_connect
 from pg_cdc_source.mirrors.spark_table import SparkTable
-from pg_cdc_source.options.names import parse_tables
+from pg_cdc_source.options.names import QualifiedName, parse_tables
 from pg_cdc_source.options.texts import option_texts
 from pg_cdc_source.spark.register import register
 
@@ -68,8 +68,10 @@ def mirror(
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
     shapes = Shapes.of(mode, deletes, format, onSchemaChange, jsonAs)
     texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
+    _require_known(texts["tables"], shapes)
     _require_whole_tables(texts, shapes)
-    targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger))
+    forbidden = NOT_FOR_DELTA_RS if format == "deltalake" else ""
+    targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger), forbidden)
     staging = f"{absolute(spark, checkpoint)}/pgcdc-staging"
 
     def open_lake(spark: SparkSession) -> Lake:
@@ -90,6 +92,18 @@ def mirror(
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
 # With these the stream lacks rows that PostgreSQL has, or says nothing of rows that are gone.
 _OF_LOGS = {"startfrom": ("slot", "now"), "onnewtable": ("changes",), "ontruncate": ("ignore",)}
+
+
+def _require_known(tables: str, shapes: Shapes) -> None:
+    """Raise OptionError where a table that is given a mode is none that the stream may have."""
+    patterns = parse_tables(tables)
+    for table in shapes.by_table:
+        schema, name = QualifiedName.parse(table).parts
+        if not any(pattern.matches(schema, name) for pattern in patterns):
+            raise OptionError(
+                f"the mode of {table}: the option tables ({tables}) does not have it",
+                remedy="name a table of the mirror as schema.table, as PostgreSQL spells it",
+            )
 
 
 def _require_whole_tables(options: Mapping[str, str], shapes: Shapes) -> None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pg_cdc_source.errors import OptionError
+
 
 def option_texts(options: Mapping[str, object]) -> dict[str, str]:
-    """Options as texts, without those that are None; a list is its items with commas between them."""
+    """Options as texts, without those that are None; a list is its items with commas between them.
+
+    Raises OptionError where two names differ by case alone, of which Spark would take the last.
+    """
+    spelt: dict[str, str] = {}
+    for name in options:
+        if (other := spelt.setdefault(name.lower(), name)) != name:
+            raise OptionError(f"the option {other} is given twice, also as {name}", remedy="give it once")
     return {name: _text(value) for name, value in options.items() if value is not None}
 
 

@@ -216,18 +216,23 @@ def _old_values(batch: _Batch) -> dict[int, Column]:
     """Each key and value as ``_before`` has it; null if it lacks the value."""
     assert batch.before is not None
     struct_type = batch.fields[batch.before].dataType
-    there = {field.name: field.dataType for field in struct_type.fields} if isinstance(struct_type, StructType) else {}
+    fields = struct_type.fields if isinstance(struct_type, StructType) else []
+    there = {field.name: (place, field.dataType) for place, field in enumerate(fields)}
+    # By position: Spark does not tell two fields apart whose names differ by case alone.
+    numbered = StructType([StructField(f"f{place}", field.dataType) for place, field in enumerate(fields)])
+    before = _column(batch.before).cast(numbered)
     old = {}
     for i in (*batch.keys, *batch.values):
         field = batch.fields[i]
-        same_type = there.get(field.name) == field.dataType
+        place, kind = there.get(field.name, (0, None))
+        same_type = kind == field.dataType
         if i in batch.keys and not same_type:
             raise OptionError(
                 f"collapse() has the key {quoted(field.name)}, which {BEFORE} does not have as a column of "
                 "the same type",
                 remedy=f"drop {BEFORE} before, if updates never change the key; or name columns of the table",
             )
-        value = _column(batch.before).getField(field.name) if same_type else F.lit(None)
+        value = before.getField(f"f{place}") if same_type else F.lit(None)
         old[i] = value.cast(field.dataType)
     return old
 

@@ -18,6 +18,8 @@ from pg_cdc_source.postgres.locks import check_files
 from pg_cdc_source.postgres.slot_creation import drop_slot
 from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 
+_NAMES = "pass names of tables, each as one item of a list"
+
 
 @dataclass(frozen=True, slots=True)
 class OpenSnapshot:
@@ -32,20 +34,21 @@ class OpenSnapshot:
 
 @contextmanager
 def open_snapshot(
-    url: str | None = None, *, tables: Sequence[str] = (), slot: str | None = None, **options: str
+    url: str | None = None, *, tables: str | Sequence[str] = (), slot: str | None = None, **options: str
 ) -> Iterator[OpenSnapshot]:
     """Hold one snapshot for several reads, also of several Spark actions, until the block ends.
 
-    ``tables`` are locked (ACCESS SHARE) at once, so that no TRUNCATE or rewrite takes their rows away from the
-    snapshot. With ``slot`` a durable slot of that name is created at the snapshot's consistent point and left for a
-    stream to start from, unless the block is not begun. ``options`` are the connection options of the format,
-    ``consistentPoint`` and ``slotTimeout``. The snapshot is held by one session of this process.
+    ``tables``, a name or a list of them, are locked (ACCESS SHARE) at once, so that no TRUNCATE or rewrite takes their
+    rows away from the snapshot. With ``slot`` a durable slot of that name is created at the snapshot's consistent point
+    and left for a stream to start from, unless the block is not begun. ``options`` are the connection options of the
+    format, ``consistentPoint`` and ``slotTimeout``. The snapshot is held by one session of this process.
     """
     given = {**options, **({"url": url} if url is not None else {}), **({"slot": slot} if slot else {})}
     # The parser asks for dbtable or query; this query is never run.
     parsed = parse_snapshot_options({**given, "query": "SELECT"})
     spec = SnapshotSpec(parsed.consistent_point, parsed.slot, parsed.slot_timeout_seconds)
-    names = [QualifiedName.parse(table) for table in tables]
+    named = [tables] if isinstance(tables, str) else tables
+    names = [QualifiedName.parse(table, for_query=_NAMES, for_several=_NAMES) for table in named]
     with contextlib.closing(connect(parsed.connection, "pgsnapshot:open", full_seconds=FULL_SECONDS)) as session:
         relations = [find_relation(session, name) for name in names]
     token = secrets.token_hex(8)

@@ -31,6 +31,7 @@ from pg_cdc_source.values.registry import Codec
 
 _ENVELOPE_NAMES = ("_table", *CHANGE_NAMES, "key", "after", "before")
 _IMAGE = "image"
+_ONE_TABLE = "name one table, as the column _table has it"
 _VALUE_OPTIONS = frozenset(("asString", "numericAs", "unrepresentable"))
 
 
@@ -80,7 +81,7 @@ def _projection_options(table: str, url: str | None, options: dict[str, str | in
                 remedy=f"remove it: beside the connection's options there are {', '.join(sorted(_VALUE_OPTIONS))}",
             )
     # A query has no rows in the envelope.
-    QualifiedName.parse(table, for_query="name the table, as the column _table has it")
+    QualifiedName.parse(table, for_query=_ONE_TABLE, for_several=_ONE_TABLE)
     if url is not None:
         given["url"] = url
     return parse_snapshot_options({**given, "dbtable": table})

@@ -58,9 +58,9 @@ def {name}(
         spark: the session
 {arguments}
     """
-    options = option_texts({{name: value for name, value in locals().items() if name not in ("spark", "libpq")}})
+    named = {{name: value for name, value in locals().items() if name not in ("spark", "libpq")}}
     ensure_registered(spark)
-    return spark.{reader}.format("{format}").options(**options, **option_texts(libpq)).load()
+    return spark.{reader}.format("{format}").options(**option_texts({{**named, **libpq}})).load()
 '''
 _FUNCTIONS = (
     ("read", "pgsnapshot", "read", "Load a table or query as of one point in time, as the format ``pgsnapshot`` does."),

@@ -20,7 +20,7 @@ def test_one_text_names_all_of_them_and_shows_no_value() -> None:
         {**TABLE, "upperbound": "a-value", "driver": "a-value", "lowerbound": "a-value", "partitioncolumn": "a-value"}
     )
     assert options.without_effect == (
-        "upperBound, lowerBound, partitionColumn: a table is split into physical ranges, as many as numPartitions says;"
+        "upperBound, lowerBound, partitionColumn: a table is split into numPartitions physical ranges;"
         " a query is one partition; driver: no JDBC driver is used"
     )
     assert parse_snapshot_options(TABLE).without_effect == ""
