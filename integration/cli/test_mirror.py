@@ -122,3 +122,25 @@ def test_what_ends_it_is_said_without_sparks_log(
     assert "\tat org.apache.spark" not in found.stderr
     if of:
         assert len(found.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (["--slot", "lake-1"], 1, "[OPTION] option slot: 'lake-1' is not a name"),
+        (["--slot", "s", "-o", "slotTimeuot=1s"], 1, "did you mean slotTimeout?"),
+        (["--slot", "s", "-o", "onSchemaChange=additive"], 2, "use --on-schema-change instead of onSchemaChange"),
+    ],
+    ids=["value", "name", "own"],
+)
+def test_what_is_wrong_with_the_options_is_said_before_spark_starts(
+    given: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    found = subprocess.run(
+        [COMMAND, "mirror", "postgresql://nowhere.invalid/db", "--tables", "public.*", *given, "--once",
+         "--target", f"{tmp_path}/{{table}}", "--checkpoint", str(tmp_path / "checkpoint")],
+        cwd=tmp_path, env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout) == (code, "")
+    assert said in found.stderr
+    assert "Traceback" not in found.stderr

@@ -411,6 +411,19 @@ def test_a_table_whose_first_rows_the_lake_cannot_have_does_not_stop_the_others(
     assert last.set_aside == {}
 
 
+def test_a_table_whose_name_leads_elsewhere_does_not_stop_the_others(pg: Session, begin: Begin) -> None:
+    lake = begin(*T)
+    run(pg, 'CREATE TABLE "a/b" (id int PRIMARY KEY)', """INSERT INTO "a/b" VALUES (1)""",
+        'ALTER PUBLICATION s ADD TABLE "a/b"', "INSERT INTO t VALUES (3, 'c')")  # fmt: skip
+
+    def is_said() -> bool:
+        last = lake.ledger.last()
+        why = "" if last is None else last.set_aside.get('public."a/b"', "")
+        return is_same(lake, pg, "t")() and "cannot be a directory's" in why
+
+    wait_until(is_said)
+
+
 def test_a_table_without_a_key_is_set_aside_and_does_not_stop_the_others(pg: Session, begin: Begin) -> None:
     lake = begin(*T, "CREATE TABLE k (v text)", "ALTER TABLE k REPLICA IDENTITY FULL")
     run(pg, "INSERT INTO k VALUES ('a')", "INSERT INTO t VALUES (3, 'c')")

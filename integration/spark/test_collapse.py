@@ -483,3 +483,13 @@ def test_it_is_called_in_foreach_batch(spark: SparkSession) -> None:
     assert query.awaitTermination(120)
     assert seen
     assert all(batch == [(0, "update"), (1, "update"), (2, "delete")] for batch in seen)
+
+
+def test_old_values_of_columns_that_differ_by_case_alone(spark: SparkSession) -> None:
+    table = [StructField("id", IntegerType()), StructField("a", StringType()), StructField("A", StringType())]
+    schema = StructType([*table, *CHANGE, StructField("_before", StructType(table))])
+    moved: tuple[Any, ...] = (2, "x", "Y", "update", 100, 1, None, 100, [], (1, "x", "y"))
+    left = collapse(spark.createDataFrame([moved], schema), ["id"]).toArrow().to_pylist()
+    assert sorted((row["id"], row["_change_type"]) for row in left) == [(1, "delete"), (2, "insert")]
+    (inserted,) = [row for row in left if row["_change_type"] == "insert"]
+    assert (inserted["a"], inserted["A"]) == ("x", "Y")

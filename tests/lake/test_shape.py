@@ -25,7 +25,9 @@ def test_each_table_has_the_mode_that_was_given_for_it() -> None:
 @pytest.mark.parametrize(
     ("mode", "deletes", "changes"),
     [("log", "hard", "evolve"), ({"public.t": "log"}, "hard", "evolve"), ("merge", "never", "evolve"),
-     ("merge", "hard", "ignore"), ({"a.b.c.d": "merge"}, "hard", "evolve")],
+     ("merge", "hard", "ignore"), ({"a.b.c.d": "merge"}, "hard", "evolve"),
+     ({"orders": "history"}, "hard", "evolve"), ({"shop.public.orders": "history"}, "hard", "evolve"),
+     ({"public.a, public.b": "history"}, "hard", "evolve")],
 )  # fmt: skip
 def test_what_there_is_not_is_refused(mode: str | dict[str, str], deletes: str, changes: str) -> None:
     with pytest.raises(OptionError) as caught:

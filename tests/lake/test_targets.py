@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.lake.targets import Targets
+from pg_cdc_source.lake.targets import NOT_FOR_DELTA_RS, Targets
 
 
 def test_a_template_says_where_tables_and_the_ledger_are() -> None:
@@ -58,3 +58,18 @@ def test_names_that_lead_elsewhere_are_refused() -> None:
     for name in ('a."../t"', 'a."t/u"', 'a.".."', 'a."."', '".."."t"', 'a."t\\u"'):
         with pytest.raises(OptionError, match="cannot be a directory's"):
             targets[name]
+
+
+@pytest.mark.parametrize("letter", NOT_FOR_DELTA_RS)
+def test_paths_that_delta_rs_cannot_have_are_refused(letter: str) -> None:
+    in_template = {"{": "{{", "}": "}}"}.get(letter, letter)
+    for template, ledger in ((f"/la{in_template}ke/{{table}}", None), ("/lake/{table}", f"/led{letter}ger")):
+        with pytest.raises(OptionError, match="which no path of this format can have"):
+            Targets.of(template, ledger, NOT_FOR_DELTA_RS)
+        Targets.of(template, ledger)
+    targets = Targets.of("/lake/{table}", None, NOT_FOR_DELTA_RS)
+    with pytest.raises(
+        OptionError, match="cannot be a directory's" if letter == "\\" else "in its name, which no path"
+    ):
+        targets[f'public."a{letter}b"']
+    assert targets['public."a b:c;ü=$"'] == "/lake/a b:c;ü=$"

@@ -53,3 +53,20 @@ def test_what_leaves_nothing_out_is_taken() -> None:
     for name, value in taken:
         with pytest.raises(Begun):
             mirror(session, **{**GIVEN, name: value}, tables="public.*")
+
+
+@pytest.mark.parametrize(("tables", "table"), [
+    ("public.*", "sales.orders"), ("public.orders", "public.oders"), ("public.orders, sales.*", "public.items"),
+])  # fmt: skip
+def test_a_mode_is_that_of_a_table_that_the_mirror_may_have(tables: str, table: str) -> None:
+    session: Any = Session()
+    with pytest.raises(OptionError, match=f"the mode of {table}: the option tables"):
+        mirror(session, **GIVEN, tables=tables, mode={table: "history"})
+    with pytest.raises(Begun):
+        mirror(session, **GIVEN, tables=f"{tables}, {table}", mode={table: "history"})
+
+
+def test_a_target_that_delta_rs_cannot_have_is_refused() -> None:
+    session: Any = Session()
+    with pytest.raises(OptionError, match="has #, which no path"):
+        mirror(session, **{**GIVEN, "format": "deltalake", "target": "s3://lake/te#am/{table}"}, tables="public.*")
