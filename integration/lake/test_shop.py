@@ -39,7 +39,7 @@ from pg_cdc_source.mirrors.query import Format, ledger_at
 FORMATS = os.environ.get("SHOP_FORMAT", "deltalake").split()
 POINTS = int(os.environ.get("SHOP_POINTS", "6"))
 SEED = int(os.environ.get("SHOP_SEED", "1"))
-IS_WHOLE = POINTS >= 50
+IS_WHOLE = POINTS >= 20
 
 SERVER = {"wal_keep_size": "8GB", "checkpoint_timeout": "30s"}
 # Why a table may stand aside for a while; the operator has its rows come again where this does not come by itself.
