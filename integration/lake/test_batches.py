@@ -15,6 +15,7 @@ from lake import Begin, CatalogLake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
+from pg_cdc_source.lake.sink import CATCHING_UP
 from pg_cdc_source.mirrors import spark_table
 from pg_cdc_source.postgres.publication import identity
 
@@ -409,6 +410,33 @@ def test_a_table_whose_first_rows_the_lake_cannot_have_does_not_stop_the_others(
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
+
+
+@pytest.mark.parametrize("loss", ["DELETE FROM u", "TRUNCATE u"])
+def test_a_table_that_is_empty_when_it_is_read_again_is_not_said_to_be_of_the_point(
+    loss: str, pg: Session, begin: Begin
+) -> None:
+    lake = begin(*T)
+    run(pg, *U, "ALTER PUBLICATION s ADD TABLE u")
+
+    def is_begun() -> bool:
+        if lake.driver.attempt(read=False) is not None and not lake.driver.planned_tables:
+            lake.step()
+        return bool(lake.driver.planned_tables)
+
+    wait_until(is_begun)
+    run(pg, loss)
+    lake.driver.restart()
+    row = lake.step()
+    assert row is not None
+    assert row.set_aside["public.u"].startswith(CATCHING_UP)
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+
+    def has_caught_up() -> bool:
+        last = lake.ledger.last()
+        return is_same(lake, pg, "t", "u")() and last is not None and not last.set_aside
+
+    wait_until(has_caught_up)
 
 
 def test_a_table_whose_name_leads_elsewhere_does_not_stop_the_others(pg: Session, begin: Begin) -> None:

@@ -30,6 +30,8 @@ from pg_cdc_source.values.arrow import from_numpy, from_texts, to_numpy
 FILE = "file"
 # And of such rows that the lake cannot have: ``after`` says why.
 REFUSED = "refused"
+# And of a range that had no rows when it was read again after a crash: ``after`` says up to which position that is so.
+INEXACT = "inexact"
 # The change columns of a segment's rows. No column of PostgreSQL can have such a name: they are longer than 63 bytes.
 CHANGE_NAMES = {field.name: field.name.ljust(64, "_") for field in CHANGE_FIELDS}
 KIND, LSN, SEQ, COMMIT_TS, XID, UNCHANGED = CHANGE_NAMES.values()

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import OptionError, UnrepresentableError
-from pg_cdc_source.lake.batch_of_table import REFUSED, changed_behind
+from pg_cdc_source.lake.batch_of_table import INEXACT, REFUSED, changed_behind
 from pg_cdc_source.lake.columns import NUMERIC_AS, MirroredColumn, is_kept_as_text, read_layout, unrepresentable
 from pg_cdc_source.lake.files import FileWriter, with_own_columns
 from pg_cdc_source.lake.first_files import FirstFiles
@@ -51,13 +51,19 @@ def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) ->
         except OptionError as error:
             yield _refused(of, str(error))
             continue
+        has_rows = False
         try:
             for rows in _values(part, files, layout, execution):
+                has_rows = True
                 yield from writer.write(of, rows)
         except UnrepresentableError as error:
             yield _refused(of, str(unrepresentable(error.what)))
         except _ChangedBehindError as error:
             yield _refused(of, str(error))
+        else:
+            # They may have been deleted since the point, and no file says so.
+            if not has_rows and of["after"] is not None:
+                yield pa.RecordBatch.from_pylist([{**of, "_change_type": INEXACT, "rows": 0}], RUNS_SCHEMA)
     yield from writer.close()
 
 

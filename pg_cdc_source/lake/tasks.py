@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import PgCdcError, SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import FILE, REFUSED, Segment, TableBatch, place_of
+from pg_cdc_source.lake.batch_of_table import FILE, INEXACT, REFUSED, Segment, TableBatch, place_of
 from pg_cdc_source.lake.bring import Mark, Work
 from pg_cdc_source.lake.parts import parts_of
 from pg_cdc_source.lake.shape import Shapes
@@ -143,5 +143,7 @@ def _gone(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, A
 
 
 def _through(row: Mapping[str, Any]) -> int:
-    """Up to which position the rows of a file may be; 0 for what is of the snapshot's very point."""
+    """Up to which position rows of the snapshot may be; 0 for what is of its very point."""
+    if row["_change_type"] == INEXACT:
+        return int(row["after"])
     return int(json.loads(row["after"])["through"] or 0) if row["_change_type"] == FILE else 0
