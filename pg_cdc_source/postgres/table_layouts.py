@@ -29,7 +29,8 @@ WITH RECURSIVE tree (root, oid) AS (
 )
 """
 
-# A table's rows are in its file; a partitioned table's in those of its partitions, which come and go. A row of
+# A table's rows are in its file; a partitioned table's in those of its partitions, which come and go. Not by
+# pg_relation_filenode(), which tells of the present file in a transaction that sees older columns, too. A row of
 # pg_attribute has another xmin after each ALTER TABLE of its column.
 _READ_TABLES = f"""
 {_TREE}
@@ -42,10 +43,10 @@ SELECT c.oid::bigint, f.files,
     c.relnatts
 FROM pg_catalog.pg_class AS c
 JOIN (
-    SELECT root,
-        left(md5(string_agg(oid || ':' || coalesce(pg_relation_filenode(oid), 0), ',' ORDER BY oid)), 12) AS files
-    FROM tree
-    GROUP BY root
+    SELECT t.root, left(md5(string_agg(l.oid || ':' || l.relfilenode, ',' ORDER BY l.oid)), 12) AS files
+    FROM tree AS t
+    JOIN pg_catalog.pg_class AS l ON l.oid = t.oid
+    GROUP BY t.root
 ) AS f ON f.root = c.oid
 """
 
