@@ -12,11 +12,12 @@ def option_texts(options: Mapping[str, object]) -> dict[str, str]:
 
     Raises OptionError where two names differ by case alone, of which Spark would take the last.
     """
+    given = {name: value for name, value in options.items() if value is not None}
     spelt: dict[str, str] = {}
-    for name in options:
+    for name in given:
         if (other := spelt.setdefault(name.lower(), name)) != name:
             raise OptionError(f"the option {other} is given twice, also as {name}", remedy="give it once")
-    return {name: _text(value) for name, value in options.items() if value is not None}
+    return {name: _text(value) for name, value in given.items()}
 
 
 def _text(value: object) -> str:

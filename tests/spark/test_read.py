@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 import pg_cdc_source
 from pg_cdc_source import read, stream
+from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options import declared
 from pg_cdc_source.options.declared import OPTIONS, Option
 from pg_cdc_source.options.libpq_keywords import PASSED_KEYWORDS
@@ -88,6 +89,13 @@ def test_values_of_python_are_read_as_their_texts() -> None:
     streamed = parse_stream_options(option_texts({"tables": ["a.*", "b"], "slot": "s", "failover": True}))
     assert [str(table) for table in streamed.tables] == ["a.*", "b"]
     assert streamed.failover is True
+
+
+def test_an_option_is_given_once_in_any_case() -> None:
+    # The function's own keyword is there as well, and nobody has given it.
+    assert option_texts({"dbtable": None, "DBTABLE": "t"}) == {"DBTABLE": "t"}
+    with pytest.raises(OptionError, match="the option dbtable is given twice, also as DBTABLE"):
+        option_texts({"dbtable": "t", "DBTABLE": "u"})
 
 
 def test_a_keyword_that_is_not_there_is_an_error_of_python() -> None:
