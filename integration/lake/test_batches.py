@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from driving import run
-from lake import Begin, CatalogLake, is_same, rows_of, set_aside
+from lake import Begin, CatalogLake, Lake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
@@ -412,12 +412,8 @@ def test_a_table_whose_first_rows_the_lake_cannot_have_does_not_stop_the_others(
     assert last.set_aside == {}
 
 
-@pytest.mark.parametrize("loss", ["DELETE FROM u", "TRUNCATE u"])
-def test_a_table_that_is_empty_when_it_is_read_again_is_not_said_to_be_of_the_point(
-    loss: str, pg: Session, begin: Begin
-) -> None:
-    lake = begin(*T)
-    run(pg, *U, "ALTER PUBLICATION s ADD TABLE u")
+def until_planned(lake: Lake) -> None:
+    """Go on until a batch is planned that has a table's rows, and is not read."""
 
     def is_begun() -> bool:
         if lake.driver.attempt(read=False) is not None and not lake.driver.planned_tables:
@@ -425,6 +421,15 @@ def test_a_table_that_is_empty_when_it_is_read_again_is_not_said_to_be_of_the_po
         return bool(lake.driver.planned_tables)
 
     wait_until(is_begun)
+
+
+@pytest.mark.parametrize("loss", ["DELETE FROM u", "TRUNCATE u"])
+def test_a_table_that_is_empty_when_it_is_read_again_is_not_said_to_be_of_the_point(
+    loss: str, pg: Session, begin: Begin
+) -> None:
+    lake = begin(*T)
+    run(pg, *U, "ALTER PUBLICATION s ADD TABLE u")
+    until_planned(lake)
     run(pg, loss)
     lake.driver.restart()
     row = lake.step()
@@ -437,6 +442,31 @@ def test_a_table_that_is_empty_when_it_is_read_again_is_not_said_to_be_of_the_po
         return is_same(lake, pg, "t", "u")() and last is not None and not last.set_aside
 
     wait_until(has_caught_up)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["dropped", "created again"])
+@pytest.mark.parametrize("is_crashed", [False, True], ids=["held", "crashed"])
+def test_a_table_that_is_gone_before_its_first_rows_are_read_is_said_to_be_missing(
+    is_crashed: bool, again: bool, pg: Session, begin: Begin
+) -> None:
+    lake = begin(*T)
+    run(pg, *U, "ALTER PUBLICATION s ADD TABLE u")
+    until_planned(lake)
+    run(pg, "DROP TABLE u", *((*U, "ALTER PUBLICATION s ADD TABLE u") if again else ()))
+    if is_crashed:
+        lake.driver.restart()
+    row = lake.step()
+    assert row is not None
+    assert "public.u: it was dropped" in row.set_aside["public.u"]
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+
+    tables = ("t", "u") if again else ("t",)
+
+    def is_over() -> bool:
+        is_equal, last = is_same(lake, pg, *tables)(), lake.ledger.last()
+        return is_equal and last is not None and not last.set_aside and ("public.u" in last.tables) == again
+
+    wait_until(is_over)
 
 
 def test_a_table_whose_name_leads_elsewhere_does_not_stop_the_others(pg: Session, begin: Begin) -> None:

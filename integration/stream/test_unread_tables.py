@@ -153,12 +153,15 @@ def test_one_that_joins_is_emptied_all_the_same_and_its_changes_follow(pg: Sessi
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_rows_say_its_layout_and_that_it_has_left(moment: str, pg: Session, drive: Drive) -> None:
+def test_rows_say_its_layout_what_is_missing_and_that_it_has_left(moment: str, pg: Session, drive: Drive) -> None:
     driver = begun(moment, (DROP,), pg, drive, tables="public.*", onSchemaChange="emit")
     going_on(driver, lambda: [row for row in of_u(driver) if '"left"' in (row["after"] or "")])
-    layout, insert, left = of_u(driver)
-    assert [column["name"] for column in json.loads(layout["after"])["columns"]] == ["id", "v"]
-    assert kinds([layout, insert, left]) == ["schema", "insert", "schema"]
+    rows = of_u(driver)
+    said = [json.loads(row["after"]) for row in rows if row["_change_type"] == "schema"]
+    assert [[change["change"] for change in row["changes"]] for row in said] == [[], ["gap"], ["left"]]
+    assert [[column["name"] for column in row["columns"]] for row in said] == [["id", "v"], ["id", "v"], []]
+    assert "before its first rows were read" in said[1]["changes"][0]["why"]
+    assert kinds(rows) == ["schema", "schema", "insert", "schema"]
     assert replica(driver).items() >= source(pg, "t", "x").items()
 
 

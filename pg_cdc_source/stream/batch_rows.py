@@ -27,10 +27,10 @@ class BatchRows:
     again: bool
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        """The tables that have left since the batch was planned."""
+    def missing(self) -> dict[int, str]:
+        """The tables that have left since the batch was planned: the names that they had, by their oids."""
         there = {planned.oid for planned in self.tables}
-        return tuple(name for oid, name in self.wanted.items() if oid not in there)
+        return {oid: name for oid, name in self.wanted.items() if oid not in there}
 
     def begin(self, position: Position) -> Position:
         """Where the batch's changes begin: at the point, if that is before its other tables' ``position``."""

@@ -394,7 +394,8 @@ class Capture:
         elif not is_anew:
             # Nothing was read, and the next batch begins with these layouts.
             chunks += self._layouts.guessed(start, end)
-        chunks += self._layouts.left(start, end, self._membership.refused) + self._layouts.gaps(start, end)
+        chunks += self._layouts.left(start, end, self._membership.refused)
+        chunks += self._layouts.gaps(start, end, rows.missing)
         # Of a slot that was lost, some tables come again in later batches.
         at = _within(end.position) if is_anew and end.is_reading else end.position
         return Batch(tuple(first), tuple(parts), tuple(chunks), at)
@@ -423,7 +424,7 @@ class Capture:
         if rows.missing:
             log.warning(
                 "%s left the stream before its rows as of %s were read; only its changes come",
-                ", ".join(rows.missing[:10]),
+                ", ".join(list(rows.missing.values())[:10]),
                 rows.point,
             )
         return rows

@@ -41,6 +41,11 @@ _GAP = Refused(
     "attached that had rows",
     "wait: its rows come again",
 )
+# Of one that nothing can be read of any more.
+_UNREAD = Refused(
+    "it was dropped, or left the publication, before its first rows were read, so they are missing",
+    "nothing has to be done where it is gone for good; where it is published again, its rows come",
+)
 
 
 class EmittedLayouts:
@@ -156,19 +161,27 @@ class EmittedLayouts:
             if known.isdisjoint((member.oid, member.name))
         ]
 
-    def gaps(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
-        """The rows at the end of a batch that say of which tables changes may be missing, until their rows come."""
-        if not self.are_emitted or start is None:
-            return []
-        oids, position = {member.name: member.oid for member in end.members or ()}, Position(end.position.lsn, 0)
-        return [self._gap(oids[name], name, position) for name in end.gaps if name not in start.gaps]
+    def gaps(self, start: StreamOffset | None, end: StreamOffset, unread: Mapping[int, str]) -> list[Chunk]:
+        """The rows at the end of a batch that say of which tables changes may be missing, until their rows come.
 
-    def _gap(self, oid: int, name: str, position: Position) -> Chunk:
+        ``unread`` are tables whose rows it should have, and that left before these were read: names by their oids.
+        """
+        if not self.are_emitted:
+            return []
+        position = Position(end.position.lsn, 0)
+        oids = {member.name: member.oid for member in end.members or ()}
+        new = [] if start is None else [name for name in end.gaps if name not in start.gaps]
+        return [
+            *(self._gap(oids[name], name, _GAP, position) for name in new),
+            *(self._gap(oid, name, _UNREAD, position) for oid, name in unread.items()),
+        ]
+
+    def _gap(self, oid: int, name: str, why: Refused, position: Position) -> Chunk:
         # Changes may follow, so the row has the columns that they have.
         record = self._history.last(oid, position)
         if record is None:
-            return self._without_rows(oid, name, "gap", _GAP, position)
-        said = {**json.loads(record.to_object()), "changes": [_change("gap", _GAP)]}
+            return self._without_rows(oid, name, "gap", why, position)
+        said = {**json.loads(record.to_object()), "changes": [_change("gap", why)]}
         return self._row(record.layout.as_streamed(), json.dumps(said), position)
 
     def match(self, plan: StreamPlan) -> Match:
