@@ -222,6 +222,7 @@ def test_a_slot_that_exists_is_judged_with_its_publication(pg: Session, db: str,
     assert not right
     # A stream does not make one that is younger than its slot.
     assert statuses(found, "slot", "publication", "tables") == ["ok", "wrong", "not done"]
+    assert "A query without a checkpoint needs a slot that is younger" in found["publication"][0]["remedy"]
     found, right = check("pgcdc", db, dbtable="public.orders", slot="no_such_slot", startFrom="slot")
     assert not right
     assert "startFrom=slot starts from one that does" in found["slot"][0]["text"]

@@ -102,8 +102,7 @@ class Task(ABC):
         if batch.is_rewritten and not batch.comes_whole:
             raise SchemaChangedError(
                 f"{table} was rewritten, and the rows that the lake has are not those of PostgreSQL any more",
-                remedy="wait: the stream reads its rows again. On Spark 4.0 and 4.1 it does not where the query has "
-                "ended meanwhile: then pg-cdc resnapshot",
+                remedy="wait: the stream reads its rows again. Should they not come: pg-cdc resnapshot",
             )
         is_catching_up = table in self.start.catching_up and not batch.comes_whole
         if is_catching_up or any(map(_through, rows)):

@@ -66,7 +66,8 @@ def require_publication(session: Session, names: Publications) -> Publication:
     if found is None:
         raise ServerSetupError(
             f"publication {quoted(names.name)} does not exist any more, and the slot sends nothing without it",
-            remedy=CREATE_AGAIN,
+            remedy=f"{CREATE_AGAIN}. A query without a checkpoint needs a slot that is younger than the publication: "
+            "drop this one, or name another",
         )
     return found
 
