@@ -210,7 +210,7 @@ class CatalogLake(Lake):
         name = f"{self._namespace}.{table}"
         if self._lake._kind.provider == "delta":
             # Spark reads it, too, by version; which takes as long as half of a merge.
-            [location] = self._spark.sql(f"DESCRIBE DETAIL {name}").select("location").first()
+            [(location,)] = self._spark.sql(f"DESCRIBE DETAIL {name}").select("location").collect()
             path = location.removeprefix("file:")
             found = QueryBuilder().register("found", DeltaTable(path)).execute("SELECT * FROM found")
             return pa.RecordBatchReader.from_stream(found).read_all()

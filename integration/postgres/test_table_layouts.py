@@ -10,6 +10,7 @@ from databases import connect
 from driving import run
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres.table_layouts import read_layouts, read_type_facts
 from pg_cdc_source.protocol.table_layout import CatalogLayout
 
@@ -18,7 +19,7 @@ TABLE = "CREATE TABLE t (id int PRIMARY KEY, a text NOT NULL)", "INSERT INTO t V
 
 def layout(pg: Session, table: str = "t") -> CatalogLayout:
     ((oid,),) = run(pg, f"SELECT '{table}'::regclass::oid::bigint")
-    return read_layouts(pg, "p", [oid])[oid]
+    return read_layouts(pg, Publications("p"), [oid])[oid]
 
 
 def test_columns_keep_their_numbers(pg: Session) -> None:
@@ -26,7 +27,7 @@ def test_columns_keep_their_numbers(pg: Session) -> None:
     found = layout(pg)
     assert [(c.attnum, c.name, c.nullable) for c in found.columns] == [(1, "id", False), (3, "c", True)]
     assert (found.identity, found.key, found.last) == ("d", ("id",), 3)
-    assert read_layouts(pg, "p", [1]) == {}
+    assert read_layouts(pg, Publications("p"), [1]) == {}
 
 
 def test_a_snapshot_has_the_file_of_its_columns(pg: Session, db: str) -> None:
@@ -155,3 +156,26 @@ def test_types_by_their_numbers(pg: Session) -> None:
     ]
     assert found[types[0]].type.oid == 23
     assert (found[4_000_000, -1].type.oid, found[4_000_000, -1].spark) == (4_000_000, "string")
+
+
+def test_the_second_publication_has_a_list_of_columns_too(pg: Session) -> None:
+    if pg.server_version < 150000:
+        pytest.skip("PostgreSQL 15 has lists of columns")
+    run(pg, *TABLE, "CREATE TABLE log (id int, a text, secret text)", "CREATE PUBLICATION p FOR TABLE t",
+        "CREATE PUBLICATION p_inserts FOR TABLE log (id, a)")  # fmt: skip
+    ((oid,),) = run(pg, "SELECT 'log'::regclass::oid::bigint")
+    found = read_layouts(pg, Publications("p", "p_inserts"), [oid])[oid]
+    assert [column.name for column in found.columns if column.published] == ["id", "a"]
+
+
+def test_a_partition_with_another_expression_alone_was_altered(pg: Session) -> None:
+    if pg.server_version < 170000:
+        pytest.skip("PostgreSQL 17 has SET EXPRESSION")
+    run(pg, "CREATE TABLE t (id int, g int GENERATED ALWAYS AS (id * 2) STORED) PARTITION BY LIST (id)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)", "INSERT INTO t VALUES (1)")  # fmt: skip
+    before = layout(pg)
+    run(pg, "CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2)")
+    # One that comes is none.
+    assert layout(pg).altered == before.altered
+    run(pg, "ALTER TABLE t1 ALTER g SET EXPRESSION AS (id * 3)")
+    assert layout(pg).altered != before.altered

@@ -1070,6 +1070,36 @@ def test_a_table_whose_rows_were_asked_for_is_found_by_its_new_name(
     assert values(driver.rows, "_table", "_change_type").count(("public.w", "truncate")) == 1
 
 
+@pytest.mark.skipif(not HAS_LIMITS, reason="the first batch of a process waits for the point")
+def test_a_table_that_is_due_and_was_out_for_a_while_is_so_again_in_a_batch_that_is_repeated(
+    pg: Session, db: str, drive: Drive
+) -> None:
+    if pg.server_version < MESSAGES_VERSION:
+        pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="emit")
+    with connect(db) as writer:
+        # There is no consistent point until this ends.
+        run(writer, "BEGIN", "SELECT txid_current()")
+        ask_for(pg, "public.u")
+        run(pg, "UPDATE t SET v = 'b' WHERE id = 1")
+        going_on(driver, lambda: driver.offset.due == ("public.u",))
+        driver.stop()
+        run(pg, "ALTER PUBLICATION s DROP TABLE u", "ALTER PUBLICATION s ADD TABLE u")
+        driver.start()
+        going_on(driver, lambda: driver.offset.gaps == ("public.u",))
+        run(pg, "UPDATE t SET v = 'c' WHERE id = 1")
+        rows: list[Row] = []
+
+        def has_come() -> bool:
+            rows[:] = driver.batch()
+            return "update" in kinds(rows)
+
+        wait_until(has_come)
+        run(writer, "COMMIT")
+    assert driver.offset.due == ("public.u",)
+    assert driver.again() == rows
+
+
 @pytest.mark.corner
 @pytest.mark.parametrize("how", ["crash", "restart"])
 @pytest.mark.parametrize("cause", ["asked for", "rewritten"])

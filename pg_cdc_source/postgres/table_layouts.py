@@ -9,6 +9,7 @@ from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres.columns import read_types
 from pg_cdc_source.postgres.publication.identity import read_identities
 from pg_cdc_source.postgres.server_errors import translated
@@ -31,15 +32,26 @@ WITH RECURSIVE tree (root, oid) AS (
 
 # A table's rows are in its file; a partitioned table's in those of its partitions, which come and go. Not by
 # pg_relation_filenode(), which tells of the present file in a transaction that sees older columns, too. A row of
-# pg_attribute has another xmin after each ALTER TABLE of its column.
+# pg_attribute has another xmin after each ALTER TABLE of its column. A partition may be given another expression for a
+# stored generated column alone.
 _READ_TABLES = f"""
 {_TREE}
 SELECT c.oid::bigint, f.files,
-    (
-        SELECT left(md5(string_agg(a.attnum || ':' || a.xmin, ',' ORDER BY a.attnum)), 12)
-        FROM pg_catalog.pg_attribute AS a
-        WHERE a.attrelid = c.oid AND a.attnum > 0
-    ),
+    left(md5(concat(
+        (
+            SELECT string_agg(a.attnum || ':' || a.xmin, ',' ORDER BY a.attnum)
+            FROM pg_catalog.pg_attribute AS a
+            WHERE a.attrelid = c.oid AND a.attnum > 0
+        ),
+        (
+            SELECT string_agg(DISTINCT e.said, ',' ORDER BY e.said)
+            FROM tree AS t
+            JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.oid AND a.attgenerated = 's'
+            JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+            CROSS JOIN LATERAL (SELECT a.attname || '=' || pg_get_expr(d.adbin, d.adrelid)) AS e (said)
+            WHERE t.root = c.oid AND t.oid <> c.oid
+        )
+    )), 12),
     c.relnatts
 FROM pg_catalog.pg_class AS c
 JOIN (
@@ -70,26 +82,28 @@ _READ_PUBLISHED = """
 SELECT coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false), r.prrelid::bigint, to_jsonb(r) ->> 'prattrs'
 FROM pg_catalog.pg_publication AS p
 LEFT JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid AND r.prrelid = ANY (%(oids)s::oid[])
-WHERE p.pubname = %(publication)s
+WHERE p.pubname = ANY (%(publications)s)
 """
 
 
-def read_layouts(session: Session, publication: str, oids: Sequence[int]) -> dict[int, CatalogLayout]:
-    """The columns of tables as they are now, and which of them the publication sends, without tables that are gone."""
+def read_layouts(session: Session, publications: Publications, oids: Sequence[int]) -> dict[int, CatalogLayout]:
+    """The columns of tables as they are now, and which of them are published, without tables that are gone."""
     # One snapshot for all questions.
     with translated("reading the layouts of tables"), session.cursor() as cursor:
         own = session.info.transaction_status == 0
         if own:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
-            return _read(session, cursor, publication, oids)
+            return _read(session, cursor, publications, oids)
         finally:
             if own and not session.closed:
                 cursor.execute("ROLLBACK")
 
 
-def _read(session: Session, cursor: Cursor, publication: str, oids: Sequence[int]) -> dict[int, CatalogLayout]:
-    given = {"oids": list(oids), "publication": publication}
+def _read(
+    session: Session, cursor: Cursor, publications: Publications, oids: Sequence[int]
+) -> dict[int, CatalogLayout]:
+    given = {"oids": list(oids), "publications": [publications.name, publications.inserts]}
     cursor.execute(_READ_TABLES, given)
     tables = {oid: rest for oid, *rest in cursor}
     cursor.execute(_READ_PUBLISHED, given)

@@ -1,15 +1,6 @@
 """Find out what the layout of a relation is, and what changed in it: Relation message, known layout and catalog.
 
-Columns are told apart by their numbers (attnum), which a Relation message does not have. PostgreSQL gives numbers in
-order, never gives one twice, and sends columns in their order. So::
-
-    the catalog has just the columns that were sent          their numbers are the catalog's
-    they were sent as before                                 their numbers are the known ones
-    otherwise the catalog is ahead of the commit:
-      all known columns are still there                      they come first; behind them are new ones
-      some are not                                           by name and type; the rest was dropped and added
-
-- Where it cannot be told, a column was dropped and another added: a rename is never guessed.
+- Where it cannot be told, a column was dropped and another added: a rename is never guessed (``column_numbers``).
 - Old rows have what the catalog says (``fill``), or, if it cannot say so, the table counts as rewritten.
 """
 
@@ -18,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pg_cdc_source.options.names import dotted
+from pg_cdc_source.protocol.column_numbers import find_numbers
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.table_layout import (
     CatalogLayout,
@@ -28,9 +20,14 @@ from pg_cdc_source.protocol.table_layout import (
     listed,
     sent_of,
 )
+from pg_cdc_source.values.registry import CatalogType
 
 # What a type with its modifier is.
 TypeOf = Callable[[int, int], TypeFacts]
+
+# Types whose values have the same text, so that a change between them, which leaves rows as they are, changes none:
+# varchar and text; varbit and bit.
+_LIKE = {1043: 25, 1562: 1560}
 
 
 def find_layout(
@@ -42,8 +39,8 @@ def find_layout(
     """
     sent = relation.columns
     present = catalog if catalog is not None and _is_at(catalog, sent) else None
-    numbers = _numbers(sent, known, catalog, present)
-    key = _key(relation, known, present, numbers)
+    numbers = find_numbers(sent, known, catalog, present)
+    key = _key(relation, known, catalog, present, numbers)
     last_known = known if catalog is None else catalog
     nullable = {} if last_known is None else {column.attnum: column.nullable for column in last_known.columns}
     columns = tuple(
@@ -78,14 +75,18 @@ def _column(sent: RelationColumn, number: int | None, key: bool, nullable: bool,
 def _key(
     relation: RelationMessage,
     known: TableLayout | None,
+    catalog: CatalogLayout | None,
     present: CatalogLayout | None,
     numbers: Sequence[int | None],
 ) -> frozenset[str]:
     """Return the columns that tell rows apart. Under FULL all are marked; only the catalog knows the primary key."""
     names = frozenset(column.name for column in relation.columns)
     of_catalog = frozenset(present.key) if present is not None and present.identity == relation.identity else None
-    if relation.identity == "f":
-        key = _known_key(relation, known, numbers) if of_catalog is None else of_catalog
+    if relation.identity == "f" and of_catalog is not None:
+        key = of_catalog
+    elif relation.identity == "f":
+        # Another primary key may have been there already.
+        key = frozenset() if _has_another_key(known, catalog) else _known_key(relation, known, numbers)
     else:
         key = frozenset(column.name for column in relation.columns if column.is_key)
     # A part of a key does not tell rows apart.
@@ -102,53 +103,12 @@ def _known_key(relation: RelationMessage, known: TableLayout | None, numbers: Se
     )
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def _numbers(
-    sent: Sequence[RelationColumn],
-    known: TableLayout | None,
-    catalog: CatalogLayout | None,
-    present: CatalogLayout | None,
-) -> list[int | None]:
-    if present is not None:
-        return [column.attnum for column in present.columns if column.published]
-    if known is None:
-        return [None] * len(sent)
-    if known.is_sent_as(sent):
-        return [column.attnum for column in known.columns]
-    there = set() if catalog is None else {column.attnum for column in catalog.columns}
-    numbers = [column.attnum for column in known.columns]
-    if len(numbers) <= len(sent) and there.issuperset(numbers):
-        return numbers + _added(len(sent) - len(numbers), known.last, there)
-    return _by_name_and_type(sent, known, there)
-
-
-def _added(count: int, last: int | None, there: set[int]) -> list[int | None]:
-    """Return the numbers of columns behind all known ones: those that follow, as long as none of them was dropped."""
-    numbers: list[int | None] = []
-    for _ in range(count):
-        last = last + 1 if last is not None and last + 1 in there else None
-        numbers.append(last)
-    return numbers
-
-
-def _by_name_and_type(sent: Sequence[RelationColumn], known: TableLayout, there: set[int]) -> list[int | None]:
-    numbers: list[int | None] = []
-    gap: list[RelationColumn] = []
-    rest = list(known.columns)
-    for column in sent:
-        at = next((i for i, other in enumerate(rest) if other.sent == sent_of(column)), None)
-        if at is None:
-            gap.append(column)
-            continue
-        # New columns come last. So what stands between two known ones is as many known ones with other names, or not
-        # to be told.
-        passed, matched, rest = rest[:at], rest[at], rest[at + 1 :]
-        numbers += [other.attnum for other in passed] if len(passed) == len(gap) else [None] * len(gap)
-        numbers.append(matched.attnum)
-        gap = []
-    return numbers + (_added(len(gap), known.last, there) if not rest else [None] * len(gap))
+def _has_another_key(known: TableLayout | None, catalog: CatalogLayout | None) -> bool:
+    """Whether the catalog has another primary key than a layout under FULL."""
+    if known is None or catalog is None or known.identity != "f" or catalog.identity not in ("f", "d"):
+        return False
+    of_known = {column.attnum for column in known.columns if column.key}
+    return None not in of_known and of_known != {c.attnum for c in catalog.columns if c.name in catalog.key}
 
 
 def _last(numbers: Sequence[int | None], known: TableLayout | None, present: CatalogLayout | None) -> int | None:
@@ -221,10 +181,16 @@ def _is_rewritten(
     if any(column.attnum is None for column in added):
         # What old rows have in it cannot be looked up.
         return True
-    if added and dropped and known.is_sent_as([_as_sent(column) for column in layout.columns]):
+    if {column.type_oid for column in added} & {column.type_oid for column in dropped}:
         # It cannot be told which rows came before a column was replaced by its like.
         return True
+    if any(column.attnum <= (known.last or 0) for column in added if column.attnum is not None):
+        # It was there all the time, with values that were not sent.
+        return True
     retyped = [column for was, column in pairs if was is not None and was.sent[1:] != column.sent[1:]]
+    if any(was is not None and not _are_alike(was.type, column.type) for was, column in pairs):
+        # Rows that PostgreSQL leaves as they are have another text.
+        return True
     renamed = [column for was, column in pairs if was is not None and was.name != column.name]
     if present is None and not (added or dropped or retyped or renamed):
         # The catalog is ahead. What else it says is of a later commit.
@@ -236,5 +202,8 @@ def _is_rewritten(
     return catalog.files != known.files and catalog.altered != known.altered
 
 
-def _as_sent(column: LayoutColumn) -> RelationColumn:
-    return RelationColumn(column.key, column.name, column.type_oid, column.typmod)
+def _are_alike(was: CatalogType, now: CatalogType) -> bool:
+    """Whether values that two types have in common have the same text."""
+    if was.element is not None and now.element is not None:
+        return _are_alike(was.element, now.element)
+    return _LIKE.get(was.oid, was.oid) == _LIKE.get(now.oid, now.oid)

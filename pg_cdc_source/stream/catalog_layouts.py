@@ -35,7 +35,7 @@ class CatalogLayouts:
         """What the catalog says of a table now, None where it is gone or nobody ``asks``; and what its types are."""
         found = {}
         if asks:
-            found = self._ask(lambda session: read_layouts(session, self._options.publication, [relation.oid]))
+            found = self._ask(lambda session: read_layouts(session, self._options.publications, [relation.oid]))
         types = [(column.type_oid, column.typmod) for column in relation.columns]
         return found.get(relation.oid), self._types_of(types, self._ask)
 
@@ -44,7 +44,7 @@ class CatalogLayouts:
 
         Their changes are what old rows have in columns that were added.
         """
-        found = read_layouts(session, self._options.publication, [table.oid for table in tables])
+        found = read_layouts(session, self._options.publications, [table.oid for table in tables])
         types = [column.sent[1:] for layout in found.values() for column in layout.columns if column.published]
         type_of = self._types_of(types, lambda question: question(session))
         return tuple(_record(table, found[table.oid], type_of, position) for table in tables if table.oid in found)

@@ -74,7 +74,10 @@ class Joins:
         if strangers := [name for name in asked if name != EVERY_TABLE and name not in oids]:
             log.warning("rows of %s were asked for, which the stream does not have", ", ".join(strangers))
         due = start.due_oids.union(oids[name] for name in (*asked, *rewritten) if name in oids)
-        return tuple(planned.name for planned in followed if planned.oid in due or EVERY_TABLE in asked)
+        if EVERY_TABLE in asked:
+            due |= {planned.oid for planned in followed}
+        # One that waits by another entry, or under another name, is not followed for a while, and still due.
+        return tuple(member.name for member in self._membership.plan.members if member.oid in due)
 
     def are_awaited(self, start: StreamOffset) -> bool:
         return self._membership.has_waiting or bool(self._membership.plan.with_oids(start.due_oids | start.gap_oids))

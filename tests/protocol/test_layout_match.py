@@ -19,8 +19,8 @@ from pg_cdc_source.protocol.table_layout import (
 )
 from pg_cdc_source.values.registry import CatalogType
 
-INT, TEXT, BIGINT = 23, 25, 20
-NAMES = {INT: "integer", TEXT: "text", BIGINT: "bigint"}
+INT, TEXT, BIGINT, VARCHAR = 23, 25, 20, 1043
+NAMES = {INT: "integer", TEXT: "text", BIGINT: "bigint", VARCHAR: "character varying"}
 # (number, name, type), of the catalog also what old rows have.
 Given = tuple[Any, ...]
 T: list[Given] = [(1, "id", INT), (2, "a", TEXT)]
@@ -97,10 +97,22 @@ NOW: dict[str, tuple[RelationMessage, CatalogLayout, list[int | None], list[tupl
         [("retyped", 2, "a", "text"), ("rewritten",)],
     ),
     "retyped in place": (
+        sent(ID, ("a", VARCHAR)),
+        catalog([*T[:1], (2, "a", VARCHAR)], **ALTERED),
+        [1, 2],
+        [("retyped", 2, "a", "text")],
+    ),
+    "retyped in place, and rows have another text": (
         sent(ID, ("a", BIGINT)),
         catalog([*T[:1], (2, "a", BIGINT)], **ALTERED),
         [1, 2],
-        [("retyped", 2, "a", "text")],
+        [("retyped", 2, "a", "text"), ("rewritten",)],
+    ),
+    "dropped, and another of its type added": (
+        sent(ID, B),
+        catalog([*T[:1], (3, "b", TEXT)], **ALTERED),
+        [1, 3],
+        [("dropped", 2, "a"), ("added", 3, "b"), ("rewritten",)],
     ),
     "dropped and added under another type": (
         sent(ID, ("a", INT)),
@@ -146,7 +158,7 @@ C = ("c", TEXT)
 AHEAD: dict[str, tuple[list[Given], RelationMessage, CatalogLayout | None, list[int | None], list[tuple[Any, ...]]]] = {
     "nothing yet": (T, sent(ID, A), catalog([*T, (3, "b", TEXT)]), [1, 2], []),
     "nothing, the table is gone": (T, sent(ID, A), None, [1, 2], []),
-    "nothing, and it is rewritten later": (T, sent(ID, A), catalog(T[:1], **REWRITTEN), [1, 2], []),
+    "nothing, and it is rewritten later": (T, sent(ID, A), catalog(T[:1], last=2, **REWRITTEN), [1, 2], []),
     "the first of two is added": (
         T,
         sent(ID, A, B),
@@ -191,6 +203,59 @@ AHEAD: dict[str, tuple[list[Given], RelationMessage, CatalogLayout | None, list[
     ),
     "dropped, and the table is gone": (T, sent(ID), None, [1], [("dropped", 2, "a")]),
     "added, and the table is gone": (T, sent(ID, A, B), None, [1, 2, None], [("added", "b"), ("rewritten",)]),
+    "nothing yet, and another one in its place since": (
+        T,
+        sent(ID, A),
+        catalog([T[0], (3, "b", INT)], **ALTERED),
+        [1, 2],
+        [],
+    ),
+    "nothing, or replaced by its like": (
+        T,
+        sent(ID, A),
+        catalog([T[0], (3, "a", TEXT), (4, "c", TEXT)], **ALTERED),
+        [1, None],
+        [("dropped", 2, "a"), ("added", "a"), ("rewritten",)],
+    ),
+    "dropped, and another one has its name; one is added since": (
+        [*T, (3, "b", TEXT)],
+        sent(ID, B),
+        catalog([T[0], (2, "b", TEXT), (4, "c", TEXT)], **ALTERED),
+        [1, 2],
+        [("dropped", 3, "b"), ("renamed", 2, "b", "a")],
+    ),
+    "two have exchanged their names, or one is new; one is dropped and one added since": (
+        [*T, (3, "b", TEXT)],
+        sent(ID, B, A),
+        catalog([T[0], (2, "b", TEXT), (4, "c", TEXT)], **ALTERED),
+        [1, None, None],
+        [("dropped", 2, "a"), ("dropped", 3, "b"), ("added", "b"), ("added", "a"), ("rewritten",)],
+    ),
+    "added behind one that is dropped since": (
+        [*T, (3, "b", TEXT)],
+        sent(ID, A, B, C),
+        catalog([*T, (4, "c", TEXT)], **ALTERED),
+        [1, 2, 3, 4],
+        [("added", 4, "c")],
+    ),
+    "added behind one that is generated, which is shown since": (
+        T,
+        sent(ID, A, C),
+        catalog([*T, (3, "b", TEXT), (4, "c", TEXT)], **ALTERED),
+        [1, 2, None],
+        [("added", "c"), ("rewritten",)],
+    ),
+    "more columns are gone than anybody can choose of": (
+        [*T, *((number, f"c{number}", TEXT) for number in range(3, 25))],
+        sent(ID, *((f"c{number}", TEXT) for number in range(3, 14))),
+        catalog([T[0]], last=24, **ALTERED),
+        [1, *[None] * 11],
+        [
+            *(("dropped", number, name) for number, name in ((2, "a"), *((n, f"c{n}") for n in range(3, 25)))),
+            *(("added", f"c{number}") for number in range(3, 14)),
+            ("rewritten",),
+        ],
+    ),
     "two exchange their names, later": (
         [*T, (3, "b", TEXT)],
         sent(ID, A, B),
@@ -205,6 +270,22 @@ AHEAD: dict[str, tuple[list[Given], RelationMessage, CatalogLayout | None, list[
 def test_a_change_that_the_catalog_is_ahead_of(what: str) -> None:
     before, relation, now, numbers, changes = AHEAD[what]
     assert shown(find_layout(relation, known(before), now, type_of)) == (numbers, changes)
+
+
+def test_a_column_that_was_there_all_the_time_has_values_that_were_not_sent() -> None:
+    now = catalog([*T, (3, "b", TEXT)], **ALTERED)
+    found = find_layout(sent(ID, A, B), known(last=3), now, type_of)
+    assert shown(found) == ([1, 2, 3], [("added", 3, "b"), ("rewritten",)])
+    # And which one it is cannot be told where others have come since.
+    now = catalog([*T, (3, "b", TEXT), (4, "c", TEXT)], **ALTERED)
+    found = find_layout(sent(ID, A, B), known(last=3), now, type_of)
+    assert shown(found) == ([1, 2, None], [("added", "b"), ("rewritten",)])
+
+
+def test_a_column_that_is_not_published_is_not_one_that_was_added() -> None:
+    now = catalog([*T, (3, "hidden", TEXT), (4, "b", TEXT), (5, "c", TEXT)], **ALTERED)
+    now = replace(now, columns=tuple(replace(c, published=c.name != "hidden") for c in now.columns))
+    assert shown(find_layout(sent(ID, A, B), known(), now, type_of)) == ([1, 2, 4], [("added", 4, "b")])
 
 
 def test_a_table_that_is_gone_keeps_what_the_stream_does_not_say() -> None:
@@ -228,12 +309,27 @@ def test_under_full_the_key_is_the_primary_key_if_all_of_it_is_sent(primary_key:
 @pytest.mark.parametrize(
     ("relation", "now", "key"),
     [
-        (sent(("k", INT), A, identity="f"), catalog([(1, "later", INT), T[1]], identity="f", **ALTERED), ("k",)),
-        (sent(("k", INT), A, identity="f"), None, ("k",)),
+        (
+            sent(("k", INT), A, identity="f"),
+            catalog([(1, "later", INT), T[1]], identity="f", key=("later",), **ALTERED),
+            ("k",),
+        ),
+        (sent(ID, A, identity="f"), None, ("id",)),
+        (sent(("k", INT), A, identity="f"), None, ()),
         (sent(A, ("k", INT), identity="f"), None, ()),
         (sent(A, identity="f"), catalog([T[1], (3, "b", TEXT)], identity="f", key=(), **ALTERED), ()),
+        (sent(ID, A, identity="f"), catalog([*T, (3, "b", TEXT)], identity="f", key=("a",), **ALTERED), ()),
+        (sent(ID, A, identity="f"), catalog([*T, (3, "b", TEXT)], identity="d", key=("a",), **ALTERED), ()),
     ],
-    ids=["renamed", "renamed, and the table is gone", "replaced, and the table is gone", "dropped"],
+    ids=[
+        "renamed",
+        "the table is gone",
+        "renamed, and the table is gone",
+        "replaced, and the table is gone",
+        "dropped",
+        "another one by now",
+        "another one, and another identity by now",
+    ],
 )
 def test_under_full_the_key_is_the_known_one_where_the_catalog_is_ahead(
     relation: RelationMessage, now: CatalogLayout | None, key: tuple[str, ...]

@@ -35,15 +35,17 @@ class Catalog:
     def __init__(self) -> None:
         self.asked = 0
         self.files = "file"
+        self.last = 0
 
     def look(self, sent: RelationMessage, asks: bool) -> tuple[CatalogLayout, TypeOf]:
         self.asked += 1
         columns = tuple(
-            CatalogColumn(ord(c.name[0]), c.name, 25, -1, nullable=True, fill=None, published=True)
+            CatalogColumn("iabc".index(c.name[0]) + 1, c.name, 25, -1, nullable=True, fill=None, published=True)
             for c in sent.columns
         )
         key = ("id",)
-        layout = CatalogLayout(columns, "d", key, 200, self.files, f"{self.files} {[c.name for c in columns]}")
+        self.last = max(self.last, *(column.attnum for column in columns))
+        layout = CatalogLayout(columns, "d", key, self.last, self.files, f"{self.files} {[c.name for c in columns]}")
         return layout, lambda oid, typmod: TypeFacts("text", CatalogType(oid), "string")
 
 
@@ -133,7 +135,7 @@ def test_a_batch_tells_which_tables_are_rewritten(catalog: Catalog) -> None:
 
 def test_a_snapshot_has_the_layouts_that_rows_behind_it_would_begin(catalog: Catalog) -> None:
     history = filled(catalog)
-    assert announced(history, relation("id", "c"), at(400)) == ["id", "c", "dropped b", "added c"]
+    assert announced(history, relation("id", "c"), at(400)) == ["id", "c", "dropped b", "added c", "rewritten None"]
     (record,) = (r for r in from_text(history.text(at(350), at(400))) if r.position == at(400))
     history.add([replace(record, position=at(380, 0), changes=())])
     assert announced(history, relation("id", "c"), at(400)) is None

@@ -1,0 +1,133 @@
+"""Columns that change where the catalog is ahead of the stream: rows are PostgreSQL's, or their table stands aside."""
+
+from __future__ import annotations
+
+import pytest
+from driving import run
+from lake import Begin, Lake, rows_of
+from psycopg2.extensions import connection as Session
+from watch import wait_until
+
+M = "CREATE TABLE m (id int PRIMARY KEY)"
+PAIRS = ("CREATE TABLE t (id int PRIMARY KEY, a int, b int)", "INSERT INTO t VALUES (1, 10, 100), (2, 20, 200)")
+VIA_ROOT = "CREATE PUBLICATION s FOR TABLE m, t WITH (publish_via_partition_root = true)"
+# What there is, and what happens before the stream sees any of it.
+CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "a name is taken over": (
+        PAIRS,
+        ("ALTER TABLE t DROP b", "ALTER TABLE t RENAME a TO b", "INSERT INTO t VALUES (3, 30)",
+         "ALTER TABLE t ADD c int", "INSERT INTO t VALUES (4, 40, 4)"),
+    ),
+    "names are exchanged": (
+        PAIRS,
+        ("ALTER TABLE t RENAME a TO x", "ALTER TABLE t RENAME b TO a", "ALTER TABLE t RENAME x TO b",
+         "INSERT INTO t (id, a, b) VALUES (3, 300, 30)", "ALTER TABLE t ADD c int", "ALTER TABLE t DROP a",
+         "INSERT INTO t VALUES (4, 40, 4)"),
+    ),
+    "replaced by its like": (
+        PAIRS,
+        ("ALTER TABLE t DROP b", "ALTER TABLE t ADD b int", "INSERT INTO t VALUES (3, 30, 300)",
+         "ALTER TABLE t ADD c int", "INSERT INTO t VALUES (4, 40, 400, 4)"),
+    ),
+    "replaced by its like, without a row behind": (
+        PAIRS,
+        ("ALTER TABLE t DROP b", "ALTER TABLE t ADD b int", "INSERT INTO t VALUES (3, 30, 300)",
+         "ALTER TABLE t ADD c int"),
+    ),
+    "a generated column becomes a plain one": (
+        ("CREATE TABLE t (id int PRIMARY KEY, a int, g int GENERATED ALWAYS AS (a * 2) STORED)",
+         "INSERT INTO t (id, a) VALUES (1, 10), (2, 20)", VIA_ROOT),
+        ("ALTER TABLE t ALTER g DROP EXPRESSION", "INSERT INTO t VALUES (3, 30, 7)"),
+    ),
+    "another type, and the rows stay": (
+        ("CREATE TABLE t (id int PRIMARY KEY, a int)", "INSERT INTO t VALUES (1, -1)"),
+        ("ALTER TABLE t ALTER a TYPE oid", "INSERT INTO t VALUES (3, 3)"),
+    ),
+}  # fmt: skip
+OF_18 = {
+    "behind a virtual column": (
+        ("CREATE TABLE t (id int PRIMARY KEY, a int)", "INSERT INTO t VALUES (1, 10)"),
+        ("ALTER TABLE t ADD g int GENERATED ALWAYS AS (id * 2) VIRTUAL", "ALTER TABLE t ADD y int",
+         "INSERT INTO t (id, a, y) VALUES (3, 300, 30)", "ALTER TABLE t ADD c int",
+         "INSERT INTO t (id, a, y, c) VALUES (4, 40, 4, 5)"),
+    ),
+    "another expression of a partition": (
+        ("CREATE TABLE t (id int PRIMARY KEY, a int, g int GENERATED ALWAYS AS (a * 2) STORED) PARTITION BY LIST (id)",
+         "CREATE TABLE t1 PARTITION OF t DEFAULT", "INSERT INTO t (id, a) VALUES (1, 10), (2, 20)"),
+        ("ALTER TABLE t1 ALTER g SET EXPRESSION AS (a * 3)", "INSERT INTO t (id, a) VALUES (3, 30)"),
+    ),
+}  # fmt: skip
+VERSION_18 = 180000
+# A virtual column is not in the stream.
+SENT = """
+SELECT string_agg(attname, ', ' ORDER BY attnum)
+FROM pg_attribute
+WHERE attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated <> 'v'
+"""
+
+
+@pytest.fixture(scope="module", params=["deltalake"])
+def format(request: pytest.FixtureRequest) -> str:
+    """What columns are is told before any format comes into it."""
+    return str(request.param)
+
+
+def _go_on(lake: Lake, pg: Session) -> bool:
+    """Run a batch; whether the marker is there. Then the rows of ``t`` are PostgreSQL's, or it stands aside."""
+    lake.step()
+    last = lake.ledger.last()
+    if last is None or lake.rows("m") != rows_of(pg, "m"):
+        return False
+    assert "public.t" in last.set_aside or lake.rows("t") == rows_of(pg, "sent")
+    return True
+
+
+def _change(pg: Session, *statements: str) -> None:
+    run(pg, *statements)
+    ((columns,),) = run(pg, SENT)
+    run(pg, f"CREATE VIEW sent AS SELECT {columns} FROM t", "INSERT INTO m VALUES (1)")
+
+
+@pytest.mark.parametrize(
+    ("is_down", "rows"), [(False, "1"), (True, "1000000")], ids=["running, one row a batch", "down"]
+)
+@pytest.mark.parametrize("case", [*CASES, *OF_18])
+def test_columns_of_rows_are_told_apart_or_the_rows_come_again(
+    case: str, is_down: bool, rows: str, pg: Session, begin: Begin
+) -> None:
+    if case in OF_18 and pg.server_version < VERSION_18:
+        pytest.skip("PostgreSQL 18 has it")
+    first, then = {**CASES, **OF_18}[case]
+    run(pg, M, *first)
+    lake = begin(maxRowsPerBatch=rows)
+
+    def is_loaded() -> bool:
+        lake.step()
+        last = lake.ledger.last()
+        return last is not None and len(last.tables) == 2
+
+    wait_until(is_loaded)
+    if is_down:
+        lake.driver.stop()
+    _change(pg, *then)
+    if is_down:
+        lake.driver.start()
+        lake.restart()
+
+    def is_over() -> bool:
+        last = lake.ledger.last() if _go_on(lake, pg) else None
+        return last is not None and not last.set_aside
+
+    wait_until(is_over)
+    assert lake.rows("t") == rows_of(pg, "sent")
+
+
+def test_another_primary_key_under_full_sets_the_table_aside(pg: Session, begin: Begin) -> None:
+    lake = begin(M, "CREATE TABLE t (id int PRIMARY KEY, k int NOT NULL)", "ALTER TABLE t REPLICA IDENTITY FULL",
+                 "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")  # fmt: skip
+    _change(pg, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (k)", "UPDATE t SET id = 1",
+            "ALTER TABLE t ADD COLUMN c int")  # fmt: skip
+    wait_until(lambda: _go_on(lake, pg))
+    last = lake.ledger.last()
+    assert last is not None
+    assert "another key under REPLICA IDENTITY FULL: none instead of id" in last.set_aside["public.t"]

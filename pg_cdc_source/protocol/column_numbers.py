@@ -1,0 +1,132 @@
+"""Find out which columns a Relation message has: known layout and catalog.
+
+Columns are told apart by their numbers (attnum), which a Relation message does not have. PostgreSQL gives numbers in
+order, never gives one twice, and sends columns in their order. So::
+
+    the catalog has just the columns that were sent          their numbers are the catalog's
+    otherwise the catalog is ahead of the commit             they are, in this order:
+      known columns that are still there                       all of them
+      known columns that are gone by now                       some of them
+      columns that came since, there or gone by now            the first ones
+
+Where several answers fit, by the count of columns, their types and their names, none is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from pg_cdc_source.protocol.pgoutput import RelationColumn
+from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, LayoutColumn, TableLayout, sent_of
+
+# Columns that are gone may be among those that were sent in so many ways at most; otherwise nobody tells which.
+_MOST_WAYS = 4096
+
+
+def find_numbers(
+    sent: Sequence[RelationColumn],
+    known: TableLayout | None,
+    catalog: CatalogLayout | None,
+    present: CatalogLayout | None,
+) -> list[int | None]:
+    """Return the numbers of the columns that were ``sent``, None where they cannot be told.
+
+    ``catalog`` is None for a table that is gone; ``present`` is the catalog where it has just these columns.
+    """
+    if present is not None:
+        return [column.attnum for column in present.columns if column.published]
+    if known is None:
+        return [None] * len(sent)
+    numbers = [column.attnum for column in known.columns]
+    if catalog is not None and known.last is not None and None not in numbers:
+        return _told(sent, known, catalog, known.last)
+    return numbers if known.is_sent_as(sent) else _equal(sent, known.columns)
+
+
+def _told(sent: Sequence[RelationColumn], known: TableLayout, catalog: CatalogLayout, last: int) -> list[int | None]:
+    """Return the numbers of what was sent, as far as only one answer fits. ``last`` is the layout's."""
+    there: dict[int | None, CatalogColumn] = {column.attnum: column for column in catalog.columns}
+    kept = [column for column in known.columns if column.attnum in there]
+    gone = [column for column in known.columns if column.attnum not in there]
+    if len(sent) == len(kept) == len(known.columns):
+        return [column.attnum for column in kept]
+    numbers = {column.attnum for column in known.columns}
+    # One that the catalog has had all the time was not sent before, such as one that was generated.
+    is_shown = any(c.published and c.attnum <= last and c.attnum not in numbers for c in catalog.columns)
+    ways: list[_Way] = []
+    if not is_shown:
+        ways = _ways(sent, kept, gone, catalog.last - last)
+        for fits in (_is_typed, _is_named):
+            if len(ways) > 1:
+                ways = [way for way in ways if fits(sent, way, there, last)]
+    if len(ways) != 1:
+        return _equal(sent, [column for column in kept if column.sent == there[column.attnum].sent])
+    [way] = ways
+    return [column.attnum for column in way] + _new_numbers(sent[len(way) :], there, catalog.last, last)
+
+
+# The known columns that were sent; all behind them are new.
+_Way = Sequence[LayoutColumn]
+
+
+def _ways(
+    sent: Sequence[RelationColumn], kept: Sequence[LayoutColumn], gone: Sequence[LayoutColumn], most_new: int
+) -> list[_Way]:
+    """Return which known columns may have been sent: all that are ``kept``, and some that are ``gone``."""
+    counts = [n for n in range(len(gone) + 1) if 0 <= len(sent) - len(kept) - n <= most_new]
+    if sum(math.comb(len(gone), n) for n in counts) > _MOST_WAYS:
+        return []
+    return [
+        sorted((*kept, *some), key=lambda column: column.attnum or 0)
+        for n in counts
+        for some in itertools.combinations(gone, n)
+    ]
+
+
+def _is_typed(sent: Sequence[RelationColumn], way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> bool:
+    """Whether every column has a type that it is known to have had."""
+    return all(column.type_oid in types for column, (_, types) in zip(sent, _seen(way, there, last), strict=False))
+
+
+def _is_named(sent: Sequence[RelationColumn], way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> bool:
+    """Whether every column has a name that it is known to have had."""
+    return all(column.name in names for column, (names, _) in zip(sent, _seen(way, there, last), strict=False))
+
+
+def _seen(way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> Iterator[tuple[set[str], set[int]]]:
+    """Return the names and the types that are known of each column, those behind all known ones included."""
+    for column in way:
+        now = there.get(column.attnum, column)
+        yield {column.name, now.name}, {column.type_oid, now.type_oid}
+    yield from (({c.name}, {c.type_oid}) for c in _new(there, last))
+
+
+def _new(there: Mapping[int | None, CatalogColumn], last: int) -> list[CatalogColumn]:
+    return [column for column in there.values() if column.published and column.attnum > last]
+
+
+def _new_numbers(
+    sent: Sequence[RelationColumn], there: Mapping[int | None, CatalogColumn], catalog_last: int, last: int
+) -> list[int | None]:
+    """Return the numbers of columns behind all known ones: those that follow, as long as none of them was dropped."""
+    new = _new(there, last)
+    if len(new) < len(sent) or any(number not in there for number in range(last + 1, catalog_last + 1)):
+        return [None] * len(sent)
+    others = {column.sent for column in new}
+    # One that was generated may have come before: it was not sent then.
+    if any(sent_of(s) in others and sent_of(s) != column.sent for s, column in zip(sent, new, strict=False)):
+        return [None] * len(sent)
+    return [column.attnum for column in new[: len(sent)]]
+
+
+def _equal(sent: Sequence[RelationColumn], columns: Sequence[LayoutColumn]) -> list[int | None]:
+    """Return the numbers of those that were sent just as ``columns``."""
+    numbers: list[int | None] = []
+    rest = list(columns)
+    for column in sent:
+        at = next((i for i, other in enumerate(rest) if other.sent == sent_of(column)), None)
+        numbers.append(None if at is None else rest[at].attnum)
+        rest = rest if at is None else rest[at + 1 :]
+    return numbers
