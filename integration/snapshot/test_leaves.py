@@ -152,6 +152,43 @@ def test_a_partition_that_is_being_detached_is_left_out_as_postgresql_does(db: s
         assert ids(planned(opened, dbtable="t")) == [11]
 
 
+VIRTUAL = (
+    "CREATE TABLE t (id int, g int GENERATED ALWAYS AS (id * 10) VIRTUAL) PARTITION BY LIST (id)",
+    "CREATE TABLE t_1 PARTITION OF t (g GENERATED ALWAYS AS (id * {}) VIRTUAL) FOR VALUES IN (1)",
+    "CREATE TABLE t_2 PARTITION OF t FOR VALUES IN (2)",
+    "INSERT INTO t VALUES (1), (2)",
+)
+
+
+@pytest.fixture
+def _virtual(pg: Session) -> None:
+    if pg.server_version < 180000:
+        pytest.skip("virtual generated columns came with PostgreSQL 18")
+
+
+@pytest.mark.usefixtures("_virtual")
+def test_an_expression_of_a_leafs_virtual_column_does_not_apply_through_the_root(db: str, pg: Session) -> None:
+    run(pg, *(statement.format(1000) for statement in VIRTUAL))
+    with open_snapshot(db) as opened:
+        assert sorted(tuple(row.values()) for row in rows_of(planned(opened, dbtable="t"))) == [(1, 10), (2, 20)]
+        assert sorted(ids(planned(opened, dbtable="t", columns="id", where="g < 100"))) == [1, 2]
+
+
+@pytest.mark.usefixtures("_virtual")
+def test_an_expression_of_a_leafs_virtual_column_that_is_changed_after_planning_is_refused(
+    db: str, pg: Session
+) -> None:
+    run(pg, *(statement.format(10) for statement in VIRTUAL))
+    with open_snapshot(db) as opened:
+        plan, source, ranges = planned(opened, dbtable="t")
+        assert len(rows_of((plan, source, ranges))) == len(ranges[0].pieces) == 2
+    run(pg, "ALTER TABLE t_1 ALTER g SET EXPRESSION AS (id * 1000)")
+    with open_snapshot(db) as opened:
+        _, source, _ = planned(opened, dbtable="t")
+        with pytest.raises(SchemaChangedError, match="other columns in them"):
+            rows_of((plan, source, ranges))
+
+
 @pytest.mark.usefixtures("leaves")
 def test_a_large_leaf_is_read_in_steps_of_its_own(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "BLOCKS_PER_STEP", 10)

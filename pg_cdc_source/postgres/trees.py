@@ -134,12 +134,27 @@ class Heap:
 # A number for all that is in the tree.
 IDENTITY = "hashtextextended(string_agg(oid::text, ',' ORDER BY oid), 0) FROM tree"
 
+# Whether a query of the root gives other values for the rows of tree.oid than one of tree.oid itself does: a child's
+# virtual generated column (PostgreSQL 18) may have an expression of its own, and the root's is the one that counts.
+_READS_OTHERWISE = """EXISTS (
+    SELECT
+    FROM pg_catalog.pg_attribute AS above
+    JOIN pg_catalog.pg_attrdef AS expected ON expected.adrelid = above.attrelid AND expected.adnum = above.attnum
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tree.oid AND a.attname = above.attname
+    JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE tree.oid <> tree.root
+        AND above.attrelid = tree.root
+        AND above.attgenerated = 'v'
+        AND pg_get_expr(expected.adbin, expected.adrelid) <> pg_get_expr(d.adbin, d.adrelid)
+)"""
+
 _READ_HEAPS = f"""
 WITH RECURSIVE {_TREE_AS_READ}
 SELECT c.oid, n.nspname, c.relname, c.relkind, am.amname,
     has_table_privilege(c.oid, 'SELECT')
         AND has_schema_privilege(n.oid, 'USAGE')
-        AND (c.oid = tree.root OR NOT row_security_active(c.oid)),
+        AND (c.oid = tree.root OR NOT row_security_active(c.oid))
+        AND NOT {_READS_OTHERWISE},
     CASE WHEN c.relkind IN ('r', 'm') THEN pg_relation_size(c.oid) END,
     (
         SELECT array_agg(a.attnum ORDER BY w.i)
@@ -163,8 +178,8 @@ def read_heaps(
     With ``only``, its own heap alone. The number is that of :func:`identify_heaps`.
 
     As a whole: views, foreign tables, tables of other access methods, servers without TID range scans; and trees in
-    which this role may read the root but not each leaf, or in which a leaf has policies that do not apply through the
-    root.
+    which this role may read the root but not each leaf, or in which a leaf has policies or expressions of generated
+    columns that do not apply through the root.
     """
     if relation.kind not in "rpm" or server.version_num < TID_RANGE_SCAN_VERSION:
         return None
@@ -181,15 +196,19 @@ def read_heaps(
 
 _IDENTIFY_HEAPS = f"""
 WITH RECURSIVE {_TREE_AS_READ}
-SELECT {IDENTITY}
+SELECT CASE WHEN NOT EXISTS (SELECT FROM tree WHERE {_READS_OTHERWISE}) THEN (SELECT {IDENTITY}) END
 """
 
 
-def identify_heaps(session: Session, relation: Relation) -> int:
-    """A number for the set of tables under a relation, as the transaction's snapshot sees it."""
+def identify_heaps(session: Session, relation: Relation) -> int | None:
+    """A number for the set of tables under a relation, as the transaction's snapshot sees it.
+
+    None where that cannot be read by its heaps any more, because of other expressions of generated columns.
+    """
     with translated(f"reading the partitions of {relation}"), session.cursor() as cursor:
         cursor.execute(_IDENTIFY_HEAPS, {"roots": [relation.oid]})
-        return int(cursor.fetchone()[0])
+        [identity] = cursor.fetchone()
+        return None if identity is None else int(identity)
 
 
 # Asking for a table's size waits for whoever rewrites it.

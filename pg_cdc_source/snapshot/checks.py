@@ -42,7 +42,8 @@ def check_heaps(session: Session, plan: Plan, scan_range: ScanRange, doing: str)
     # A scan that is not cut into ranges is expanded by PostgreSQL itself.
     if scan_range.pieces and identify_heaps(session, plan) != scan_range.heaps:
         raise SchemaChangedError(
-            f"{doing}: {plan.relation} has other partitions or children than when the DataFrame was planned",
+            f"{doing}: {plan.relation} has other partitions or children, or other columns in them, than when the "
+            "DataFrame was planned",
             remedy="load the DataFrame again; where open_snapshot() or a stream's query holds the snapshot, open "
             "or start that again",
         )
