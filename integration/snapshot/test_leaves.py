@@ -189,6 +189,39 @@ def test_an_expression_of_a_leafs_virtual_column_that_is_changed_after_planning_
             rows_of((plan, source, ranges))
 
 
+@pytest.mark.parametrize(
+    "where", ["p IS NOT NULL", 'to_jsonb("p") = \'{"id": 2, "a": 2}\'', "P::text LIKE '%x%'", 'U&"\\0070" IS NOT NULL']
+)
+def test_a_predicate_may_have_the_row_of_a_table_whose_children_have_more_columns(
+    where: str, db: str, pg: Session
+) -> None:
+    run(pg, "CREATE TABLE p (id int, a int)", "CREATE TABLE c (extra text) INHERITS (p)",
+        "INSERT INTO p VALUES (1, 1)", "INSERT INTO c VALUES (2, 2, NULL), (3, 3, 'x')")  # fmt: skip
+    expected = [id for (id,) in run(pg, f"SELECT id FROM p WHERE {where} ORDER BY 1")]
+    with open_snapshot(db) as opened:
+        assert sorted(ids(planned(opened, where=where))) == expected
+
+
+def test_a_predicate_may_have_the_row_of_a_table_whose_leaves_have_another_order(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE p (id int, a int) PARTITION BY LIST (id)", "CREATE TABLE p_1 (a int, id int)",
+        "ALTER TABLE p ATTACH PARTITION p_1 FOR VALUES IN (1)", "INSERT INTO p VALUES (1, 10)")  # fmt: skip
+    with open_snapshot(db) as opened:
+        assert ids(planned(opened, where="p = ROW(1, 10)::p")) == [1]
+
+
+def test_a_child_that_gets_a_column_after_planning_is_refused_where_the_predicate_may_have_its_row(
+    db: str, pg: Session
+) -> None:
+    run(pg, "CREATE TABLE p (id int)", "CREATE TABLE c () INHERITS (p)", "INSERT INTO c VALUES (1)")
+    with open_snapshot(db) as opened:
+        plan, _, ranges = planned(opened, where="p IS NOT NULL")
+    run(pg, "ALTER TABLE c ADD extra text")
+    with open_snapshot(db) as opened:
+        _, source, _ = planned(opened)
+        with pytest.raises(SchemaChangedError, match="other columns in them"):
+            rows_of((plan, source, ranges))
+
+
 @pytest.mark.usefixtures("leaves")
 def test_a_large_leaf_is_read_in_steps_of_its_own(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "BLOCKS_PER_STEP", 10)

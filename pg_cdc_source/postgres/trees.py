@@ -134,9 +134,16 @@ class Heap:
 # A number for all that is in the tree.
 IDENTITY = "hashtextextended(string_agg(oid::text, ',' ORDER BY oid), 0) FROM tree"
 
+_COLUMN_NAMES = """(
+    SELECT array_agg(attname ORDER BY attnum)
+    FROM pg_catalog.pg_attribute
+    WHERE attrelid = {} AND attnum > 0 AND NOT attisdropped
+)"""
+
 # Whether a query of the root gives other values for the rows of tree.oid than one of tree.oid itself does: a child's
 # virtual generated column (PostgreSQL 18) may have an expression of its own, and the root's is the one that counts.
-_READS_OTHERWISE = """EXISTS (
+# Where a predicate may have the ``whole_row``, that is of the root's columns in the root's order.
+_READS_OTHERWISE = f"""(EXISTS (
     SELECT
     FROM pg_catalog.pg_attribute AS above
     JOIN pg_catalog.pg_attrdef AS expected ON expected.adrelid = above.attrelid AND expected.adnum = above.attnum
@@ -146,7 +153,7 @@ _READS_OTHERWISE = """EXISTS (
         AND above.attrelid = tree.root
         AND above.attgenerated = 'v'
         AND pg_get_expr(expected.adbin, expected.adrelid) <> pg_get_expr(d.adbin, d.adrelid)
-)"""
+) OR %(whole_row)s AND {_COLUMN_NAMES.format("tree.oid")} IS DISTINCT FROM {_COLUMN_NAMES.format("tree.root")})"""
 
 _READ_HEAPS = f"""
 WITH RECURSIVE {_TREE_AS_READ}
@@ -171,20 +178,21 @@ ORDER BY c.oid <> tree.root, c.oid
 
 
 def read_heaps(
-    session: Session, server: Server, relation: Relation, columns: Sequence[str], *, only: bool
+    session: Session, server: Server, relation: Relation, columns: Sequence[str], *, only: bool, whole_row: bool
 ) -> tuple[list[Heap], int] | None:
     """The heaps under a relation that ctid ranges can be cut from; None where it has to be read as a whole.
 
-    With ``only``, its own heap alone. The number is that of :func:`identify_heaps`.
+    With ``only``, its own heap alone. ``whole_row`` says whether rows as such may be read besides the columns. The
+    number is that of :func:`identify_heaps`.
 
     As a whole: views, foreign tables, tables of other access methods, servers without TID range scans; and trees in
-    which this role may read the root but not each leaf, or in which a leaf has policies or expressions of generated
-    columns that do not apply through the root.
+    which this role may read the root but not each leaf, or in which a leaf has policies, expressions of generated
+    columns or a row type that do not apply through the root.
     """
     if relation.kind not in "rpm" or server.version_num < TID_RANGE_SCAN_VERSION:
         return None
     with translated(f"planning ranges of {relation}"), session.cursor() as cursor:
-        cursor.execute(_READ_HEAPS, {"roots": [relation.oid], "columns": list(columns)})
+        cursor.execute(_READ_HEAPS, {"roots": [relation.oid], "columns": list(columns), "whole_row": whole_row})
         rows = [row for row in cursor if row[3] != "p" and (not only or row[0] == relation.oid)]
     heaps = []
     for oid, schema, name, kind, access_method, readable, size_bytes, attnums, _ in rows:
@@ -200,13 +208,13 @@ SELECT CASE WHEN NOT EXISTS (SELECT FROM tree WHERE {_READS_OTHERWISE}) THEN (SE
 """
 
 
-def identify_heaps(session: Session, relation: Relation) -> int | None:
+def identify_heaps(session: Session, relation: Relation, *, whole_row: bool) -> int | None:
     """A number for the set of tables under a relation, as the transaction's snapshot sees it.
 
-    None where that cannot be read by its heaps any more, because of other expressions of generated columns.
+    None where their columns have become such that it cannot be read by its heaps any more.
     """
     with translated(f"reading the partitions of {relation}"), session.cursor() as cursor:
-        cursor.execute(_IDENTIFY_HEAPS, {"roots": [relation.oid]})
+        cursor.execute(_IDENTIFY_HEAPS, {"roots": [relation.oid], "whole_row": whole_row})
         [identity] = cursor.fetchone()
         return None if identity is None else int(identity)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,6 +61,15 @@ class ScanSpec:
     @property
     def what(self) -> str:
         return str(self.relation) if self.relation else "the query"
+
+    @property
+    def may_read_whole_row(self) -> bool:
+        """Whether ``where`` has the table's name, which may stand for its row: ``t IS NOT NULL``, ``to_jsonb(t)``."""
+        if self.where is None or self.relation is None:
+            return False
+        where, name = self.where.replace('""', '"').casefold(), self.relation.name.casefold()
+        # A name may also be written in escapes: U&"\0074".
+        return 'u&"' in where or re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", where) is not None
 
     @property
     def written(self) -> dict[str, str]:
@@ -261,7 +271,12 @@ def ranges_in(session: Session, plan: Plan, *, begins: bool = False) -> list[Sca
         return [whole(plan)]
     _expect_same_columns(session, plan, plan.relation, begins=begins)
     found = trees.read_heaps(
-        session, plan.server, plan.relation, [column.name for column in plan.columns], only=plan.spec.only
+        session,
+        plan.server,
+        plan.relation,
+        [column.name for column in plan.columns],
+        only=plan.spec.only,
+        whole_row=plan.spec.may_read_whole_row,
     )
     if found is None:
         return [whole(plan)]
@@ -284,7 +299,7 @@ def identify_heaps(session: Session, plan: Plan) -> int | None:
     """A number for the set of heaps that a plan is cut from; None where nothing can join them."""
     if plan.relation is None or plan.spec.only:
         return None
-    return trees.identify_heaps(session, plan.relation)
+    return trees.identify_heaps(session, plan.relation, whole_row=plan.spec.may_read_whole_row)
 
 
 def whole(plan: Plan) -> ScanRange:
