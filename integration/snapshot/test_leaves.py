@@ -152,6 +152,15 @@ def test_a_partition_that_is_being_detached_is_left_out_as_postgresql_does(db: s
         assert ids(planned(opened, dbtable="t")) == [11]
 
 
+def test_a_temporary_child_of_another_session_is_left_out_as_postgresql_does(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t (id int)", "INSERT INTO t VALUES (1)")
+    with connect(db) as other:
+        run(other, "CREATE TEMP TABLE child () INHERITS (t)", "INSERT INTO child VALUES (2)")
+        assert run(pg, "SELECT id FROM t") == [(1,)]
+        with open_snapshot(db, tables=["t"]) as opened:
+            assert ids(planned(opened, dbtable="t")) == [1]
+
+
 VIRTUAL = (
     "CREATE TABLE t (id int, g int GENERATED ALWAYS AS (id * 10) VIRTUAL) PARTITION BY LIST (id)",
     "CREATE TABLE t_1 PARTITION OF t (g GENERATED ALWAYS AS (id * {}) VIRTUAL) FOR VALUES IN (1)",

@@ -27,14 +27,15 @@ TREE = """tree (root, oid) AS (
 )"""
 
 # The same as a query reads it, on the servers that can be read in ranges: PostgreSQL leaves out a partition once its
-# DETACH CONCURRENTLY is visible to the snapshot, also while that waits for others or was interrupted.
-# partdesc.c, RelationGetPartitionDesc.
+# DETACH CONCURRENTLY is visible to the snapshot, also while that waits for others or was interrupted; and children that
+# are temporary tables of other sessions. partdesc.c, RelationGetPartitionDesc; inherit.c, expand_inherited_rtentry.
 _TREE_AS_READ = """tree (root, oid) AS (
     SELECT oid, oid FROM unnest(%(roots)s::oid[]) AS given (oid)
     UNION
     SELECT tree.root, i.inhrelid
     FROM tree
     JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid AND NOT i.inhdetachpending
+    JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relpersistence <> 't'
 )"""
 
 
