@@ -22,6 +22,11 @@ from refusals import refusal
         ),
         ({"dbtable": "orders", "where": "id = 1 AND"}, ("syntax error", "at character 11 of the option where\n")),
         ({"dbtable": "orders", "where": "id ="}, ("syntax error", "at character 5 of the option where\n")),
+        # Ranges of partitions and children have the table's name only.
+        (
+            {"dbtable": "orders", "where": "public.orders.id = 1"},
+            ("AccessError", "at character 1 of the option where\n", "with its name alone, without the schema"),
+        ),
         (
             {"query": "\n  SELECT id,\n    lowr(note)\n  FROM orders"},
             ("at line 3, character 5 of the option query\n", "hint: No function matches"),

@@ -202,7 +202,10 @@ def classified(
     if code == "42501":
         return _access_error(where, source_function)
     if code in ("42P01", "3F000"):
-        return AccessError(with_hint, remedy="check the name; quote names that are not all lower case")
+        remedy = "check the name; quote names that are not all lower case"
+        if place.endswith(" of the option where"):
+            remedy += "; columns of dbtable are qualified with its name alone, without the schema"
+        return AccessError(with_hint, remedy=remedy)
     if code in _OF_USERS_SQL or code.startswith("22"):
         return QueryError(with_hint, remedy="check the options columns, where and query")
     if code == "25006":

@@ -246,7 +246,14 @@ def _select(spec: ScanSpec, names: list[str] | None) -> sql.Composable:
 
 
 def _table(spec: ScanSpec, relation: Relation) -> sql.Composable:
-    return sql.SQL("ONLY {}" if spec.only else "{}").format(relation.identifier)
+    return _named(spec, sql.SQL("ONLY {}" if spec.only else "{}").format(relation.identifier))
+
+
+def _named(spec: ScanSpec, table: sql.Composable) -> sql.Composable:
+    """A table or heap in FROM, by the table's name where the user's predicate may qualify columns with that."""
+    if spec.where is None or spec.relation is None:
+        return table
+    return sql.SQL("{} AS {}").format(table, sql.Identifier(spec.relation.name))
 
 
 def _where(spec: ScanSpec, blocks: BlockRange | None, conditions: Sequence[sql.Composable] = ()) -> sql.Composable:
@@ -371,7 +378,7 @@ def select_from(plan: Plan, pieces: Sequence[Piece], items: Sequence[sql.Composa
     if pieces:
         # One backend appends them as they stand here.
         return sql.SQL(" UNION ALL ").join(
-            _select_items(items, _heap(plan, piece.heap), _where(plan.spec, piece.blocks)) for piece in pieces
+            _select_items(items, _heap(plan.spec, piece.heap), _where(plan.spec, piece.blocks)) for piece in pieces
         )
     if plan.relation is not None:
         return _select_items(items, _table(plan.spec, plan.relation), _where(plan.spec, None))
@@ -379,12 +386,8 @@ def select_from(plan: Plan, pieces: Sequence[Piece], items: Sequence[sql.Composa
     return _select_items(items, query, _where(plan.spec, None))
 
 
-def _heap(plan: Plan, heap: Relation) -> sql.Composable:
-    """A heap in FROM, by the table's name where the user's predicate may qualify columns with that."""
-    only = sql.SQL("ONLY {}").format(heap.identifier)
-    if plan.spec.where is None or plan.relation is None or heap.oid == plan.relation.oid:
-        return only
-    return sql.SQL("{} AS {}").format(only, sql.Identifier(plan.relation.name))
+def _heap(spec: ScanSpec, heap: Relation) -> sql.Composable:
+    return _named(spec, sql.SQL("ONLY {}").format(heap.identifier))
 
 
 def _select_items(items: Sequence[sql.Composable], source: sql.Composable, where: sql.Composable) -> sql.Composable:
