@@ -61,6 +61,7 @@ def ranged(pg: Session, cut: T, whole: T) -> T:
     [
         ({"numPartitions": 1}, 1),
         ({"numPartitions": 4}, 4),
+        ({"numPartitions": 19}, 19),
         ({"numPartitions": 1000}, 20),
         ({"partitionBytes": "8kB"}, 20),
         ({"partitionBytes": "40kB"}, 4),

@@ -21,15 +21,15 @@ class BlockRange:
         return f"blocks [{self.start_block}, {end})"
 
 
-def cut(heap_blocks: Sequence[int], blocks_per_range: int) -> list[list[tuple[int, BlockRange]]]:
-    """Cut heaps, laid end to end, into even ranges of at most ``blocks_per_range``; the last one of a heap is open.
+def cut(heap_blocks: Sequence[int], count: int) -> list[list[tuple[int, BlockRange]]]:
+    """Cut heaps, laid end to end, into ``count`` even ranges, which is no more than they have blocks.
 
     A range is a list of heaps, by their places in ``heap_blocks``, and their blocks: large heaps have many ranges, and
-    small ones share them. Even ranges finish together; a short last range would leave an executor idle.
+    small ones share them. The last range of a heap is open. Even ranges finish together; a short last range would leave
+    an executor idle.
     """
     lengths = _lengths(heap_blocks)
     total = sum(lengths)
-    count = max(1, -(-total // blocks_per_range))
     ends = [total * i // count for i in range(1, count + 1)]
     cuts: list[list[tuple[int, BlockRange]]] = [[]]
     at = 0
@@ -45,11 +45,12 @@ def cut(heap_blocks: Sequence[int], blocks_per_range: int) -> list[list[tuple[in
     return cuts
 
 
-def blocks_per_range(heap_blocks: Sequence[int], block_size: int, range_bytes: int, ranges: int | None) -> int:
-    """Blocks that one range should have, from a target size or from a wanted number of ranges over all heaps."""
+def range_count(heap_blocks: Sequence[int], block_size: int, range_bytes: int, ranges: int | None) -> int:
+    """How many ranges heaps are cut into: of a target size each, or a wanted number, as far as there are blocks."""
+    total = sum(_lengths(heap_blocks))
     if ranges is None:
-        return max(1, range_bytes // block_size)
-    return max(1, -(-sum(_lengths(heap_blocks)) // ranges))
+        return -(-total // max(1, range_bytes // block_size))
+    return min(ranges, total)
 
 
 def _lengths(heap_blocks: Sequence[int]) -> list[int]:

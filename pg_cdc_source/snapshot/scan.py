@@ -288,17 +288,15 @@ def ranges_in(session: Session, plan: Plan, *, begins: bool = False) -> list[Sca
     if found is None:
         return [whole(plan)]
     heaps, identity = found
-    size = ranges.blocks_per_range(
-        [heap.blocks for heap in heaps], plan.server.block_size, plan.spec.range_bytes, plan.spec.ranges
-    )
-    cuts = ranges.cut([heap.blocks for heap in heaps], size)
+    sizes = [heap.blocks for heap in heaps]
+    count = ranges.range_count(sizes, plan.server.block_size, plan.spec.range_bytes, plan.spec.ranges)
     return [
         ScanRange(
             tuple(Piece(heaps[i].relation, heaps[i].attnums, blocks) for i, blocks in pieces),
             None if plan.spec.only else identity,
             sum(max(1, ranges.length(blocks, heaps[i].blocks)) for i, blocks in pieces) * plan.server.block_size,
         )
-        for pieces in cuts
+        for pieces in ranges.cut(sizes, count)
     ]
 
 

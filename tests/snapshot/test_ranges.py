@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.snapshot.ranges import BlockRange, blocks_per_range, cut, steps
+from pg_cdc_source.snapshot.ranges import BlockRange, cut, range_count, steps
 from pg_cdc_source.snapshot.scan import Piece, reading, steps_of
 
 WHOLE = BlockRange(0, None)
@@ -29,9 +29,13 @@ def length(blocks: BlockRange, of: int) -> int:
 # --- ranges -----------------------------------------------------------------------------------------------------------
 
 
-@given(heaps=st.lists(st.integers(0, 3_000), min_size=1, max_size=60), size=st.integers(1, 2_000))
-def test_ranges_cover_every_block_of_every_heap_once_and_are_even(heaps: list[int], size: int) -> None:
-    cuts = cut(heaps, size)
+HEAPS = st.lists(st.integers(0, 3_000), min_size=1, max_size=60)
+
+
+@given(heaps=HEAPS, wanted=st.integers(1, 5_000))
+def test_ranges_cover_every_block_of_every_heap_once_and_are_even(heaps: list[int], wanted: int) -> None:
+    count = range_count(heaps, 8192, 0, wanted)
+    cuts = cut(heaps, count)
     of_heap: dict[int, list[BlockRange]] = {}
     for heap, blocks in itertools.chain.from_iterable(cuts):
         of_heap.setdefault(heap, []).append(blocks)
@@ -42,52 +46,53 @@ def test_ranges_cover_every_block_of_every_heap_once_and_are_even(heaps: list[in
         assert_adjoining(ranges)
     # An empty heap counts as a block.
     sizes = [sum(length(blocks, max(1, heaps[heap])) for heap, blocks in pieces) for pieces in cuts]
-    assert max(sizes) <= size
     assert max(sizes) - min(sizes) <= 1
-    assert len(cuts) == -(-sum(max(1, blocks) for blocks in heaps) // size)
+    assert len(cuts) == count == min(wanted, sum(max(1, blocks) for blocks in heaps))
+
+
+@given(heaps=HEAPS, size=st.integers(1, 2_000))
+def test_no_range_is_larger_than_its_size_says(heaps: list[int], size: int) -> None:
+    cuts = cut(heaps, range_count(heaps, 8192, size * 8192, None))
+    assert max(sum(length(blocks, max(1, heaps[heap])) for heap, blocks in pieces) for pieces in cuts) <= size
 
 
 @given(blocks=st.integers(0, 3_000), heaps=st.integers(1, 50), size=st.integers(1, 500))
 def test_a_size_means_the_same_for_one_heap_and_for_many(blocks: int, heaps: int, size: int) -> None:
     each = max(1, blocks)
-    assert len(cut([each] * heaps, size)) == len(cut([each * heaps], size))
+    assert range_count([each] * heaps, 1, size, None) == range_count([each * heaps], 1, size, None)
 
 
 def test_small_heaps_share_ranges_and_a_large_one_among_them_is_cut() -> None:
-    assert cut([10, 0, 100, 1, 8], 30) == [
+    assert cut([10, 0, 100, 1, 8], 4) == [
         [(0, WHOLE), (1, WHOLE), (2, BlockRange(0, 19))],
         [(2, BlockRange(19, 49))],
         [(2, BlockRange(49, 79))],
         [(2, BlockRange(79, None)), (3, WHOLE), (4, WHOLE)],
     ]
     # Where a range ends with a heap, the next one begins with the next heap.
-    assert cut([10, 10], 10) == [[(0, WHOLE)], [(1, WHOLE)]]
+    assert cut([10, 10], 2) == [[(0, WHOLE)], [(1, WHOLE)]]
 
 
 @pytest.mark.parametrize(
     ("heap_blocks", "range_bytes", "ranges", "expected"),
     [
-        ([100], 8192, None, 1),
-        ([100], 80_000, None, 9),
-        ([100], 1, None, 1),
-        ([100], 0, 7, 15),
-        ([50, 50], 0, 4, 25),
-        ([0, 0], 0, 4, 1),
-        ([1] * 2000, 64 << 20, None, 8192),
+        ([100], 8192, None, 100),
+        ([100], 80_000, None, 12),
+        ([100], 1, None, 100),
+        ([100], 64 << 20, None, 1),
+        ([1] * 2000, 8 << 20, None, 2),
+        ([100], 0, 33, 33),
+        ([100], 0, 64, 64),
+        ([100], 0, 99, 99),
+        ([100], 0, 101, 100),
+        ([50, 0, 49], 0, 99, 99),
+        ([0, 0], 0, 4, 2),
     ],
 )
-def test_blocks_per_range(heap_blocks: list[int], range_bytes: int, ranges: int | None, expected: int) -> None:
-    assert blocks_per_range(heap_blocks, 8192, range_bytes, ranges) == expected
-
-
-@pytest.mark.parametrize("heaps", [[1000], [1] * 1000, [0] * 1000, [900, *[1] * 100], [0, 3, 500, 500, 0, 1]])
-def test_a_wanted_number_of_ranges_is_met(heaps: list[int]) -> None:
-    for wanted in range(1, 200):
-        # As closely as ranges of whole blocks and of one size can.
-        count = len(cut(heaps, blocks_per_range(heaps, 8192, 0, wanted)))
-        assert wanted * 0.8 <= count <= wanted
-    assert len(cut(heaps, blocks_per_range(heaps, 8192, 0, 1))) == 1
-    assert len(cut(heaps, blocks_per_range(heaps, 8192, 0, 8))) == 8
+def test_as_many_ranges_as_the_options_say(
+    heap_blocks: list[int], range_bytes: int, ranges: int | None, expected: int
+) -> None:
+    assert range_count(heap_blocks, 8192, range_bytes, ranges) == expected
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
