@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -242,6 +243,23 @@ def test_keys_of_any_collation_stay_what_they_are(drive_in: Drives) -> None:
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_a_role_of_serializable_sessions_waits_for_no_transaction_of_others(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t (id int)")
+    with role(pg, db, "REPLICATION") as login, connect(db) as writer:
+        for name, value in (("isolation", "serializable"), ("deferrable", "on"), ("read_only", "on")):
+            run(pg, f"ALTER ROLE {login['user']} SET default_transaction_{name} = {value}")
+        run(pg, f"GRANT SELECT ON t TO {login['user']}")
+        run(writer, "BEGIN ISOLATION LEVEL SERIALIZABLE", "INSERT INTO t VALUES (1)")
+        end_of_waiting = threading.Timer(10, writer.close)
+        end_of_waiting.start()
+        options = parse_snapshot_options({"url": conninfo(login), "dbtable": "t"})
+        make_plan(options)
+        opened(options.connection, "walsender", replication=True).close()
+        end_of_waiting.cancel()
+        assert not writer.closed
+
 
 SETTINGS = {
     **SETTINGS_OF_ROLES,

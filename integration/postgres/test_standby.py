@@ -137,6 +137,11 @@ def test_all_scans_of_an_action_see_one_snapshot_of_a_standby(spark: SparkSessio
         assert len(keeper_sessions(session)) == 1
 
 
+def test_sessions_that_would_be_serializable_read_a_standby(pair: Pair) -> None:
+    setting = "-c default_transaction_isolation=serializable"
+    make_plan(parse_snapshot_options({"url": pair.standby.url, "options": setting, "dbtable": "t"}))
+
+
 def test_a_conflict_with_recovery_fails_the_action_and_not_the_next_one(spark: SparkSession, pair: Pair) -> None:
     pair.write("CREATE TABLE truncated AS SELECT i AS id FROM generate_series(1, 20000) AS i")
     slow = load(spark, pair.standby.url, dbtable="truncated", numPartitions=2, where="pg_sleep(0.001) IS NOT NULL")

@@ -39,6 +39,9 @@ _DEFAULT_KEYWORDS = {
 # which is stored as a whole number.
 _SETTINGS = {
     "default_transaction_read_only": "on",
+    # A serializable transaction, which a hot standby refuses, would wait for those of others where it is deferrable.
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
     "row_security": "off",  # a policy that would hide rows becomes an error
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -157,10 +160,12 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
 
 
 def _set(cursor: Cursor, names: Sequence[str]) -> None:
-    # A statement of its own comes first: a short timeout of the role's own would end the other one.
+    # Statements of their own come first: a short timeout of the role's own would end the last one, and with its own
+    # isolation that might wait. They themselves take no snapshot.
     cursor.execute(
         """
         SET statement_timeout = 0;
+        SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
         SELECT set_config(name, value, false)
         FROM unnest(%s::pg_catalog.text[], %s::pg_catalog.text[]) AS v (name, value)
         """,
