@@ -198,6 +198,22 @@ def test_an_expression_of_a_leafs_virtual_column_that_is_changed_after_planning_
             rows_of((plan, source, ranges))
 
 
+# The leaves are read by themselves, or where one has an expression of its own as a whole.
+@pytest.mark.usefixtures("_virtual")
+@pytest.mark.parametrize(("factor", "pieces"), [(10, 2), (1000, 0)])
+@pytest.mark.parametrize("where", [{}, {"where": "id > 0"}])
+def test_an_expression_that_is_changed_after_the_snapshot_is_refused(
+    factor: int, pieces: int, where: dict[str, str], db: str, pg: Session
+) -> None:
+    run(pg, *(statement.format(factor) for statement in VIRTUAL))
+    with open_snapshot(db) as opened:
+        given = planned(opened, dbtable="t", **where)
+        assert len(given[2][0].pieces) == pieces
+        run(pg, "ALTER TABLE t ALTER g SET EXPRESSION AS (id * 7)")
+        with pytest.raises(SchemaChangedError, match="got another expression for a virtual generated column"):
+            rows_of(given)
+
+
 @pytest.mark.parametrize(
     "where", ["p IS NOT NULL", 'to_jsonb("p") = \'{"id": 2, "a": 2}\'', "P::text LIKE '%x%'", 'U&"\\0070" IS NOT NULL']
 )

@@ -164,10 +164,11 @@ class Attribute:
     name: str
     attnum: int
     not_null: bool
+    is_virtual: bool  # a generated column that is computed when it is read (PostgreSQL 18)
 
 
 _READ_ATTRIBUTES = """
-SELECT attname, attnum, attnotnull
+SELECT attname, attnum, attnotnull, attgenerated = 'v'
 FROM pg_catalog.pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
@@ -209,7 +210,7 @@ class TypedAttribute:
 
 
 _READ_TYPED = """
-SELECT attrelid::bigint, attname, attnum, attnotnull, atttypid::bigint, atttypmod
+SELECT attrelid::bigint, attname, attnum, attnotnull, attgenerated = 'v', atttypid::bigint, atttypmod
 FROM pg_catalog.pg_attribute
 WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped
 ORDER BY attrelid, attnum
@@ -221,6 +222,6 @@ def read_typed_attributes(session: Session, relations: Sequence[Relation]) -> di
     found: dict[int, list[TypedAttribute]] = {relation.oid: [] for relation in relations}
     with translated("reading the columns of tables"), session.cursor() as cursor:
         cursor.execute(_READ_TYPED, (list(found),))
-        for oid, name, attnum, not_null, *type_of in cursor:
-            found[oid].append(TypedAttribute(Attribute(name, attnum, not_null), (type_of[0], type_of[1])))
+        for oid, *attribute, type_oid, modifier in cursor:
+            found[oid].append(TypedAttribute(Attribute(*attribute), (type_oid, modifier)))
     return {oid: tuple(columns) for oid, columns in found.items()}

@@ -29,7 +29,7 @@ FROM ({READ_SERVER}) AS server
 CROSS JOIN ({FIND_RELATION}) AS relation
 CROSS JOIN LATERAL (
     SELECT array_agg(attname::pg_catalog.text ORDER BY attnum), array_agg(attnum ORDER BY attnum),
-        array_agg(attnotnull ORDER BY attnum)
+        array_agg(attnotnull ORDER BY attnum), array_agg(attgenerated = 'v' ORDER BY attnum)
     FROM pg_catalog.pg_attribute
     WHERE attrelid = relation.oid AND attnum > 0 AND NOT attisdropped
 ) AS attribute
@@ -56,7 +56,8 @@ def look(session: Session, name: QualifiedName | None) -> FirstLook:
     wanted = None if name is None else regclass_of(session, name)
     with translated("looking at the server"), session.cursor() as cursor:
         cursor.execute(_LOOK, (list(SERVICES), wanted))
-        backend_pid, names, attnums, not_null, *row = cursor.fetchone()
-    attributes = [Attribute(*of) for of in zip(names or (), attnums or (), not_null or (), strict=True)]
+        backend_pid, names, attnums, not_null, virtual, *row = cursor.fetchone()
+    facts = (names or (), attnums or (), not_null or (), virtual or ())
+    attributes = [Attribute(*of) for of in zip(*facts, strict=True)]
     relation, server = row[:_RELATION_COLUMNS], row[_RELATION_COLUMNS:]
     return FirstLook(backend_pid, server_of(server), attributes, relation)

@@ -105,18 +105,30 @@ def lock_together(session: Session, tables: Sequence[Relation], doing: str) -> N
 
 
 # pg_class as a query sees it belongs to the snapshot; pg_relation_filenode() looks at the catalog as it is now, and so
-# does pg_get_indexdef(). A query locks all indexes of its tables, also those that are being made concurrently.
-_FIND_OTHER_FILE = """
-SELECT l.relation::regclass::text, c.oid IS NULL
+# do pg_get_indexdef() and pg_describe_object(). A query locks all indexes of its tables, also those that are being made
+# concurrently.
+_OTHER_FILE = "c.relfilenode <> 0 AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)"
+
+# A virtual generated column is computed by its present expression, and a new one is another row of the catalog. Not
+# EXISTS, for which PostgreSQL would read the columns of all tables.
+_OTHER_EXPRESSION = """%(virtual)s AND (
+    SELECT bool_or(pg_catalog.pg_describe_object('pg_catalog.pg_attrdef'::regclass, d.oid, 0) IS NULL)
+    FROM pg_catalog.pg_attribute AS a
+    JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = c.oid AND a.attgenerated = 'v'
+)"""
+_VIRTUAL_VERSION = 180000
+
+_FIND_CHANGED = f"""
+SELECT l.relation::regclass::text, c.oid IS NULL, {_OTHER_FILE}
 FROM pg_catalog.pg_locks AS l
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid = l.relation
 WHERE l.pid = pg_catalog.pg_backend_pid()
     AND l.locktype = 'relation'
     AND (
         c.oid IS NULL AND pg_catalog.pg_get_indexdef(l.relation) IS NULL
-        OR c.relkind IN ('r', 'm', 't')
-            AND c.relfilenode <> 0
-            AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+        OR c.relkind IN ('r', 'm', 't') AND {_OTHER_FILE}
+        OR {_OTHER_EXPRESSION}
     )
 LIMIT 1
 """
@@ -126,36 +138,39 @@ def check_files(session: Session, doing: str) -> None:
     """Raise SchemaChangedError when a relation locked by this session was rewritten or made after its snapshot.
 
     Under a lock, the same file in the snapshot and now means that the heap still holds what the snapshot should see.
+    Its virtual generated columns have to have the same expressions as well.
     """
-    _check_files(session, _FIND_OTHER_FILE, (), doing)
+    _check_files(session, _FIND_CHANGED, {"virtual": session.server_version >= _VIRTUAL_VERSION}, doing)
 
 
 # All that a backend holds is found in pg_locks only among the locks of all backends, some thousands where a snapshot of
 # a table with as many partitions is held.
-_FIND_OTHER_FILE_OF = """
-SELECT t.oid::regclass::text, c.oid IS NULL
-FROM unnest(%s::oid[]) AS t (oid)
+_FIND_CHANGED_OF = f"""
+SELECT t.oid::regclass::text, c.oid IS NULL, {_OTHER_FILE}
+FROM unnest(%(oids)s::oid[]) AS t (oid)
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid = t.oid
-WHERE c.oid IS NULL OR c.relfilenode <> 0 AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+WHERE c.oid IS NULL OR {_OTHER_FILE} OR {_OTHER_EXPRESSION}
 LIMIT 1
 """
 
 
-def check_files_of(session: Session, tables: Sequence[Relation], doing: str) -> None:
-    """As ``check_files``, of these tables only, which are locked."""
-    _check_files(session, _FIND_OTHER_FILE_OF, ([table.oid for table in tables],), doing)
+def check_files_of(session: Session, tables: Sequence[Relation], doing: str, *, virtual: bool) -> None:
+    """As ``check_files``, of these tables only, which are locked; ``virtual`` says whether they have such columns."""
+    _check_files(session, _FIND_CHANGED_OF, {"oids": [table.oid for table in tables], "virtual": virtual}, doing)
 
 
-def _check_files(session: Session, query: str, parameters: tuple[object, ...], doing: str) -> None:
+def _check_files(session: Session, query: str, parameters: dict[str, object], doing: str) -> None:
     with translated(doing), session.cursor() as cursor:
-        cursor.execute(query, parameters or None)
+        cursor.execute(query, parameters)
         row = cursor.fetchone()
     if row is not None:
-        name, is_new = row
-        what = "was created" if is_new else "was truncated or rewritten"
+        name, is_new, is_rewritten = row
+        if is_new or is_rewritten:
+            what, so = "was created" if is_new else "was truncated or rewritten", "does not see its rows"
+        else:
+            what, so = "got another expression for a virtual generated column", "had other values"
         raise SchemaChangedError(
-            f"{doing}: {name} {what} after the snapshot was taken, so the snapshot does not see its rows",
-            remedy=_RETAKE,
+            f"{doing}: {name} {what} after the snapshot was taken, so the snapshot {so}", remedy=_RETAKE
         )
 
 

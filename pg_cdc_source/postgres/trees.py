@@ -144,7 +144,7 @@ _COLUMN_NAMES = """(
 # Whether a query of the root gives other values for the rows of tree.oid than one of tree.oid itself does: a child's
 # virtual generated column (PostgreSQL 18) may have an expression of its own, and the root's is the one that counts.
 # Where a predicate may have the ``whole_row``, that is of the root's columns in the root's order.
-_READS_OTHERWISE = f"""(EXISTS (
+_READS_OTHERWISE = f"""(%(virtual)s AND EXISTS (
     SELECT
     FROM pg_catalog.pg_attribute AS above
     JOIN pg_catalog.pg_attrdef AS expected ON expected.adrelid = above.attrelid AND expected.adnum = above.attnum
@@ -179,12 +179,19 @@ ORDER BY c.oid <> tree.root, c.oid
 
 
 def read_heaps(
-    session: Session, server: Server, relation: Relation, columns: Sequence[str], *, only: bool, whole_row: bool
+    session: Session,
+    server: Server,
+    relation: Relation,
+    columns: Sequence[str],
+    *,
+    only: bool,
+    virtual: bool,
+    whole_row: bool,
 ) -> tuple[list[Heap], int] | None:
     """The heaps under a relation that ctid ranges can be cut from; None where it has to be read as a whole.
 
-    With ``only``, its own heap alone. ``whole_row`` says whether rows as such may be read besides the columns. The
-    number is that of :func:`identify_heaps`.
+    With ``only``, its own heap alone. ``virtual`` says whether the relation has virtual generated columns, and
+    ``whole_row`` whether rows as such may be read besides the columns. The number is that of :func:`identify_heaps`.
 
     As a whole: views, foreign tables, tables of other access methods, servers without TID range scans; and trees in
     which this role may read the root but not each leaf, or in which a leaf has policies, expressions of generated
@@ -193,7 +200,10 @@ def read_heaps(
     if relation.kind not in "rpm" or server.version_num < TID_RANGE_SCAN_VERSION:
         return None
     with translated(f"planning ranges of {relation}"), session.cursor() as cursor:
-        cursor.execute(_READ_HEAPS, {"roots": [relation.oid], "columns": list(columns), "whole_row": whole_row})
+        cursor.execute(
+            _READ_HEAPS,
+            {"roots": [relation.oid], "columns": list(columns), "virtual": virtual, "whole_row": whole_row},
+        )
         rows = [row for row in cursor if row[3] != "p" and (not only or row[0] == relation.oid)]
     heaps = []
     for oid, schema, name, kind, access_method, readable, size_bytes, attnums, _ in rows:
@@ -209,13 +219,13 @@ SELECT CASE WHEN NOT EXISTS (SELECT FROM tree WHERE {_READS_OTHERWISE}) THEN (SE
 """
 
 
-def identify_heaps(session: Session, relation: Relation, *, whole_row: bool) -> int | None:
+def identify_heaps(session: Session, relation: Relation, *, virtual: bool, whole_row: bool) -> int | None:
     """A number for the set of tables under a relation, as the transaction's snapshot sees it.
 
     None where their columns have become such that it cannot be read by its heaps any more.
     """
     with translated(f"reading the partitions of {relation}"), session.cursor() as cursor:
-        cursor.execute(_IDENTIFY_HEAPS, {"roots": [relation.oid], "whole_row": whole_row})
+        cursor.execute(_IDENTIFY_HEAPS, {"roots": [relation.oid], "virtual": virtual, "whole_row": whole_row})
         [identity] = cursor.fetchone()
         return None if identity is None else int(identity)
 

@@ -116,7 +116,7 @@ def _lock_and_check_heaps(session: Session, present: Present, plan: Plan, pieces
     # Once more, since only now the locks keep the names with their heaps.
     expect_same(session, named, doing)
     if plan.spec.where is None:
-        locks.check_files_of(session, heaps, doing)
+        locks.check_files_of(session, heaps, doing, virtual=plan.has_virtual)
     else:
         check_predicate(session, present, heaps, doing)
     for heap, found in zip(heaps, columns, strict=True):

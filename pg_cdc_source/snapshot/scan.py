@@ -100,11 +100,15 @@ def spec_of(options: SnapshotOptions, relation: Relation | None) -> ScanSpec:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A scan and the columns that were found. Made once per load and shipped to every task."""
+    """A scan and the columns that were found. Made once per load and shipped to every task.
+
+    ``has_virtual`` says whether the relation has virtual generated columns, read or not.
+    """
 
     spec: ScanSpec
     columns: tuple[Column, ...]
     server: Server
+    has_virtual: bool
 
     @property
     def relation(self) -> Relation | None:
@@ -207,7 +211,7 @@ def plan_in(
     if not columns and not spec.lsn_column:
         # Rows without values would not even be counted.
         raise OptionError(f"{spec.what} has no columns to read", remedy="leave it out, or add a column")
-    return Plan(spec, tuple(columns), server)
+    return Plan(spec, tuple(columns), server, any(attribute.is_virtual for attribute in attributes))
 
 
 def _chosen_columns(spec: ScanSpec, relation: Relation, existing: list[str]) -> list[str]:
@@ -283,6 +287,7 @@ def ranges_in(session: Session, plan: Plan, *, begins: bool = False) -> list[Sca
         plan.relation,
         [column.name for column in plan.columns],
         only=plan.spec.only,
+        virtual=plan.has_virtual,
         whole_row=plan.spec.may_read_whole_row,
     )
     if found is None:
@@ -304,7 +309,9 @@ def identify_heaps(session: Session, plan: Plan) -> int | None:
     """A number for the set of heaps that a plan is cut from; None where nothing can join them."""
     if plan.relation is None or plan.spec.only:
         return None
-    return trees.identify_heaps(session, plan.relation, whole_row=plan.spec.may_read_whole_row)
+    return trees.identify_heaps(
+        session, plan.relation, virtual=plan.has_virtual, whole_row=plan.spec.may_read_whole_row
+    )
 
 
 def whole(plan: Plan) -> ScanRange:
