@@ -161,6 +161,18 @@ def test_a_temporary_child_of_another_session_is_left_out_as_postgresql_does(db:
             assert ids(planned(opened, dbtable="t")) == [1]
 
 
+def test_a_foreign_partition_is_said_not_to_follow_the_snapshot(
+    db: str, pg: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(pg, "CREATE FOREIGN DATA WRAPPER w", "CREATE SERVER s FOREIGN DATA WRAPPER w",
+        "CREATE TABLE p (id int) PARTITION BY LIST (id)", "CREATE TABLE p_1 PARTITION OF p FOR VALUES IN (1)",
+        "CREATE FOREIGN TABLE p_2 PARTITION OF p FOR VALUES IN (2) SERVER s")  # fmt: skip
+    with open_snapshot(db) as opened:
+        _, _, [whole] = planned(opened)
+    assert not whole.pieces
+    assert caplog.text.count("public.p_2 is a foreign table") == 1
+
+
 VIRTUAL = (
     "CREATE TABLE t (id int, g int GENERATED ALWAYS AS (id * 10) VIRTUAL) PARTITION BY LIST (id)",
     "CREATE TABLE t_1 PARTITION OF t (g GENERATED ALWAYS AS (id * {}) VIRTUAL) FOR VALUES IN (1)",

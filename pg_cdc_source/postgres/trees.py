@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from psycopg2.extensions import cursor as Cursor
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.postgres.catalog import Relation, Server
 from pg_cdc_source.postgres.server_errors import translated
+
+log = logging.getLogger(__name__)
 
 # TID range scans, without which every ctid range would read the whole table, came with PostgreSQL 14.
 TID_RANGE_SCAN_VERSION = 140000
@@ -197,6 +200,8 @@ def read_heaps(
     which this role may read the root but not each leaf, or in which a leaf has policies, expressions of generated
     columns or a row type that do not apply through the root.
     """
+    if relation.kind == "f":
+        _warn_of_foreign(relation)
     if relation.kind not in "rpm" or server.version_num < TID_RANGE_SCAN_VERSION:
         return None
     with translated(f"planning ranges of {relation}"), session.cursor() as cursor:
@@ -205,12 +210,18 @@ def read_heaps(
             {"roots": [relation.oid], "columns": list(columns), "virtual": virtual, "whole_row": whole_row},
         )
         rows = [row for row in cursor if row[3] != "p" and (not only or row[0] == relation.oid)]
+    if foreign := [row for row in rows if row[3] == "f"]:
+        _warn_of_foreign(Relation(*foreign[0][:4]))
     heaps = []
     for oid, schema, name, kind, access_method, readable, size_bytes, attnums, _ in rows:
         if access_method != "heap" or not readable or size_bytes is None:
             return None
         heaps.append(Heap(Relation(oid, schema, name, kind), -(-size_bytes // server.block_size), tuple(attnums or ())))
     return (heaps, rows[0][-1]) if rows else None
+
+
+def _warn_of_foreign(table: Relation) -> None:
+    log.warning("%s is a foreign table: it has the rows of the moment at which it is read, not the snapshot's", table)
 
 
 _IDENTIFY_HEAPS = f"""
