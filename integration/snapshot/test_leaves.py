@@ -405,6 +405,25 @@ def test_a_value_that_spark_cannot_hold_is_named_by_its_leaf_and_ctid(where: str
     assert refused.value.what == f"public.p_237, column n (numeric(10,2)), ctid {ctid}: NaN"
 
 
+@pytest.mark.parametrize("leaves", [1, 2])
+def test_a_value_that_a_volatile_predicate_has_chosen_has_no_wrong_place(leaves: int, db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE p (id int, d date) PARTITION BY HASH (id)",
+        *(f"CREATE TABLE p_{i} PARTITION OF p FOR VALUES WITH (modulus {leaves}, remainder {i})"
+          for i in range(leaves)),
+        "INSERT INTO p SELECT i, CASE WHEN i > 150 THEN 'infinity' ELSE now() END FROM generate_series(1, 200) AS i"
+    )  # fmt: skip
+    right = {f"public.p_{i}, column d (date), ctid {ctid}: infinity" for i in range(leaves)
+             for (ctid,) in run(pg, f"SELECT ctid::text FROM p_{i} WHERE d = 'infinity'")}  # fmt: skip
+    right.add("public.p_0, column d (date), blocks [0, end): infinity")
+    right.add("public.p, column d (date), one of 2 tables from public.p_0 to public.p_1: infinity")
+    with open_snapshot(db) as opened:
+        given = planned(opened, where="random() < 0.5")
+        for _ in range(10):
+            with pytest.raises(UnrepresentableError) as refused:
+                rows_of(given)
+            assert refused.value.what in right
+
+
 @pytest.mark.usefixtures("leaves")
 def test_a_session_that_is_lost_among_leaves_repeats_no_row_and_misses_none(
     db: str, pg: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -27,6 +27,7 @@ from pg_cdc_source.errors import PgCdcError, TransientError, WireError
 from pg_cdc_source.logs import fields
 from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.columns import MOST_COLUMNS
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.protocol.binary_copy import CopyDecoder, CopyMessages, record_batch, select_order
@@ -161,12 +162,15 @@ class _Reader:
 
     def _copy_statement(self, session: Session, step: Sequence[Piece]) -> sql.Composable:
         """COPY with the columns in the order that the decoder wants, each as its codec says."""
+        return _copy_of(select_from(self._plan, step, self._select_items(session)))
+
+    def _select_items(self, session: Session) -> list[sql.Composable]:
         if not self._items:
             ordered = [self._codecs[i] for i in select_order(self._codecs)]
             items = [sql.SQL(codec.select_sql).format(sql.Identifier(codec.column.name)) for codec in ordered]
             # Written once, because it stands in the statement for each heap.
             self._items = [sql.SQL(sql.SQL(", ").join(items).as_string(session))]
-        return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(select_from(self._plan, step, self._items))
+        return self._items
 
     def _copy(self, step: Sequence[Piece], skip: int) -> Iterator[Decoded]:
         """Decoded chunks of one COPY and their numbers of rows, without its first ``skip`` rows."""
@@ -206,16 +210,44 @@ class _Reader:
             return refused.at(self._plan.what, f"row {position + 1}")
         # The same scan again, in a session that is not in the middle of a COPY.
         self._session.close()
+        doing = f"{reading(self._plan, step)}: looking for a row"
         places = select_from(self._plan, step, [sql.SQL("tableoid AS heap"), sql.SQL("ctid AS place")])
-        with translated(f"{reading(self._plan, step)}: looking for a row"), self._session.open(step).cursor() as cursor:
+        session = self._session.open(step)
+        with translated(doing), session.cursor() as cursor:
             cursor.execute(
                 sql.SQL("SELECT heap::bigint, place::text FROM ({}) AS scan OFFSET {} LIMIT 1").format(
                     places, sql.Literal(position)
                 )
             )
-            oid, place = cursor.fetchone()
-        [heap] = {piece.heap for piece in step if piece.heap.oid == oid}
-        return refused.at(str(heap), f"ctid {place}")
+            found = cursor.fetchone()
+        for heap in {piece.heap for piece in step if found is not None and piece.heap.oid == found[0]}:
+            # A predicate may have chosen other rows this time.
+            if self._plan.spec.where is None or self._is_refused(session, heap, found[1], refused, doing):
+                return refused.at(str(heap), f"ctid {found[1]}")
+        if len(step) == 1:
+            return refused.at(str(step[0].heap), str(step[0].blocks))
+        return refused.at(self._plan.what, f"one of {len(step)} tables from {step[0].heap} to {step[-1].heap}")
+
+    def _is_refused(self, session: Session, heap: Relation, place: str, refused: RefusedValueError, doing: str) -> bool:
+        """Whether the row at ``place`` has a value that is refused as the given one is."""
+        row = sql.SQL("SELECT {} FROM ONLY {} WHERE ctid = {}").format(
+            sql.SQL(", ").join(self._select_items(session)), heap.identifier, sql.Literal(place)
+        )
+        messages = CopyMessages()
+
+        def decode(chunk: Messages) -> Decoded:
+            rows = messages.rows(chunk)
+            return self._decoder.decode(rows), len(rows)
+
+        try:
+            list(receive(session, _copy_of(row), doing, self._decoder.padding, decode))
+        except RefusedValueError as again:
+            return (again.column, again.reason) == (refused.column, refused.reason)
+        return False
+
+
+def _copy_of(select: sql.Composable) -> sql.Composable:
+    return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(select)
 
 
 def _kept_back(chunks: Iterator[Decoded]) -> Iterator[Decoded]:
