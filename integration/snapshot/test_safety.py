@@ -157,6 +157,10 @@ def test_who_is_not_let_in_is_told_why(pg: Session, spark: SparkSession, reader:
         lambda: load(spark, conninfo(reader, dbname="no_such_db"), dbtable="t"), "ConnectError", '"no_such_db"'
     )
     assert reader["password"] not in text
+    misspelt = conninfo(reader, options="-c serch_path=x")
+    refusal(lambda: load(spark, misspelt, dbtable="t"), "ConnectError", "serch_path", "option options")
+    run(pg, f"REVOKE CONNECT ON DATABASE {reader['dbname']} FROM PUBLIC")
+    refusal(lambda: load(spark, conninfo(reader), dbtable="t"), "ConnectError", "GRANT CONNECT ON DATABASE")
 
 
 def test_a_server_that_does_not_answer_is_named_within_seconds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ _REFUSED_LOGIN = "authentication failed"
 # counts as transient and is tried again within the caller's bound.
 _FAILURES = (
     _Failure(
-        (_REFUSED_LOGIN, "no password supplied", "no pg_hba.conf entry"),
+        (_REFUSED_LOGIN, "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects connection"),
         ConnectError,
         "check user, password (or what gives it) and the server's pg_hba.conf",
     ),
@@ -61,6 +62,17 @@ _FAILURES = (
         ("does not exist", "is not permitted to log in"),
         ConnectError,
         "check the database and role names in the connection options",
+    ),
+    _Failure(("permission denied for database",), ConnectError, "GRANT CONNECT ON DATABASE … TO this role"),
+    _Failure(
+        ("unrecognized configuration parameter", "permission denied to set parameter"),
+        ConnectError,
+        "check the settings in the connection option options",
+    ),
+    _Failure(
+        ("conversion between",),
+        ConnectError,
+        "the server cannot send text of the database's encoding as UTF-8: read a copy of it in another encoding",
     ),
     # A resolver or a server that is away for a moment. These stand in the same texts as what comes next.
     _Failure(
@@ -110,12 +122,32 @@ def is_refused_login(error: psycopg2.Error) -> bool:
 def connect_error(options: ConnectionOptions, given: dict[str, str], error: psycopg2.Error) -> PgCdcError:
     """The error for a connection that failed. Values of secret keywords in ``given`` do not appear in it."""
     text = " ".join(str(error).split())
-    for keyword in SECRET_KEYWORDS:
-        if given.get(keyword):
-            text = text.replace(given[keyword], "***")
     otherwise = _IN_SETTINGS if isinstance(error, psycopg2.ProgrammingError) else _OTHERWISE
     failure = next((found for found in _FAILURES if any(words in text for words in found.texts)), otherwise)
-    return failure.error(f"cannot connect to PostgreSQL at {options.display()}: {text}", remedy=failure.remedy)
+    what = f"cannot connect to PostgreSQL at {options.display()}: {_masked(text, given)}"
+    return failure.error(what, remedy=failure.remedy)
+
+
+_WORD = re.compile(r"[^\W\d]+(?:\.[^\W\d]+)*")
+
+
+def _masked(text: str, given: Mapping[str, str]) -> str:
+    """``text`` with asterisks for secrets, but where these would tell a secret that is not there.
+
+    So a secret that may be a word of libpq's is one only in quotes, and one within a name or a number, or within what
+    is shown anyway, is none.
+    """
+    shown = {value for keyword, value in given.items() if value and keyword not in SECRET_KEYWORDS}
+    secrets = {value for keyword, value in given.items() if value and keyword in SECRET_KEYWORDS} - shown
+
+    def pattern(value: str) -> str:
+        if value in secrets and _WORD.fullmatch(value):
+            return rf"""(?<=["'=]){re.escape(value)}(?=["'])"""
+        return rf"(?<!\w)(?<!\w\.){re.escape(value)}(?!\w|\.\w)"
+
+    longest_first = sorted(shown | secrets, key=len, reverse=True)
+    found = re.compile("|".join(map(pattern, longest_first)))
+    return found.sub(lambda match: "***" if match[0] in secrets else match[0], text) if secrets else text
 
 
 # --- in a session ----------------------------------------------------------------------------------------------------

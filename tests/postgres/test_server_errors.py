@@ -28,6 +28,11 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
         ('FATAL:  password authentication failed for user "me"', ConnectError, "check user, password"),
         ("fe_sendauth: no password supplied", ConnectError, "check user, password"),
         ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", SSL off', ConnectError, "check user, password"),
+        ("FATAL:  pg_hba.conf rejects connection for host", ConnectError, "pg_hba.conf"),
+        ('FATAL:  permission denied for database "shop"', ConnectError, "GRANT CONNECT"),
+        ('FATAL:  unrecognized configuration parameter "serch_path"', ConnectError, "connection option options"),
+        ('FATAL:  permission denied to set parameter "log_statement"', ConnectError, "connection option options"),
+        ("FATAL:  conversion between UTF8 and MULE_INTERNAL is not supported", ConnectError, "as UTF-8"),
         ('FATAL:  database "shop" does not exist', ConnectError, "database and role names"),
         ('FATAL:  role "me" is not permitted to log in', ConnectError, "database and role names"),
         ('could not translate host name "db" to address', ConnectError, "check the host name"),
@@ -80,9 +85,26 @@ def test_what_psycopg2_refuses_itself_is_in_the_settings() -> None:
     assert found.remedy == "check the connection options"
 
 
-def test_no_password_is_in_the_error() -> None:
-    text = 'could not connect as "me" with "wonderland"'
-    assert "wonderland" not in str(connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text)))
+@pytest.mark.parametrize(
+    ("password", "text"),
+    [
+        ("wonderland", 'could not connect as "me" with "wonderland"'),
+        ("wonder-1", "could not connect as me with wonder-1: no"),
+        ("me-1", "could not connect as me with me-1"),
+    ],
+)
+def test_no_password_is_in_the_error(password: str, text: str) -> None:
+    given = {**OPTIONS.settings(), "password": password}
+    assert password not in str(connect_error(OPTIONS, given, psycopg2.OperationalError(text)))
+
+
+@pytest.mark.parametrize("password", ["authentication", "password", "m", "me", "me_too", "10", "5432", "pg_hba"])
+def test_asterisks_do_not_tell_a_password_that_is_not_there(password: str) -> None:
+    given = {"user": "me_too", "password": password, "port": "5432"}
+    text = 'at "db" (10.0.0.1), port 5432: no pg_hba.conf entry; password authentication failed for user "me_too"'
+    found = connect_error(OPTIONS, given, psycopg2.OperationalError(text))
+    assert type(found) is ConnectError
+    assert found.what.endswith(text)
 
 
 @pytest.mark.parametrize(
