@@ -21,7 +21,7 @@ from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
 from roles import SETTINGS_OF_ROLES, TELLING_COLUMNS, conninfo, role
 
-from pg_cdc_source.errors import DefiniteError, QueryError, UnrepresentableError
+from pg_cdc_source.errors import AccessError, DefiniteError, QueryError, UnrepresentableError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres import connection
@@ -112,6 +112,19 @@ def test_values_and_names_of_any_encoding_arrive_as_utf_8(encoding: str, drive_i
         assert cursor.fetchone() == (encoding,)
     driver = drive(dbtable=str(sql.Identifier(table).as_string(pg)), publication=word, asString="j")
     texts(driver, pg, table, ["id", column, "e", "a"])
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "UTF8"])
+def test_names_are_as_long_as_the_encoding_lets_them_be(encoding: str, server: str) -> None:
+    with database(server, f"ENCODING '{encoding}' LOCALE 'C'") as (url, pg):
+        run(pg, f'CREATE TABLE "{"é" * 40}" ("{"ü" * 63}" int)')  # in UTF-8, PostgreSQL cuts both to 31 characters
+        options = {"url": url, "dbtable": f'"{"é" * 40}"', "columns": f'"{"ü" * 63}"'}
+        if encoding == "LATIN1":
+            [column] = make_plan(parse_snapshot_options(options)).columns
+            assert column.name == "ü" * 63
+        else:
+            with pytest.raises(AccessError, match=f'at most 63 bytes.*\n.*did you mean public."{"é" * 31}"'):
+                make_plan(parse_snapshot_options(options))
 
 
 @pytest.mark.parametrize(("encoding", "word"), [("LATIN1", "größe"), ("EUC_JP", "日本語"), ("UTF8", "€𝄞")])

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.sql_keywords import KEYWORDS
 
-# PostgreSQL cuts a longer identifier silently (NAMEDATALEN - 1), so that it could name another table.
+# PostgreSQL cuts a longer identifier silently (NAMEDATALEN - 1), so that it could name another table. The bytes are
+# those of the database's encoding.
 MAX_NAME_BYTES = 63
 
 # The lexer's rules (src/backend/parser/scan.l): every character outside ASCII counts as a letter, even a space.
@@ -138,10 +139,9 @@ def _name(part: re.Match[str]) -> str:
     check_characters(name)
     if not name:
         raise OptionError('a quoted name is empty ("")', remedy="write the name between the quotes")
-    length = len(name.encode())
-    if length > MAX_NAME_BYTES:
+    if len(name) > MAX_NAME_BYTES:
         raise OptionError(
-            f"the name {name!r} has {length} bytes, PostgreSQL's names have {MAX_NAME_BYTES} at most",
+            f"the name {name!r} has {len(name)} characters, PostgreSQL's names have {MAX_NAME_BYTES} bytes at most",
             remedy="write the name as the catalog holds it: PostgreSQL cut it when it was created",
         )
     return name

@@ -11,7 +11,7 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import AccessError, OptionError
-from pg_cdc_source.options.names import QualifiedName, dotted, quoted
+from pg_cdc_source.options.names import MAX_NAME_BYTES, QualifiedName, dotted, quoted
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.services import SERVICES, Service, service_of
 
@@ -123,9 +123,13 @@ def relation_of(session: Session, name: QualifiedName, row: Sequence[Any]) -> Re
             f"dbtable {name} names the database {quoted(name.parts[0])}, the connection is to {quoted(database)}",
             remedy="leave the database out of dbtable and set it in the connection options",
         )
-    if found[0] is None:
+    parts = list(name.parts[-2:])
+    # PostgreSQL looks for the cut name, of which there may be a table as well.
+    is_cut = any(len(part.encode()) > MAX_NAME_BYTES for part in parts) and found[3 - len(parts) : 3] != parts
+    if found[0] is None or is_cut:
+        limit = f"; names have at most {MAX_NAME_BYTES} bytes in the database's encoding" if is_cut else ""
         raise AccessError(
-            f"{name} does not exist in database {quoted(database)}, or this role may not use its schema",
+            f"{name} does not exist in database {quoted(database)}, or this role may not use its schema{limit}",
             remedy=_near_names(session, name.parts[-2:]),
         )
     relation = Relation(*found)

@@ -105,7 +105,8 @@ _FIND_NAMED = """
 SELECT c.oid, n.nspname, c.relname, c.relkind
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.relname = %(name)s AND (%(schema)s::name IS NULL OR n.nspname = %(schema)s)
+WHERE c.relname = %(name)s::pg_catalog.text
+    AND (%(schema)s::pg_catalog.text IS NULL OR n.nspname = %(schema)s::pg_catalog.text)
 """
 
 
