@@ -26,7 +26,10 @@ from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres import connection
 from pg_cdc_source.postgres.connection import connect as opened
+from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.snapshot.source import plan_ranges
+from pg_cdc_source.spark.open_snapshot import open_snapshot
 from pg_cdc_source.stream import capture
 
 Drive = Callable[..., Driver]
@@ -112,6 +115,30 @@ def test_values_and_names_of_any_encoding_arrive_as_utf_8(encoding: str, drive_i
         assert cursor.fetchone() == (encoding,)
     driver = drive(dbtable=str(sql.Identifier(table).as_string(pg)), publication=word, asString="j")
     texts(driver, pg, table, ["id", column, "e", "a"])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "says"),
+    [
+        ("SQL_ASCII", "not UTF-8\n  Remedy: unrepresentable=null makes"),
+        ("WIN1252", "has no equivalent in encoding \"UTF8\".*\n.*convert_to\\(column, 'WIN1252'\\)"),
+    ],
+)
+def test_bytes_that_are_no_text_have_a_remedy_that_works(encoding: str, says: str, server: str) -> None:
+    with database(server, f"ENCODING '{encoding}' LOCALE 'C'") as (url, pg):
+        pg.set_client_encoding("SQL_ASCII")
+        run(pg, "CREATE TABLE t (v text)", r"INSERT INTO t VALUES (E'ab\x81')")
+        with open_snapshot(url) as opened:
+            for column in ("v", f"convert_to(v, '{encoding}') AS v"):
+                options = parse_snapshot_options({**opened.options, "query": f"SELECT {column} FROM t"})
+                plan = make_plan(options)
+                source, [whole] = plan_ranges(plan, options)
+                if column == "v":
+                    with pytest.raises(UnrepresentableError, match=says):
+                        list(read_range(plan, source, whole, "test"))
+                else:
+                    [batch] = read_range(plan, source, whole, "test")
+                    assert batch.to_pylist() == [{"v": b"ab\x81"}]
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "UTF8"])

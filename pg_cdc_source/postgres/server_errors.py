@@ -19,6 +19,7 @@ from pg_cdc_source.errors import (
     ServerSetupError,
     SlotLostError,
     TransientError,
+    UnrepresentableError,
 )
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.libpq_keywords import SECRET_KEYWORDS
@@ -158,6 +159,10 @@ _TRANSIENT = ("08", "57P01", "57P02", "57P03", "57P05", "40001", "40P01", "55P03
 # Syntax, names of columns and functions that are missing or ambiguous, and what cannot be grouped, cast or compared.
 _OF_USERS_SQL = ("42601", "42702", "42703", "42725", "42803", "42804", "42846", "42883", "42P20")
 
+# Text that cannot be converted. The message names the encoding that it is in, which is UTF8 for the user's own SQL.
+_NO_TEXT = ("22P05", "22021")
+_ENCODING = re.compile('"([A-Z0-9_]+)"')
+
 # Functions of the server whose SQLSTATEs have other meanings elsewhere. Texts may be in any language.
 # They refuse an invalidated slot: up to 15, from 16 and from 18 on.
 _INVALIDATED_IN = ("StartLogicalReplication", "CreateDecodingContext", "ReplicationSlotAcquire")
@@ -238,6 +243,13 @@ def classified(
         if place.endswith(" of the option where"):
             remedy += "; columns of dbtable are qualified with its name alone, without the schema"
         return AccessError(with_hint, remedy=remedy)
+    if code in _NO_TEXT and (encoding := _ENCODING.search(text)) and encoding[1] != "UTF8":
+        return UnrepresentableError(
+            where,
+            remedy="the database has bytes that are no text in its own encoding, and PostgreSQL does not send them: "
+            "correct the rows, leave the column out with the option columns, or read the bytes in a query, as "
+            f"convert_to(column, '{encoding[1]}'); unrepresentable=null has no effect on them",
+        )
     if code in _OF_USERS_SQL or code.startswith("22"):
         return QueryError(with_hint, remedy="check the options columns, where and query")
     if code == "25006":

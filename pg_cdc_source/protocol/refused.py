@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pg_cdc_source.errors import UnrepresentableError, WireError
 from pg_cdc_source.options.names import quoted
-from pg_cdc_source.values.decoder import Decoded, MalformedError
+from pg_cdc_source.values.decoder import OTHER_BYTES, Decoded, MalformedError
 from pg_cdc_source.values.registry import Column
 
 
@@ -29,10 +29,10 @@ class RefusedValueError(Exception):
     def at(self, relation: str, place: str) -> UnrepresentableError:
         """Return the error for the user: ``relation`` was read, and ``place`` says which of its rows has the value."""
         name = quoted(self.column.name)
-        return UnrepresentableError(
-            f"{relation}, {in_words(self.column)}, {place}: {self.reason}",
-            remedy=f"asString={name} reads the column as text; unrepresentable=null makes such values NULL",
-        )
+        remedy = "unrepresentable=null makes such values NULL"
+        if self.reason != OTHER_BYTES:
+            remedy = f"asString={name} reads the column as text; {remedy}"
+        return UnrepresentableError(f"{relation}, {in_words(self.column)}, {place}: {self.reason}", remedy=remedy)
 
 
 def accept(

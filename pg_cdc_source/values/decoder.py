@@ -126,7 +126,7 @@ def refusals(*cases: tuple[Flags, str]) -> tuple[Refused, ...]:
     return tuple(Refused(np.flatnonzero(rows), reason) for rows, reason in cases if rows.any())
 
 
-_OTHER_BYTES = "bytes that are not UTF-8, which asString cannot hold either"
+OTHER_BYTES = "bytes that are not UTF-8"
 
 
 def refuse_other_bytes(read: Callable[[Field], Decoded], values: Field) -> Decoded:
@@ -139,7 +139,7 @@ def refuse_other_bytes(read: Callable[[Field], Decoded], values: Field) -> Decod
     decoded = read(others)
     return Decoded(
         decoded.array,
-        (*decoded.refused, *refusals((wrong, _OTHER_BYTES))),
+        (*decoded.refused, *refusals((wrong, OTHER_BYTES))),
     )
 
 

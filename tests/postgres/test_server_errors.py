@@ -15,6 +15,7 @@ from pg_cdc_source.errors import (
     ServerSetupError,
     SlotLostError,
     TransientError,
+    UnrepresentableError,
 )
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.server_errors import classified, connect_error, translated
@@ -120,6 +121,19 @@ def test_asterisks_do_not_tell_a_password_that_is_not_there(password: str) -> No
         ("42P01", "relation does not exist", None, AccessError),
         ("42703", "column does not exist", None, QueryError),
         ("22012", "division by zero", None, QueryError),
+        (
+            "22P05",
+            'character with byte sequence 0x81 in encoding "WIN1252" has no equivalent in encoding "UTF8"',
+            None,
+            UnrepresentableError,
+        ),
+        ("22021", 'invalid byte sequence for encoding "EUC_JP": 0x81', None, UnrepresentableError),
+        (
+            "22P05",
+            'character with byte sequence 0xe2 0x82 0xac in encoding "UTF8" has no equivalent in encoding "LATIN1"',
+            None,
+            QueryError,
+        ),
         ("25006", "cannot execute UPDATE in a read-only transaction", None, QueryError),
         ("42704", 'publication "p" does not exist', "get_publication_oid", SlotLostError),
         ("42704", "Publikation »p« existiert nicht", "GetPublicationByName", SlotLostError),
