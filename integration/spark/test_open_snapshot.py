@@ -289,6 +289,29 @@ def test_a_slot_with_nothing_to_make_it_is_refused(db: str) -> None:
             pass
 
 
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ({"snapshot": "00000003-0000001B-1"}, "this makes a snapshot"),
+        ({"snapshotIdle": "3s"}, "as long as the block"),
+        ({"dbtable": "t"}, "give it to the reads"),
+        ({"query": "SELECT 1"}, "give it to the reads"),
+    ],
+)
+def test_what_an_open_snapshot_has_no_use_for_is_refused(option: dict[str, str], remedy: str, db: str) -> None:
+    with pytest.raises(OptionError, match=f"the option {next(iter(option))} is not known here.*\\n.*{remedy}"):  # noqa: SIM117
+        with open_snapshot(db, **option):
+            pass
+
+
+def test_options_of_an_open_snapshot_are_passed_to_its_reads_as_texts(db: str) -> None:
+    at = parse_dsn(db)
+    login = {"host": at["host"], "port": int(at["port"]), "database": at["dbname"]}
+    with open_snapshot(**login, user=at["user"], password=at["password"], columns=["id", "n"], url=None) as snapshot:
+        assert (snapshot.options["port"], snapshot.options["columns"]) == (at["port"], "id,n")
+        assert "url" not in snapshot.options
+
+
 def test_a_reader_whose_snapshot_has_ended_goes_on_to_another(db: str) -> None:
     """A task that finds two holders imports from the second where the first was lost in the meantime."""
     ours = connect_ours(parse_connection_options({"url": db}), "pgsnapshot:test")

@@ -62,6 +62,13 @@ def test_a_query_may_stand_in_parentheses_where_a_table_is_named() -> None:
     assert "in parentheses" in refused({"dbtable": "SELECT 1"})
 
 
+@pytest.mark.parametrize(
+    "text", ["public.t AS x", '"a b" as x', "t JOIN u USING (id)", "t x left join u ON true", "t, u AS x JOIN v"]
+)
+def test_an_alias_or_a_join_goes_into_a_query(text: str) -> None:
+    assert "in the option query, or in parentheses: (SELECT" in refused({"dbtable": text})
+
+
 def test_what_is_not_given_has_the_documented_default() -> None:
     assert parse_snapshot_options(TABLE) == SnapshotOptions(
         connection=ConnectionOptions(),
