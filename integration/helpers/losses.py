@@ -83,9 +83,12 @@ class RestartableServer:
         self._own.wait(20)
 
     def start(self) -> None:
-        self._own = self._run(self.command)
+        self._own = None
 
         def answers() -> bool:
+            if self._own is None or self._own.poll() is not None:
+                # It does not start while a process of one that was killed has not ended yet.
+                self._own = self._run(self.command)
             try:
                 psycopg2.connect(self.url).close()
             except psycopg2.OperationalError:
