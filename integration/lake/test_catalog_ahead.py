@@ -34,6 +34,21 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("ALTER TABLE t DROP b", "ALTER TABLE t ADD b int", "INSERT INTO t VALUES (3, 30, 300)",
          "ALTER TABLE t ADD c int"),
     ),
+    "a new one is replaced by its like": (
+        ("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)"),
+        ("ALTER TABLE t ADD a int", "INSERT INTO t VALUES (3, 30)", "ALTER TABLE t DROP a, ADD a int",
+         "INSERT INTO t VALUES (4, 40)"),
+    ),
+    "one is retyped and replaced": (
+        ("CREATE TABLE t (id int PRIMARY KEY, b varchar(9))", "INSERT INTO t VALUES (1, 'x')"),
+        ("ALTER TABLE t ALTER b TYPE text", "INSERT INTO t VALUES (3, 'y')", "ALTER TABLE t DROP b, ADD c text",
+         "INSERT INTO t VALUES (4, 'z')"),
+    ),
+    "one is retyped, renamed and replaced": (
+        ("CREATE TABLE t (id int PRIMARY KEY, b varchar(9))", "INSERT INTO t VALUES (1, 'x')"),
+        ("ALTER TABLE t ALTER b TYPE text", "ALTER TABLE t RENAME b TO c", "INSERT INTO t VALUES (3, 'y')",
+         "ALTER TABLE t DROP c, ADD c text", "INSERT INTO t VALUES (4, 'z')"),
+    ),
     "a generated column becomes a plain one": (
         ("CREATE TABLE t (id int PRIMARY KEY, a int, g int GENERATED ALWAYS AS (a * 2) STORED)",
          "INSERT INTO t (id, a) VALUES (1, 10), (2, 20)", VIA_ROOT),
@@ -122,12 +137,42 @@ def test_columns_of_rows_are_told_apart_or_the_rows_come_again(
     assert lake.rows("t") == rows_of(pg, "sent")
 
 
-def test_another_primary_key_under_full_sets_the_table_aside(pg: Session, begin: Begin) -> None:
-    lake = begin(M, "CREATE TABLE t (id int PRIMARY KEY, k int NOT NULL)", "ALTER TABLE t REPLICA IDENTITY FULL",
-                 "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")  # fmt: skip
-    _change(pg, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (k)", "UPDATE t SET id = 1",
-            "ALTER TABLE t ADD COLUMN c int")  # fmt: skip
+FULL = ("CREATE TABLE t (id int PRIMARY KEY, k int NOT NULL, v int)", "ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t VALUES (1, 11, 1), (2, 12, 2)")  # fmt: skip
+KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "another one": (
+        FULL,
+        ("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (k)", "UPDATE t SET id = 1", "ALTER TABLE t ADD c int"),
+    ),
+    "away in a transaction": (
+        FULL,
+        ("BEGIN; ALTER TABLE t DROP CONSTRAINT t_pkey; UPDATE t SET id = 2 WHERE v = 1;"
+         " UPDATE t SET id = 1 WHERE v = 2; ALTER TABLE t ADD PRIMARY KEY (id); COMMIT",),
+    ),
+    "away for a while": (
+        FULL,
+        ("ALTER TABLE t DROP CONSTRAINT t_pkey", "INSERT INTO t VALUES (1, 5, 5)", "DELETE FROM t WHERE v = 5",
+         "ALTER TABLE t ADD PRIMARY KEY (id)"),
+    ),
+    "an index before, and names are exchanged": (
+        ("CREATE TABLE t (id int PRIMARY KEY, k int NOT NULL, v int)", "CREATE UNIQUE INDEX ik ON t (k)",
+         "ALTER TABLE t REPLICA IDENTITY USING INDEX ik", "INSERT INTO t VALUES (1, 11, 1), (2, 12, 2)"),
+        ("ALTER TABLE t REPLICA IDENTITY FULL", "DROP INDEX ik", "INSERT INTO t VALUES (3, 11, 3)",
+         "ALTER TABLE t RENAME k TO x", "ALTER TABLE t RENAME id TO k", "ALTER TABLE t RENAME x TO id",
+         "INSERT INTO t VALUES (4, 14, 4)"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_under_full_another_key_sets_the_table_aside(case: str, pg: Session, begin: Begin) -> None:
+    first, then = KEYS[case]
+    lake = begin(M, *first)
+    lake.driver.stop()
+    _change(pg, *then)
+    lake.driver.start()
+    lake.restart()
     wait_until(lambda: _go_on(lake, pg))
     last = lake.ledger.last()
     assert last is not None
-    assert "another key under REPLICA IDENTITY FULL: none instead of id" in last.set_aside["public.t"]
+    assert "another key under REPLICA IDENTITY FULL" in last.set_aside["public.t"]

@@ -52,7 +52,8 @@ SELECT c.oid::bigint, f.files,
             WHERE t.root = c.oid AND t.oid <> c.oid
         )
     )), 12),
-    c.relnatts
+    c.relnatts,
+    (SELECT p.oid::bigint FROM pg_catalog.pg_constraint AS p WHERE p.conrelid = c.oid AND p.contype = 'p')
 FROM pg_catalog.pg_class AS c
 JOIN (
     SELECT t.root, left(md5(string_agg(l.oid || ':' || l.relfilenode, ',' ORDER BY l.oid)), 12) AS files
@@ -126,10 +127,10 @@ def _read(
         columns[oid].append(column)
     identities = read_identities(session, list(tables))
     found = {}
-    for oid, (files, altered, last) in tables.items():
+    for oid, (files, altered, last, primary) in tables.items():
         identity = identities[oid]
         key = identity.primary_key if identity.kind == "f" else identity.columns
-        found[oid] = CatalogLayout(tuple(columns[oid]), identity.kind, key, last, files, altered)
+        found[oid] = CatalogLayout(tuple(columns[oid]), identity.kind, key, last, files, altered, primary)
     return found
 
 

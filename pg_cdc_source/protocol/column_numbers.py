@@ -9,20 +9,34 @@ order, never gives one twice, and sends columns in their order. So::
       known columns that are gone by now                       some of them
       columns that came since, there or gone by now            the first ones
 
-Where several answers fit, by the count of columns, their types and their names, none is taken.
+Where several answers fit, by the count of columns, and by their types and names, none is taken.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pg_cdc_source.protocol.pgoutput import RelationColumn
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, LayoutColumn, TableLayout, sent_of
+from pg_cdc_source.values.registry import CatalogType
 
 # Columns that are gone may be among those that were sent in so many ways at most; otherwise nobody tells which.
 _MOST_WAYS = 4096
+
+# Types that a column can have one after the other without a rewrite of the rows, by one of each: casts without a
+# function (pg_cast), and timestamp, which is timestamptz in a session whose zone is UTC.
+_FAMILIES = {
+    **dict.fromkeys((18, 19, 25, 142, 1042, 1043), 25),  # text
+    **dict.fromkeys((1560, 1562), 1560),  # bit, varbit
+    **dict.fromkeys((650, 869), 869),  # cidr, inet
+    **dict.fromkeys((1114, 1184), 1184),  # timestamp, timestamptz
+    # int4, oid and what is shown by a name (regclass, regproc, …)
+    **dict.fromkeys((23, 24, 26, *range(2202, 2207), 3734, 3769, 4089, 4096, 4191), 26),
+}
+# From here on types are those of extensions and users, who define casts as well.
+_FIRST_OF_USERS = 16384
 
 
 def find_numbers(
@@ -58,9 +72,8 @@ def _told(sent: Sequence[RelationColumn], known: TableLayout, catalog: CatalogLa
     ways: list[_Way] = []
     if not is_shown:
         ways = _ways(sent, kept, gone, catalog.last - last)
-        for fits in (_is_typed, _is_named):
-            if len(ways) > 1:
-                ways = [way for way in ways if fits(sent, way, there, last)]
+        if len(ways) > 1:
+            ways = [way for way in ways if _fits(sent, way, there, last)]
     if len(ways) != 1:
         return _equal(sent, [column for column in kept if column.sent == there[column.attnum].sent])
     [way] = ways
@@ -85,22 +98,35 @@ def _ways(
     ]
 
 
-def _is_typed(sent: Sequence[RelationColumn], way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> bool:
-    """Whether every column has a type that it is known to have had."""
-    return all(column.type_oid in types for column, (_, types) in zip(sent, _seen(way, there, last), strict=False))
+def _fits(sent: Sequence[RelationColumn], way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> bool:
+    """Whether every column has a name that it is known to have had, and a type that it may have had."""
+    seen = [{_named(column), _named(there.get(column.attnum, column))} for column in way]
+    seen += [{_named(column)} for column in _new(there, last)]
+    return all(
+        any(column.name == name and _may_become(column.type_oid, type_oid) for name, type_oid in known)
+        for column, known in zip(sent, seen, strict=False)
+    )
 
 
-def _is_named(sent: Sequence[RelationColumn], way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> bool:
-    """Whether every column has a name that it is known to have had."""
-    return all(column.name in names for column, (names, _) in zip(sent, _seen(way, there, last), strict=False))
+def _named(column: LayoutColumn | CatalogColumn) -> tuple[str, int]:
+    return column.name, column.type_oid
 
 
-def _seen(way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> Iterator[tuple[set[str], set[int]]]:
-    """Return the names and the types that are known of each column, those behind all known ones included."""
-    for column in way:
-        now = there.get(column.attnum, column)
-        yield {column.name, now.name}, {column.type_oid, now.type_oid}
-    yield from (({c.name}, {c.type_oid}) for c in _new(there, last))
+def may_become(was: CatalogType, now: CatalogType) -> bool:
+    """Whether a column may have had both types, while its rows stayed as they were."""
+    if was.element is not None and now.element is not None:
+        return may_become(was.element, now.element)
+    return _may_become(was.oid, now.oid)
+
+
+def _may_become(was: int, now: int) -> bool:
+    return max(was, now) >= _FIRST_OF_USERS or _FAMILIES.get(was, was) == _FAMILIES.get(now, now)
+
+
+def has_gap(catalog: CatalogLayout, last: int | None) -> bool:
+    """Whether a column that came after the number ``last`` is gone."""
+    there = {column.attnum for column in catalog.columns}
+    return last is not None and any(number not in there for number in range(last + 1, catalog.last + 1))
 
 
 def _new(there: Mapping[int | None, CatalogColumn], last: int) -> list[CatalogColumn]:

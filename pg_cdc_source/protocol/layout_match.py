@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pg_cdc_source.options.names import dotted
-from pg_cdc_source.protocol.column_numbers import find_numbers
+from pg_cdc_source.protocol.column_numbers import find_numbers, has_gap, may_become
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.table_layout import (
     CatalogLayout,
@@ -56,6 +56,7 @@ def find_layout(
         _last(numbers, known, present),
         None if facts is None else facts.files,
         None if facts is None else facts.altered,
+        None if facts is None or relation.identity != "f" else facts.primary,
     )
     return layout, () if known is None else tuple(_changes(known, layout, catalog, present))
 
@@ -82,7 +83,9 @@ def _key(
     """Return the columns that tell rows apart. Under FULL all are marked; only the catalog knows the primary key."""
     names = frozenset(column.name for column in relation.columns)
     of_catalog = frozenset(present.key) if present is not None and present.identity == relation.identity else None
-    if relation.identity == "f" and of_catalog is not None:
+    if relation.identity == "f" and _was_away(known, catalog):
+        key = frozenset[str]()
+    elif relation.identity == "f" and of_catalog is not None:
         key = of_catalog
     elif relation.identity == "f":
         # Another primary key may have been there already.
@@ -103,9 +106,14 @@ def _known_key(relation: RelationMessage, known: TableLayout | None, numbers: Se
     )
 
 
+def _was_away(known: TableLayout | None, catalog: CatalogLayout | None) -> bool:
+    """Whether the primary key was dropped and added again since: nothing told rows apart meanwhile."""
+    return known is not None and catalog is not None and known.primary not in (None, catalog.primary)
+
+
 def _has_another_key(known: TableLayout | None, catalog: CatalogLayout | None) -> bool:
-    """Whether the catalog has another primary key than a layout under FULL."""
-    if known is None or catalog is None or known.identity != "f" or catalog.identity not in ("f", "d"):
+    """Whether the catalog, which is ahead, has another primary key than the columns that told rows apart."""
+    if known is None or catalog is None or catalog.identity not in ("f", "d"):
         return False
     of_known = {column.attnum for column in known.columns if column.key}
     return None not in of_known and of_known != {c.attnum for c in catalog.columns if c.name in catalog.key}
@@ -181,8 +189,11 @@ def _is_rewritten(
     if any(column.attnum is None for column in added):
         # What old rows have in it cannot be looked up.
         return True
-    if {column.type_oid for column in added} & {column.type_oid for column in dropped}:
+    if any(may_become(was.type, column.type) for was in dropped for column in added):
         # It cannot be told which rows came before a column was replaced by its like.
+        return True
+    if added and present is not None and has_gap(present, known.last):
+        # One that came and went may have been sent instead.
         return True
     if any(column.attnum <= (known.last or 0) for column in added if column.attnum is not None):
         # It was there all the time, with values that were not sent.

@@ -62,7 +62,8 @@ class CatalogLayout:
 
     ``key``: the columns that tell rows apart: those of the replica identity; under FULL, the primary key. ``last`` is
     the greatest number that a column ever had. ``files`` differs after a rewrite, TRUNCATE, VACUUM FULL or CLUSTER;
-    ``altered`` differs after DDL of columns. Both together: a rewrite by DDL.
+    ``altered`` differs after DDL of columns. Both together: a rewrite by DDL. ``primary`` is the oid of the primary
+    key's constraint, which is another one where the key was away.
     """
 
     columns: tuple[CatalogColumn, ...]
@@ -71,6 +72,7 @@ class CatalogLayout:
     last: int
     files: str
     altered: str
+    primary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,10 @@ class LayoutColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """A table as rows of the stream have it. ``last``, ``files``, ``altered``: see CatalogLayout; None: not known."""
+    """A table as rows of the stream have it.
+
+    ``last``, ``files``, ``altered``: see CatalogLayout; None: not known. So is ``primary``, which matters under FULL.
+    """
 
     oid: int
     name: str
@@ -103,6 +108,7 @@ class TableLayout:
     last: int | None
     files: str | None
     altered: str | None
+    primary: int | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -208,6 +214,7 @@ def to_text(records: Iterable[LayoutRecord]) -> str:
             *(record.layout.last, record.layout.files, record.layout.altered),
             [_plain(column) for column in record.layout.columns],
             [(c.change, c.attnum, c.name, c.was, c.fill) for c in record.changes],
+            *([] if record.layout.primary is None else [record.layout.primary]),
         ]
         for record in records
     ]
@@ -233,10 +240,10 @@ def from_text(text: str) -> tuple[LayoutRecord, ...]:
         return tuple(
             LayoutRecord(
                 Position(Lsn(lsn), seq),
-                TableLayout(oid, name, identity, tuple(map(_column, columns)), last, files, altered),
+                TableLayout(oid, name, identity, tuple(map(_column, columns)), last, files, altered, *primary),
                 tuple(LayoutChange(*c) for c in changes),
             )
-            for lsn, seq, oid, name, identity, last, files, altered, columns, changes in items
+            for lsn, seq, oid, name, identity, last, files, altered, columns, changes, *primary in items
         )
     except (zlib.error, TypeError, ValueError) as error:
         raise ValueError(f"layouts of tables: {type(error).__name__}") from None

@@ -22,6 +22,7 @@ from pg_cdc_source.postgres.columns import describe_columns, describe_tables
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot.scan import (
+    LOAD_AGAIN,
     Piece,
     Plan,
     ScanRange,
@@ -137,9 +138,7 @@ def _as_loaded(plan: Plan) -> Iterator[None]:
     except QueryError as error:
         if plan.relation is None:
             raise
-        raise SchemaChangedError(
-            f"{error.what}; it did when the DataFrame was loaded", remedy="load the DataFrame again"
-        ) from None
+        raise SchemaChangedError(f"{error.what}; it did when the DataFrame was loaded", remedy=LOAD_AGAIN) from None
 
 
 def _check_columns(plan: Plan, attnums: Sequence[int], columns: Sequence[Column], doing: str) -> None:
@@ -151,10 +150,10 @@ def _check_columns(plan: Plan, attnums: Sequence[int], columns: Sequence[Column]
             raise SchemaChangedError(
                 f"{doing}: column {planned.name} ({planned.type_name}) is not the column it was when the "
                 f"DataFrame was loaded; it is {found.name} ({found.type_name}) now",
-                remedy="load the DataFrame again",
+                remedy=LOAD_AGAIN,
             )
     if len(plan.columns) != len(columns):
-        raise SchemaChangedError(f"{doing}: the number of columns has changed", remedy="load the DataFrame again")
+        raise SchemaChangedError(f"{doing}: the number of columns has changed", remedy=LOAD_AGAIN)
 
 
 def _decoded_alike(plan: Plan, planned: Column, found: Column) -> bool:

@@ -34,6 +34,8 @@ from pg_cdc_source.values.registry import Codec, Column
 
 log = logging.getLogger(__name__)
 
+LOAD_AGAIN = "load the DataFrame again; start a stream's query again with the same checkpoint"
+
 
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
@@ -358,7 +360,7 @@ def _expect_oid(relation: Relation, oid: int | None, doing: str) -> None:
     if oid != relation.oid:
         raise SchemaChangedError(
             f"{doing}: {relation} was dropped, renamed or replaced after the DataFrame was loaded",
-            remedy="load the DataFrame again",
+            remedy=LOAD_AGAIN,
         )
 
 
@@ -374,7 +376,7 @@ def _expect_same_columns(session: Session, plan: Plan, relation: Relation, *, be
 def another_column(name: str, doing: str) -> SchemaChangedError:
     return SchemaChangedError(
         f"{doing}: column {quoted(name)} was dropped, renamed or replaced after the DataFrame was loaded",
-        remedy="load the DataFrame again",
+        remedy=LOAD_AGAIN,
     )
 
 

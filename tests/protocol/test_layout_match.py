@@ -127,6 +127,18 @@ NOW: dict[str, tuple[RelationMessage, CatalogLayout, list[int | None], list[tupl
         [1, 3],
         [("dropped", 2, "a"), ("added", 3, "a", "x"), ("rewritten",)],
     ),
+    "added behind one that came and went": (
+        sent(ID, A, B),
+        catalog([*T, (4, "b", TEXT)], **ALTERED),
+        [1, 2, 4],
+        [("added", 4, "b"), ("rewritten",)],
+    ),
+    "dropped, and another added that it could have become": (
+        sent(ID, ("b", VARCHAR)),
+        catalog([*T[:1], (3, "b", VARCHAR)], **ALTERED),
+        [1, 3],
+        [("dropped", 2, "a"), ("added", 3, "b"), ("rewritten",)],
+    ),
     "another key": (
         sent(ID, A, key=["id", "a"]),
         catalog(T, key=("id", "a"), **ALTERED),
@@ -216,6 +228,13 @@ AHEAD: dict[str, tuple[list[Given], RelationMessage, CatalogLayout | None, list[
         catalog([T[0], (3, "a", TEXT), (4, "c", TEXT)], **ALTERED),
         [1, None],
         [("dropped", 2, "a"), ("added", "a"), ("rewritten",)],
+    ),
+    "retyped in place, and replaced since": (
+        T,
+        sent(ID, ("a", VARCHAR)),
+        catalog([T[0], (3, "b", VARCHAR)], **ALTERED),
+        [1, 2],
+        [("retyped", 2, "a", "text")],
     ),
     "dropped, and another one has its name; one is added since": (
         [*T, (3, "b", TEXT)],
@@ -336,6 +355,24 @@ def test_under_full_the_key_is_the_known_one_where_the_catalog_is_ahead(
 ) -> None:
     layout, _ = find_layout(relation, known(identity="f"), now, type_of)
     assert layout.key == key
+
+
+@pytest.mark.parametrize(("before", "now", "key"), [(None, 5, ("id",)), (5, 5, ("id",)), (5, 6, ()), (5, None, ())])
+def test_under_full_a_primary_key_that_was_away_is_none(
+    before: int | None, now: int | None, key: tuple[str, ...]
+) -> None:
+    relation, at = sent(ID, A, identity="f"), catalog(T, identity="f", primary=now)
+    layout, changes = find_layout(relation, known(identity="f", primary=before), at, type_of)
+    assert (layout.key, layout.primary) == (key, now)
+    assert ("rekeyed" in [change.change for change in changes]) == (key == ())
+
+
+def test_from_an_index_to_full_the_key_is_that_of_the_catalog_or_none() -> None:
+    at = catalog([(1, "a", INT), (2, "id", TEXT)], identity="f", key=("a",), **ALTERED)
+    layout, _ = find_layout(sent(ID, A, identity="f"), known(identity="i"), replace(at, last=3), type_of)
+    assert layout.key == ("id",)
+    layout, _ = find_layout(sent(ID, A, identity="f"), known(identity="i"), replace(at, key=("id",)), type_of)
+    assert layout.key == ()
 
 
 def test_columns_that_are_not_published_do_not_count() -> None:
