@@ -9,7 +9,7 @@ order, never gives one twice, and sends columns in their order. So::
       known columns that are gone by now                       some of them
       columns that came since, there or gone by now            the first ones
 
-Where several answers fit, by the count of columns, and by their types and names, none is taken.
+Where several answers fit, by the count of columns, their types and their names, none is taken.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def _told(sent: Sequence[RelationColumn], known: TableLayout, catalog: CatalogLa
     ways: list[_Way] = []
     if not is_shown:
         ways = _ways(sent, kept, gone, catalog.last - last)
-        if len(ways) > 1:
-            ways = [way for way in ways if _fits(sent, way, there, last)]
+        for fits in (_is_typed, _is_named):
+            if len(ways) > 1:
+                ways = [way for way in ways if fits(sent, _seen(way, there, last))]
     if len(ways) != 1:
         return _equal(sent, [column for column in kept if column.sent == there[column.attnum].sent])
     [way] = ways
@@ -98,14 +99,27 @@ def _ways(
     ]
 
 
-def _fits(sent: Sequence[RelationColumn], way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> bool:
-    """Whether every column has a name that it is known to have had, and a type that it may have had."""
-    seen = [{_named(column), _named(there.get(column.attnum, column))} for column in way]
-    seen += [{_named(column)} for column in _new(there, last)]
+# What is known of columns: names and types that they have had.
+_Seen = Sequence[tuple[tuple[str, int], ...]]
+
+
+def _seen(way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> _Seen:
+    """Return what is known of each column that may have been sent, those behind all known ones included."""
+    known = [(_named(column), _named(there.get(column.attnum, column))) for column in way]
+    return [*known, *((_named(column),) for column in _new(there, last))]
+
+
+def _is_typed(sent: Sequence[RelationColumn], seen: _Seen) -> bool:
+    """Whether every column has a type that it may have had."""
     return all(
-        any(column.name == name and _may_become(column.type_oid, type_oid) for name, type_oid in known)
+        any(_may_become(column.type_oid, type_oid) for _, type_oid in known)
         for column, known in zip(sent, seen, strict=False)
     )
+
+
+def _is_named(sent: Sequence[RelationColumn], seen: _Seen) -> bool:
+    """Whether every column has a name that it is known to have had."""
+    return all(column.name in (name for name, _ in known) for column, known in zip(sent, seen, strict=False))
 
 
 def _named(column: LayoutColumn | CatalogColumn) -> tuple[str, int]:

@@ -236,6 +236,13 @@ AHEAD: dict[str, tuple[list[Given], RelationMessage, CatalogLayout | None, list[
         [1, 2],
         [("retyped", 2, "a", "text")],
     ),
+    "renamed, and dropped since, and another one has its name": (
+        [T[0], (2, "a", INT), (3, "b", TEXT)],
+        sent(ID, ("x", INT), B),
+        catalog([T[0], (3, "b", TEXT), (4, "a", INT)], **ALTERED),
+        [1, 2, 3],
+        [("renamed", 2, "x", "a")],
+    ),
     "dropped, and another one has its name; one is added since": (
         [*T, (3, "b", TEXT)],
         sent(ID, B),
