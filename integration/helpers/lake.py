@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from driving import Driver, Row
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
@@ -207,15 +207,8 @@ class CatalogLake(Lake):
     def _read(self, table: str, version: int | None) -> pa.Table:
         if version is not None:
             return self._lake.read(f"public.{table}", version).toArrow()
-        name = f"{self._namespace}.{table}"
-        if self._lake._kind.provider == "delta":
-            # Spark reads it, too, by version; which takes as long as half of a merge.
-            [(location,)] = self._spark.sql(f"DESCRIBE DETAIL {name}").select("location").collect()
-            path = location.removeprefix("file:")
-            found = QueryBuilder().register("found", DeltaTable(path)).execute("SELECT * FROM found")
-            return pa.RecordBatchReader.from_stream(found).read_all()
-        refresh(self._spark, name, self._lake._kind.provider)
-        return self._spark.table(name).toArrow()
+        refresh(self._spark, f"{self._namespace}.{table}", self._lake._kind.provider)
+        return self._spark.table(f"{self._namespace}.{table}").toArrow()
 
     def ledger_rows(self) -> list[dict[str, Any]]:
         refresh(self._spark, self.targets.ledger, self._lake._kind.provider)
