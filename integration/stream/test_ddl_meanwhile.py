@@ -10,12 +10,14 @@ import pytest
 from databases import connect
 from driving import Drive, Driver, Row, run, values
 from psycopg2.extensions import connection as Session
+from replica import Replica, rows_of
 from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.postgres.publication import sent
 from pg_cdc_source.snapshot import scan
+from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import membership
 
 TABLES = (
@@ -115,3 +117,37 @@ def test_while_the_publication_is_read(pg: Session, db: str, drive: Drive) -> No
         wait_until(lambda: (driver.batch(), [member.name for member in driver.members] == ["public.t"])[1])
     run(pg, "INSERT INTO t VALUES (2, 'b')")
     assert values(driver.take(1), "_table") == [("public.t",)]
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark reads all tables in the first batch")
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        "TRUNCATE u",
+        "TRUNCATE w",
+        "VACUUM FULL u",
+        "CREATE TABLE w3 PARTITION OF w FOR VALUES FROM (20) TO (30); INSERT INTO w VALUES (20, 'x')",
+        "DROP TABLE w2",
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgcdc:s:snapshot'",
+    ],
+    ids=lambda statement: " ".join(statement.split()[:2]),
+)
+def test_between_the_batches_of_the_initial_snapshot(meanwhile: str, pg: Session, drive: Drive) -> None:
+    run(pg, *TABLES, "INSERT INTO u VALUES (1, 'a'), (2, 'b')",
+        "CREATE TABLE w (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE w1 PARTITION OF w FOR VALUES FROM (1) TO (10)",
+        "CREATE TABLE w2 PARTITION OF w FOR VALUES FROM (10) TO (20)", "INSERT INTO w VALUES (1, 'a'), (2, 'b')",
+        "CREATE PUBLICATION s FOR TABLE t, u, w WITH (publish_via_partition_root)")  # fmt: skip
+    driver = drive(tables="public.*")
+    wait_until(driver.batch)
+    assert (driver.offset.tables, driver.offset.done) == (("public.t", "public.u", "public.w"), 1)
+    replica = Replica()
+    replica.apply(driver.rows)
+    run(pg, meanwhile, "UPDATE t SET v = 'c'")
+    [(through,)] = run(pg, "SELECT (pg_current_wal_lsn() - '0/0')::bigint")
+
+    def is_whole() -> bool:
+        replica.apply(driver.batch(), through)
+        return all(replica.rows(f"public.{table}") == rows_of(pg, table) for table in "tuw")
+
+    wait_until(is_whole)

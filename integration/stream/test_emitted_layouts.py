@@ -218,16 +218,16 @@ def test_a_layout_and_its_row_come_in_one_batch(pg: Session, drive: Drive) -> No
 @pytest.mark.parametrize(
     "alter", ["ADD c int DEFAULT 5", "DROP b", "RENAME b TO c", "ALTER b TYPE text", "ALTER a TYPE text"]
 )
-@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize(("written", "ends"), [(True, True), (True, False), (False, True)])
 def test_rows_that_are_read_after_a_change_of_the_columns_have_those_that_were_said(
-    written: bool, alter: str, identity: str, pg: Session, drive: Drive
+    written: bool, ends: bool, alter: str, identity: str, pg: Session, drive: Drive
 ) -> None:
     run(pg, *TABLE, f"ALTER TABLE t REPLICA IDENTITY {identity}", "INSERT INTO t VALUES (2, 20, 'b')")
     driver = drive(**EMIT)
-    # The process ends before it has read the rows.
-    assert driver.attempt(read=False) == []
+    wait_until(lambda: driver.plan(read=False))
     run(pg, *(["UPDATE t SET a = 11 WHERE id = 1"] if written else []), f"ALTER TABLE t {alter}")
-    driver.restart()
+    if ends:
+        driver.restart()
     mirror = Mirror()
     said = json.loads(driver.batch()[0]["after"])
     assert [column["name"] for column in said["columns"]] == ["id", "a", "b"]

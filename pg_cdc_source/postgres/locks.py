@@ -159,6 +159,27 @@ def check_files_of(session: Session, tables: Sequence[Relation], doing: str, *, 
     _check_files(session, _FIND_CHANGED_OF, {"oids": [table.oid for table in tables], "virtual": virtual}, doing)
 
 
+# All that tables consist of in the snapshot.
+_READ_TREES = """
+WITH RECURSIVE tree (oid) AS (
+    SELECT oid FROM unnest(%s::oid[]) AS given (oid)
+    UNION
+    SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
+)
+SELECT oid::bigint FROM tree
+"""
+
+
+def check_files_under(session: Session, oids: Collection[int], doing: str) -> None:
+    """As ``check_files``, of tables that nobody has locked: it tells what was, and not what is still to come."""
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(_READ_TREES, (list(oids),))
+        tree = [oid for (oid,) in cursor]
+    _check_files(
+        session, _FIND_CHANGED_OF, {"oids": tree, "virtual": session.server_version >= _VIRTUAL_VERSION}, doing
+    )
+
+
 def _check_files(session: Session, query: str, parameters: dict[str, object], doing: str) -> None:
     with translated(doing), session.cursor() as cursor:
         cursor.execute(query, parameters)

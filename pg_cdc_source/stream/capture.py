@@ -375,13 +375,9 @@ class Capture:
         first = [emptying_rows(plan, rows, had)] if rows.again and rows.wanted else []
         first += self._layouts.of_snapshot(rows.wanted, rows.point)
         if rows.tables:
-            if not self._snapshot.holds(rows.point):
+            rows = self._as_said(rows)
+            if not self._snapshot.keep_for(rows):
                 self._reader.close()
-            said = [
-                tuple(self._layouts.as_said(planned, rows.point) for planned in tables)
-                for tables in (rows.tables, rows.unread)
-            ]
-            rows = replace(rows, tables=said[0], unread=said[1])
             parts, chunks = self._snapshot.parts(plan, self._layouts.match_back(plan), rows, begin.next_lsn)
         if end.position > begin and not is_anew:
             if end.at is not None:
@@ -428,6 +424,14 @@ class Capture:
                 rows.point,
             )
         return rows
+
+    def _as_said(self, rows: BatchRows) -> BatchRows:
+        """The rows, whose tables may have been altered since they were planned, with the columns said before them."""
+        if not self._layouts.are_emitted:
+            return rows
+        now = self._membership.as_they_are(rows.unread)
+        said = {planned.oid: self._layouts.as_said(planned, rows.point) for planned in now}
+        return replace(rows, tables=tuple(said[p.oid] for p in rows.tables), unread=tuple(said.values()))
 
     def _is_driver_there(self) -> bool:
         return self._driver.runs()

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import locks, slot_creation, snapshots
@@ -40,6 +42,8 @@ from pg_cdc_source.stream.rewound import Rewound
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, session_name
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class HeldSnapshot:
         self._held: Held | None = None
         self._point: Lsn | None = None  # whose rows can be had
         self._rewound: dict[int, Rewound] = {}
+        self._rewound_as: dict[int, PlannedTable] = {}  # all tables as they were then
 
     @property
     def session(self) -> Session | None:
@@ -106,9 +111,33 @@ class HeldSnapshot:
         self.end()
         self._held, self._point = held, Lsn(held.lsn + 1)
 
-    def holds(self, point: Lsn) -> bool:
-        """Whether rows as of ``point`` can be read without reading the slot."""
-        return self._point == point
+    def keep_for(self, rows: BatchRows) -> bool:
+        """Keep the snapshot if it has ``rows`` as it is; if not, let it go. :meth:`parts` reads the slot then."""
+        if self._held is not None and self._point == rows.point and not self._is_stale(self._held, rows.tables):
+            return True
+        self.end()
+        return False
+
+    def _is_stale(self, held: Held, tables: Sequence[PlannedTable]) -> bool:
+        """Whether tables were truncated, rewritten or altered since the snapshot was taken, or it is lost."""
+        if any(map(self._is_altered, tables)):
+            return True
+        session, _ = held.holders[0]
+        try:
+            locks.check_files_under(session, [planned.oid for planned in tables], "reading rows of the snapshot")
+        except (SchemaChangedError, TransientError) as error:
+            log.warning("%s; so they are read as of a later point, and turned back", error.what)
+            return True
+        return False
+
+    def _is_altered(self, planned: PlannedTable) -> bool:
+        """Whether a table is not read any more as it was turned back, or by names that the snapshot does not have."""
+        then = self._rewound_as.get(planned.oid)
+        if then is not None:
+            return (then.table, then.scan.columns) != (planned.table, planned.scan.columns)
+        table = planned.table
+        said = [codec.column.name for codec in table.codecs if codec.column.name not in table.unsent]
+        return [column.name for column in planned.scan.columns] != said
 
     def parts(
         self, plan: StreamPlan, match: Match, rows: BatchRows, confirmed: Lsn
@@ -117,7 +146,7 @@ class HeldSnapshot:
 
         Where the snapshot is not held, the slot is read, so nobody else may. It stays at ``confirmed``.
         """
-        if not self.holds(rows.point):
+        if self._point != rows.point:
             self._rewind(plan, match, rows, confirmed)
         assert self._held is not None
         parts: list[SnapshotPart] = []
@@ -144,7 +173,7 @@ class HeldSnapshot:
         if self._held is not None:
             self._held.close()
         self._held = self._point = None
-        self._rewound = {}
+        self._rewound, self._rewound_as = {}, {}
 
     def _make(self, slot: str | None) -> Held:
         options = self._options
@@ -176,6 +205,7 @@ class HeldSnapshot:
             held.close()
             raise
         self._held, self._point, self._rewound = held, rows.point, rewound
+        self._rewound_as = {planned.oid: planned for planned in rows.unread}
 
 
 def check_files(held: Held, tables: Sequence[PlannedTable]) -> None:

@@ -244,6 +244,12 @@ class Membership:
         left = [member for member in difference.left if member.oid not in unnamed]
         self._note_left([member for member in left if member.name not in anew])
 
+    def as_they_are(self, tables: Sequence[PlannedTable]) -> tuple[PlannedTable, ...]:
+        """Tables as the catalog has them now, by the names that they have in the stream."""
+        whole, _ = self._source.ask(lambda session: self._read(session, self.plan.members))
+        now = {planned.oid: planned for planned in whole.planned}
+        return tuple(now.get(p.oid, p).named(p.name, p.member.since) for p in tables)
+
     # --- while a stream runs ------------------------------------------------------------------------------------------
 
     def look_sometimes(self) -> None:
