@@ -30,10 +30,11 @@ WITH RECURSIVE tree (root, oid) AS (
 )
 """
 
-# A table's rows are in its file; a partitioned table's in those of its partitions, which come and go. Not by
-# pg_relation_filenode(), which tells of the present file in a transaction that sees older columns, too. A row of
-# pg_attribute has another xmin after each ALTER TABLE of its column. A partition may be given another expression for a
-# stored generated column alone.
+# A table's rows are in its file; a partitioned table's in those of its partitions, which come and go. A table's first
+# file has its oid for a number (heap.c, heap_create), so those that count are later ones; and the columns in which old
+# rows have several values, as those of a partition may that was attached. Not by pg_relation_filenode(), which tells of
+# the present file in a transaction that sees older columns, too. A row of pg_attribute has another xmin after each ALTER
+# TABLE of its column. A partition may be given another expression for a stored generated column alone.
 _READ_TABLES = f"""
 {_TREE}
 SELECT c.oid::bigint, f.files,
@@ -56,7 +57,21 @@ SELECT c.oid::bigint, f.files,
     (SELECT p.oid::bigint FROM pg_catalog.pg_constraint AS p WHERE p.conrelid = c.oid AND p.contype = 'p')
 FROM pg_catalog.pg_class AS c
 JOIN (
-    SELECT t.root, left(md5(string_agg(l.oid || ':' || l.relfilenode, ',' ORDER BY l.oid)), 12) AS files
+    SELECT t.root, left(md5(concat(
+        string_agg(l.oid || ':' || l.relfilenode, ',' ORDER BY l.oid)
+            FILTER (WHERE l.relkind <> 'p' AND l.relfilenode <> l.oid),
+        (
+            SELECT string_agg(m.attname, ',' ORDER BY m.attname)
+            FROM (
+                SELECT a.attname
+                FROM tree AS u
+                JOIN pg_catalog.pg_attribute AS a ON a.attrelid = u.oid AND a.atthasmissing
+                WHERE u.root = t.root
+                GROUP BY a.attname
+                HAVING count(DISTINCT a.attmissingval::text) > 1
+            ) AS m
+        )
+    )), 12) AS files
     FROM tree AS t
     JOIN pg_catalog.pg_class AS l ON l.oid = t.oid
     GROUP BY t.root
