@@ -31,9 +31,9 @@ WITH RECURSIVE tree (root, oid) AS (
 """
 
 # A table's rows are in its file; a partitioned table's in those of its partitions, which come and go. A table's first
-# file has its oid for a number (heap.c, heap_create), so those that count are later ones; and the columns in which old
-# rows have several values, as those of a partition may that was attached. Not by pg_relation_filenode(), which tells of
-# the present file in a transaction that sees older columns, too. A row of pg_attribute has another xmin after each ALTER
+# file has its oid for a number (heap.c, heap_create), so those that count are later ones; and the columns in which
+# old rows have several values, as in a partition that was attached. Not by pg_relation_filenode(), which tells of the
+# present file in a transaction that sees older columns, too. A row of pg_attribute has another xmin after each ALTER
 # TABLE of its column. A partition may be given another expression for a stored generated column alone.
 _READ_TABLES = f"""
 {_TREE}
