@@ -118,6 +118,26 @@ def test_tables_have_what_triggers_have_seen(
     expect_rows(mode, found, wanted)
 
 
+@pytest.mark.corner
+def test_a_deleted_row_makes_room_for_others_where_the_table_gets_another_key(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin("CREATE TABLE t (id int PRIMARY KEY, code text, v text)",
+                 "INSERT INTO t VALUES (1, 'a', 'x'), (2, 'b', 'x'), (3, 'c', 'x'), (7, 'd', 'x'), (8, NULL, 'x')",
+                 deletes="soft")  # fmt: skip
+    step = breaking(lake, monkeypatch)
+    # A deleted row has a present one's code, two of them have one, and one has none.
+    run(pg, "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (4, 'a', 'y')", "DELETE FROM t WHERE id = 2",
+        "INSERT INTO t VALUES (5, 'b', 'y')", "DELETE FROM t WHERE id IN (5, 7, 8)")  # fmt: skip
+    wait_for(lake, pg, step)
+    run(pg, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (code)", "UPDATE t SET v = 'z' WHERE code = 'a'",
+        "INSERT INTO t VALUES (6, 'b', 'z')")  # fmt: skip
+    wait_for(lake, pg, step)
+    run(pg, "ALTER TABLE t RENAME v TO w", "UPDATE t SET id = 9 WHERE code = 'c'")
+    wait_for(lake, pg, step)
+    assert sorted(row["id"] for row in lake.found("t")) == [4, 6, 7, 8, 9]
+
+
 @pytest.mark.parametrize(("mode", "deletes", "expected"), modes("append"))
 def test_columns_change_and_rows_come_again(
     mode: str, deletes: str, expected: Expected, pg: Session, begin: Begin

@@ -86,6 +86,7 @@ class TableBatch:
     files: list[Mapping[str, Any]]
     fills: dict[int, str | None] = field(default_factory=dict)
     is_rewritten: bool = False  # what came before has other values now, and the batch does not have these
+    is_rekeyed: bool = False  # behind some rows of the batch, or before all of them
     is_emptied: bool = False  # before its files, or where it has no rows behind
     truncates: list[Mapping[str, Any]] = field(default_factory=list)
     shape: Shape = REPLACED
@@ -188,13 +189,15 @@ class TableBatch:
             elif self.shape.is_log:
                 # Nothing is told apart by a key.
                 continue
-            elif kind == "rekeyed" and identity == "f" and change["name"] != change["was"] and not is_void:
-                # The primary key is the catalog's, which may be ahead: it may not have told rows apart here.
-                raise SchemaChangedError(
-                    f"{self.table} got another key under REPLICA IDENTITY FULL: {change['name'] or 'none'} instead of "
-                    f"{change['was'] or 'none'}",
-                    remedy=_RESNAPSHOT,
-                )
+            elif kind == "rekeyed" and not is_void:
+                self.is_rekeyed = True
+                if identity == "f" and change["name"] != change["was"]:
+                    # The primary key is the catalog's, which may be ahead: it may not have told rows apart here.
+                    raise SchemaChangedError(
+                        f"{self.table} got another key under REPLICA IDENTITY FULL: {change['name'] or 'none'} instead "
+                        f"of {change['was'] or 'none'}",
+                        remedy=_RESNAPSHOT,
+                    )
 
     def _empty(self) -> None:
         if self.files or not self.segments:

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from pg_cdc_source.errors import ForeignWriterError
 from pg_cdc_source.lake.columns import MirroredLayout
 from pg_cdc_source.lake.compaction import compact_where_due
-from pg_cdc_source.lake.parts import Emptied, Files
+from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 
 
 class Changes(Protocol):
@@ -54,7 +54,7 @@ class Work(Generic[S]):
 
     layout: MirroredLayout | None
     fills: Mapping[int, str | None]
-    parts: Sequence[Files | Emptied | S]
+    parts: Sequence[Files | Emptied | Rekeyed | S]
     is_replaced: bool
 
 
@@ -114,6 +114,9 @@ class LakeTable(Protocol[S_contra]):
     def empty(self, step: Step, part: Emptied) -> None:
         """Do what the table does with rows that are gone, to all of them."""
 
+    def tell_apart(self, step: Step, part: Rekeyed) -> None:
+        """Have no deleted row have the key of a present one, or of one that was deleted later."""
+
     def apply(self, step: Step, segment: S_contra) -> None:
         """Apply changes under one key."""
 
@@ -124,15 +127,15 @@ class LakeTable(Protocol[S_contra]):
         """Write small files together, in commits that say of which batch they are. Its rows stay the same."""
 
 
-def steps_of(parts: Sequence[Files | Emptied | Changes]) -> list[Step]:
+def steps_of(parts: Sequence[Files | Emptied | Rekeyed | Changes]) -> list[Step]:
     """The steps of parts. A batch that comes again may have no files, where the rows that they had are gone by now.
 
     So a step is told by what it does, and not by its place.
     """
     names = []
     for i, part in enumerate(parts):
-        if isinstance(part, Files | Emptied):
-            name = "files" if isinstance(part, Files) else "emptied"
+        if isinstance(part, Files | Emptied | Rekeyed):
+            name = type(part).__name__.lower()
             names.append(f"{name} {sum(type(other) is type(part) for other in parts[:i])}")
         else:
             names.append(part.name)
@@ -162,6 +165,8 @@ def bring(
             lake.add_files(step, part)
         elif isinstance(part, Emptied):
             lake.empty(step, part)
+        elif isinstance(part, Rekeyed):
+            lake.tell_apart(step, part)
         else:
             lake.apply(step, part)
     lake.require_alone(expected, again=again)

@@ -42,7 +42,14 @@ class Emptied:
     at: datetime | None = None
 
 
-Part = Files | Emptied | Segment
+@dataclass(frozen=True, slots=True)
+class Rekeyed:
+    """Rows are told apart by ``key`` from here on, and deleted ones that stay may have that of others."""
+
+    key: tuple[str, ...]
+
+
+Part = Files | Emptied | Rekeyed | Segment
 
 
 def parts_of(batch: TableBatch, shape: Shape) -> list[Part]:
@@ -76,12 +83,20 @@ def _kept(batch: TableBatch, shape: Shape) -> Iterator[Part]:
             events[behind] = Files(files[behind], again=True)
         else:
             events[place] = Emptied(place[0], row["_commit_ts"])
-    begin = BEGINNING
+    begin, key = BEGINNING, None
     for place, part in sorted({**events, END: None}.items(), key=itemgetter(0)):
-        found = (segment.between(begin, place) for segment in batch.segments)
-        yield from (segment for segment in found if segment.rows.num_rows)
+        for segment in (segment.between(begin, place) for segment in batch.segments):
+            if not segment.rows.num_rows:
+                continue
+            if shape.is_soft and batch.is_rekeyed and segment.key != key:
+                yield Rekeyed(segment.key)
+            key = segment.key
+            yield segment
         if part is not None:
             yield part
+        if shape.is_soft and isinstance(part, Files) and part.again and batch.layout is not None:
+            # While the table was set aside, it may have got another key.
+            yield Rekeyed(batch.layout.key)
         begin = place
 
 

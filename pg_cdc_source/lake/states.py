@@ -243,6 +243,22 @@ def key_numbers(columns: Sequence[pa.ChunkedArray], names: Sequence[str]) -> Int
     return numbers
 
 
+def is_told_apart(rows: pa.Table, key: Sequence[str], shape: Shape) -> Flags:
+    """Return which rows stay where they are told apart by ``key``: of deleted rows, the last ones without others.
+
+    ``rows`` has the columns of the key, and those of soft deletes.
+    """
+    stays = np.ones(rows.num_rows, np.bool_)
+    has_key = np.flatnonzero(np.logical_and.reduce([_flags(pc.is_valid(rows[name])) for name in key]))
+    keyed = rows.take(from_numpy(has_key))
+    numbers = key_numbers([keyed[name] for name in key], key)
+    is_deleted = _flags(keyed[shape.deleted])
+    order = np.lexsort((-numbers_of(pc.fill_null(keyed[DELETED_LSN], 0)), is_deleted, numbers))
+    follows = order[1:][numbers[order[1:]] == numbers[order[:-1]]]
+    stays[has_key[follows[is_deleted[follows]]]] = False
+    return stays
+
+
 def unchanged_flags(lists: pa.ChunkedArray) -> dict[str, Flags]:
     """Return by its name, for each column that any row lists, which rows do."""
     rows, start = [], 0

@@ -31,13 +31,14 @@ from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, require_allowed, with_kept
 from pg_cdc_source.lake.key_bounds import bounds_of
-from pg_cdc_source.lake.parts import Emptied, Files
+from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
 from pg_cdc_source.lake.shape_of_table import properties_of, require_table
-from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name
+from pg_cdc_source.lake.states import IS_DELETE, Key, States, is_told_apart, kept_name
 from pg_cdc_source.lake.tasks import Task
 from pg_cdc_source.mirrors.delta_rs_commits import OF_TABLE, CommittedTable
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.values.arrow import from_numpy
 
 ATTNUM = "pgcdc.attnum"
 # A batch opens its tables, and whoever opens one reads all commits since its last checkpoint. By default delta-rs makes
@@ -210,6 +211,24 @@ class DeltaRsTable(CommittedTable):
         else:
             self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), commit)
         self._record(commit, before)
+
+    def tell_apart(self, step: Step, part: Rekeyed) -> None:
+        dataset = self.table.to_pyarrow_dataset()
+        kept = is_told_apart(dataset.to_table([*part.key, self._shape.deleted, DELETED_LSN]), part.key, self._shape)
+        if kept.all():
+            return
+
+        schema = pa.schema(self.table.schema().to_arrow())
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            begin = 0
+            for batch in dataset.to_batches():
+                arrays = [batch.column(field.name).cast(field.type) for field in schema]
+                found = pa.RecordBatch.from_arrays(arrays, schema=schema)
+                yield found.filter(from_numpy(kept[begin : begin + batch.num_rows]))
+                begin += batch.num_rows
+
+        self._overwrite(pa.RecordBatchReader.from_batches(schema, batches()), self._commit(step))
 
     def _record(self, commit: CommitProperties, before: int) -> None:
         """Make the commit of a step that has changed nothing, if the table is as it was ``before``.

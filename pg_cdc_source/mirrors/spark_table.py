@@ -22,7 +22,7 @@ from pg_cdc_source.errors import ForeignWriterError, TransientError
 from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.kept_columns import require_allowed
-from pg_cdc_source.lake.parts import Emptied, Files
+from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_TO, VALID_TO_TS, Shape
 from pg_cdc_source.lake.shape_of_table import properties_of, require_shape, require_table
 from pg_cdc_source.lake.states import IS_DELETE
@@ -371,6 +371,16 @@ class SparkTable(ABC):
         self._spark.sql(f"UPDATE {self._name} SET {gone} WHERE NOT {quoted(self._shape.deleted)}").collect()
         self._note_step(step)
 
+    def tell_apart(self, step: Step, part: Rekeyed) -> None:
+        names = list(map(quoted, part.key))
+        order = f"ORDER BY {quoted(self._shape.deleted)}, {DELETED_LSN} DESC"
+        place = f"row_number() OVER (PARTITION BY {', '.join(names)} {order})"
+        rows = self._spark.table(self._name).withColumn(_PLACE, F.expr(place))
+        is_other = f"{_PLACE} > 1 AND {quoted(self._shape.deleted)}"
+        is_other += "".join(f" AND {name} IS NOT NULL" for name in names)
+        if not rows.where(is_other).isEmpty():
+            self._insert(rows.where(f"NOT ({is_other})").drop(_PLACE), step, anew=True)
+
     def apply(self, step: Step, segment: StagedSegment) -> None:
         if segment.asks is not None:
             segment = self._with_fetched(segment, segment.asks)
@@ -423,6 +433,7 @@ class SparkTable(ABC):
 
 
 _VIEW = "pgcdc_rows"
+_PLACE = "place".ljust(64, "_")  # no column of PostgreSQL can have the name
 
 
 def _is_numbered(step: str) -> bool:

@@ -24,7 +24,7 @@ from pg_cdc_source.lake.columns import read_layout
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.key_bounds import KeyBounds, bounds_of
-from pg_cdc_source.lake.parts import Emptied, Files
+from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import Key, States
 from pg_cdc_source.lake.tasks import Task
@@ -153,6 +153,8 @@ def write_work(work: Work[StagedSegment]) -> str:
             parts.append({"files": part.files, "again": part.again})
         elif isinstance(part, Emptied):
             parts.append({"emptied": part.lsn, "at": None if part.at is None else part.at.isoformat()})
+        elif isinstance(part, Rekeyed):
+            parts.append({"rekeyed": part.key})
         else:
             parts.append({"segment": asdict(part)})
     return json.dumps(
@@ -168,12 +170,14 @@ def write_work(work: Work[StagedSegment]) -> str:
 def read_work(text: str) -> Work[StagedSegment]:
     """Read what :func:`write_work` wrote."""
     said = json.loads(text)
-    parts: list[Files | Emptied | StagedSegment] = []
+    parts: list[Files | Emptied | Rekeyed | StagedSegment] = []
     for part in said["parts"]:
         if "files" in part:
             parts.append(Files(part["files"], part["again"]))
         elif "emptied" in part:
             parts.append(Emptied(part["emptied"], None if part["at"] is None else datetime.fromisoformat(part["at"])))
+        elif "rekeyed" in part:
+            parts.append(Rekeyed(tuple(part["rekeyed"])))
         else:
             parts.append(StagedSegment.read(part["segment"]))
     layout = None if said["layout"] is None else read_layout(said["layout"])
