@@ -50,6 +50,8 @@ def lake_conf(lake_conf: dict[str, str]) -> dict[str, str]:
 def test_json_is_variant(deletes: str, pg: Session, begin: Begin, format: str) -> None:
     if format == "deltalake":
         pytest.skip("it has no VARIANT")
+    if (format, deletes) == ("delta", "soft"):
+        pytest.skip("what is kept of deleted rows is told apart before any format comes into it")
     lake = begin(*U, json_as="variant", deletes=deletes)
     run(pg, "CREATE TABLE t (id int PRIMARY KEY, n int, a json, b jsonb)", "ALTER TABLE t ALTER b SET STORAGE EXTERNAL",
         """INSERT INTO t VALUES (1, 0, '{"z": 1, "y": [1.10, null]}', '"text"'), (2, 0, 'null', NULL)""",
