@@ -151,3 +151,21 @@ def test_between_the_batches_of_the_initial_snapshot(meanwhile: str, pg: Session
         return all(replica.rows(f"public.{table}") == rows_of(pg, table) for table in "tuw")
 
     wait_until(is_whole)
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark reads all tables in the first batch")
+@pytest.mark.parametrize(
+    "meanwhile", ["ALTER TABLE u RENAME TO x", "ALTER PUBLICATION s DROP TABLE u", "ALTER TABLE u RENAME v TO w"]
+)
+def test_a_table_that_is_named_is_read_whatever_has_become_of_its_name(
+    meanwhile: str, pg: Session, drive: Drive
+) -> None:
+    run(pg, *TABLES, "INSERT INTO u VALUES (1, 'a'), (2, 'b')", PUBLICATION)
+    driver = drive(tables="public.t, public.u", onSchemaChange="emit")
+    wait_until(driver.batch)
+    run(pg, meanwhile)
+    rows = driver.batch()
+    assert [row["after"] for row in rows if row["_change_type"] == "snapshot"] == [
+        '{"id":1,"v":"a"}',
+        '{"id":2,"v":"b"}',
+    ]

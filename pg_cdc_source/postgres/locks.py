@@ -159,25 +159,35 @@ def check_files_of(session: Session, tables: Sequence[Relation], doing: str, *, 
     _check_files(session, _FIND_CHANGED_OF, {"oids": [table.oid for table in tables], "virtual": virtual}, doing)
 
 
-# All that tables consist of in the snapshot.
+# All that tables consist of in the snapshot, by the names there, and whether these mean the same tables now.
 _READ_TREES = """
 WITH RECURSIVE tree (oid) AS (
     SELECT oid FROM unnest(%s::oid[]) AS given (oid)
     UNION
     SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
 )
-SELECT oid::bigint FROM tree
+SELECT c.oid::bigint, names.name, to_regclass(names.name) IS NOT DISTINCT FROM c.oid
+FROM tree
+JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+CROSS JOIN LATERAL (SELECT format('%%I.%%I', n.nspname, c.relname)) AS names (name)
 """
 
 
 def check_files_under(session: Session, oids: Collection[int], doing: str) -> None:
-    """As ``check_files``, of tables that nobody has locked: it tells what was, and not what is still to come."""
+    """As ``check_files``, of tables that nobody has locked: it tells what was, and not what is still to come.
+
+    Raises SchemaChangedError also where one of them has another name now.
+    """
     with translated(doing), session.cursor() as cursor:
         cursor.execute(_READ_TREES, (list(oids),))
-        tree = [oid for (oid,) in cursor]
-    _check_files(
-        session, _FIND_CHANGED_OF, {"oids": tree, "virtual": session.server_version >= _VIRTUAL_VERSION}, doing
-    )
+        tree = cursor.fetchall()
+    if renamed := [name for _, name, is_same in tree if not is_same]:
+        raise SchemaChangedError(
+            f"{doing}: {renamed[0]} was renamed or dropped after the snapshot was taken", remedy=_RETAKE
+        )
+    parameters = {"oids": [oid for oid, *_ in tree], "virtual": session.server_version >= _VIRTUAL_VERSION}
+    _check_files(session, _FIND_CHANGED_OF, parameters, doing)
 
 
 def _check_files(session: Session, query: str, parameters: dict[str, object], doing: str) -> None:

@@ -43,7 +43,7 @@ from pg_cdc_source.stream.members import (
 from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
 from pg_cdc_source.stream.second_look import settled
 from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, plan_stream
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, plan_stream, plan_tables
 from pg_cdc_source.stream.table_scans import TableScans
 
 log = logging.getLogger(__name__)
@@ -245,9 +245,23 @@ class Membership:
         self._note_left([member for member in left if member.name not in anew])
 
     def as_they_are(self, tables: Sequence[PlannedTable]) -> tuple[PlannedTable, ...]:
-        """Tables as the catalog has them now, by the names that they have in the stream."""
-        whole, _ = self._source.ask(lambda session: self._read(session, self.plan.members))
-        now = {planned.oid: planned for planned in whole.planned}
+        """Tables as the catalog has them now, by the names that they have in the stream.
+
+        Those that are not published any more, or cannot be read rightly, stay as they are: a look will find that.
+        """
+        oids = {planned.oid for planned in tables} - self.refused.keys()
+
+        def read(session: Session) -> tuple[PlannedTable, ...]:
+            published = publication.read_publication(session, self._options.publications)
+            relations = [t.relation for t in published.tables if t.relation.oid in oids] if published else []
+            if published is None or not relations:
+                return ()
+            return plan_tables(session, self._options, published, relations, self.plan.lsn, self._scans)
+
+        try:
+            now = {planned.oid: planned for planned in self._source.ask(read)}
+        except (AccessError, ServerSetupError):
+            return tuple(tables)
         return tuple(now.get(p.oid, p).named(p.name, p.member.since) for p in tables)
 
     # --- while a stream runs ------------------------------------------------------------------------------------------

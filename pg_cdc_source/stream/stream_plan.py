@@ -13,6 +13,7 @@ from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import TablePattern
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
+from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.slots import stream_session_name
@@ -150,10 +151,24 @@ def plan_stream(
     """
     relations = publication.stream_tables(session, options, published, may_lack)
     relations = tuple(relation for relation in relations if relation.oid not in refused)
+    planned = plan_tables(session, options, published, relations, lsn, scans or TableScans())
+    layout = layout_of(options)
+    return StreamPlan(options, layout, planned, layout.schema([p.table for p in planned]), lsn)
+
+
+def plan_tables(
+    session: Session,
+    options: StreamOptions,
+    published: Publication,
+    relations: Sequence[Relation],
+    lsn: Lsn,
+    scans: TableScans,
+) -> tuple[PlannedTable, ...]:
+    """As :func:`plan_stream`, of tables that are known to be streamed."""
     facts = publication.read_sent_tables(session, published, relations, whole=options.change_format == "changelog")
     members = members_of(published, relations, lsn)
     planned = []
-    found = (scans or TableScans()).plan(session, options, facts)
+    found = scans.plan(session, options, facts)
     for fact, member, scanned in zip(facts, members, found, strict=True):
         types_of = scanned.types
         table = StreamedTable(
@@ -167,5 +182,4 @@ def plan_stream(
         )
         member = replace(member, key=table.key if table.identity == "f" else ())
         planned.append(PlannedTable(scanned.plan, table, member, lsn))
-    layout = layout_of(options)
-    return StreamPlan(options, layout, tuple(planned), layout.schema([p.table for p in planned]), lsn)
+    return tuple(planned)

@@ -56,14 +56,13 @@ class TableScans:
         """Plan each table's scan. Raises TransientError where columns change meanwhile."""
         relations = [table.relation for table in tables]
         server, attributes = catalog.read_server(session), read_typed_attributes(session, relations)
-        before, self._known = self._known, {}
         known: dict[tuple[int, int], Column] = {}
         has_new = False
         for table in tables:
             oid = table.relation.oid
             unpublished = Unpublished(table.unpublished, table.generated)
             seen = _Seen(server, table.relation, attributes[oid], unpublished, table.row_filter)
-            found = before.get(oid)
+            found = self._known.get(oid)
             if found is None or found[0] != seen:
                 has_new = True
                 found = (seen, _plan_scan(session, options, seen, list(known.values())))
