@@ -281,7 +281,7 @@ TABLES = (
         ),
     ),
     Table(
-        '"Odd Näme ""x"" `y` 50%"',
+        '"Odd Näme ""x"" `y` 50"',
         (
             ('"select" int', "$k"),
             ('"a b" text', _TEXT),
