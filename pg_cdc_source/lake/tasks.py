@@ -122,7 +122,8 @@ class Task(ABC):
 
 def _unknown_values(table: str, what: str) -> SchemaChangedError:
     return SchemaChangedError(
-        f"{table}: its first rows were read again after a crash, and {what} meanwhile, with values that did not travel",
+        f"{table}: its first rows were read again after a crash, DDL or a lost session, and {what} meanwhile, with "
+        "values that did not travel",
         remedy="have the table's rows come again: pg-cdc resnapshot",
     )
 
