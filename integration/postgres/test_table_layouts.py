@@ -130,6 +130,15 @@ def test_partitions_that_come_and_go_are_no_rewrite(pg: Session) -> None:
     assert layout(pg, "r").files != before.files
 
 
+def test_a_default_that_only_an_attached_partition_had_is_not_that_of_older_rows(pg: Session) -> None:
+    run(pg, "CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE r_1 PARTITION OF r FOR VALUES FROM (0) TO (10)", "INSERT INTO r VALUES (1)")  # fmt: skip
+    before = layout(pg, "r")
+    run(pg, "ALTER TABLE r ADD b int", "CREATE TABLE r_2 (id int PRIMARY KEY)", "ALTER TABLE r_2 ADD b int DEFAULT 10",
+        "ALTER TABLE r ATTACH PARTITION r_2 FOR VALUES FROM (10) TO (20)")  # fmt: skip
+    assert layout(pg, "r").files != before.files
+
+
 def test_nobody_waits_for_ddl_that_goes_on(pg: Session, db: str) -> None:
     run(pg, "CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)", "CREATE TABLE r_1 PARTITION OF r DEFAULT")
     with contextlib.closing(psycopg2.connect(db)) as other, other.cursor() as cursor:

@@ -32,12 +32,13 @@ WITH RECURSIVE tree (root, oid) AS (
 
 # A table's rows are in its file; a partitioned table's in those of its partitions, which come and go. A table's first
 # file has its oid for a number (heap.c, heap_create), so those that count are later ones; and the columns in which
-# old rows have several values, as in a partition that was attached. Not by pg_relation_filenode(), which tells of the
-# present file in a transaction that sees older columns, too. A row of pg_attribute has another xmin after each ALTER
-# TABLE of its column. A partition may be given another expression for a stored generated column alone.
+# old rows may have several values: a partition that was attached may have a DEFAULT of its own, which is none that
+# older ones had. Not by pg_relation_filenode(), which tells of the present file in a transaction that sees older
+# columns, too. A row of pg_attribute has another xmin after each ALTER TABLE of its column. A partition may be given
+# another expression for a stored generated column alone.
 _READ_TABLES = f"""
 {_TREE}
-SELECT c.oid::bigint, f.files,
+SELECT c.oid::bigint, left(md5(concat_ws(' ', f.later, several.attnums)), 12),
     left(md5(concat(
         (
             SELECT string_agg(a.attnum || ':' || a.xmin, ',' ORDER BY a.attnum)
@@ -57,25 +58,27 @@ SELECT c.oid::bigint, f.files,
     (SELECT p.oid::bigint FROM pg_catalog.pg_constraint AS p WHERE p.conrelid = c.oid AND p.contype = 'p')
 FROM pg_catalog.pg_class AS c
 JOIN (
-    SELECT t.root, left(md5(concat(
+    SELECT t.root,
         string_agg(l.oid || ':' || l.relfilenode, ',' ORDER BY l.oid)
-            FILTER (WHERE l.relkind <> 'p' AND l.relfilenode <> l.oid),
-        (
-            SELECT string_agg(m.attname, ',' ORDER BY m.attname)
-            FROM (
-                SELECT a.attname
-                FROM tree AS u
-                JOIN pg_catalog.pg_attribute AS a ON a.attrelid = u.oid AND a.atthasmissing
-                WHERE u.root = t.root
-                GROUP BY a.attname
-                HAVING count(DISTINCT a.attmissingval::text) > 1
-            ) AS m
-        )
-    )), 12) AS files
+            FILTER (WHERE l.relkind <> 'p' AND l.relfilenode <> l.oid) AS later
     FROM tree AS t
     JOIN pg_catalog.pg_class AS l ON l.oid = t.oid
     GROUP BY t.root
 ) AS f ON f.root = c.oid
+LEFT JOIN (
+    SELECT m.root, string_agg(m.attnum::text, ',' ORDER BY m.attnum) AS attnums
+    FROM (
+        SELECT t.root, r.attnum
+        FROM tree AS t
+        JOIN pg_catalog.pg_class AS l ON l.oid = t.oid AND l.relkind <> 'p'
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
+        JOIN pg_catalog.pg_attribute AS r ON r.attrelid = t.root AND r.attname = a.attname
+        WHERE t.oid <> t.root
+        GROUP BY t.root, r.attnum
+        HAVING count(DISTINCT coalesce(a.attmissingval::text, '')) > 1
+    ) AS m
+    GROUP BY m.root
+) AS several ON several.root = c.oid
 """
 
 # A partitioned table has no rows. Each of its partitions knows what its own have.
