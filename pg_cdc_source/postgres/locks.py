@@ -17,6 +17,7 @@ from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.trees import TREE
 
 # A new action does not help where the snapshot outlives actions.
 _RETAKE = (
@@ -160,12 +161,8 @@ def check_files_of(session: Session, tables: Sequence[Relation], doing: str, *, 
 
 
 # All that tables consist of in the snapshot, by the names there, and whether these mean the same tables now.
-_READ_TREES = """
-WITH RECURSIVE tree (oid) AS (
-    SELECT oid FROM unnest(%s::oid[]) AS given (oid)
-    UNION
-    SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
-)
+_READ_TREES = f"""
+WITH RECURSIVE {TREE}
 SELECT c.oid::bigint, names.name, to_regclass(names.name) IS NOT DISTINCT FROM c.oid
 FROM tree
 JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
@@ -180,7 +177,7 @@ def check_files_under(session: Session, oids: Collection[int], doing: str) -> No
     Raises SchemaChangedError also where one of them has another name now.
     """
     with translated(doing), session.cursor() as cursor:
-        cursor.execute(_READ_TREES, (list(oids),))
+        cursor.execute(_READ_TREES, {"roots": list(oids)})
         tree = cursor.fetchall()
     if renamed := [name for _, name, is_same in tree if not is_same]:
         raise SchemaChangedError(
