@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +26,7 @@ from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres.connection import connect as open_session
 from pg_cdc_source.postgres.snapshots import _said
 from pg_cdc_source.snapshot import connections
+from pg_cdc_source.snapshot.lingering import Lingering
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import ScanRange, make_plan
 from pg_cdc_source.snapshot.source import plan_load, plan_ranges
@@ -174,41 +175,104 @@ def test_what_is_read_for_longer_outlives_the_pool(db: str, pg: Session) -> None
     assert [sum(batch.num_rows for batch in batches) for batches in rest] == [100_000] * 2
 
 
-@pytest.mark.usefixtures("own_driver")
-def test_a_load_that_is_acted_on_at_once_is_planned_in_one_session(
-    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(pg, "CREATE TABLE t AS SELECT 1 AS id", "CREATE TABLE p (id int) PARTITION BY LIST (id)")
-    sessions = 0
+class Planners:
+    """Two processes, as Spark has them for ``load()`` and for the ranges of its action, and the sessions they open."""
 
-    def counted(*args: Any, **kwargs: Any) -> Session:
-        nonlocal sessions
-        sessions += 1
+    def __init__(self, options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._options = parse_snapshot_options(options)
+        self._monkeypatch = monkeypatch
+        self._kept = [Lingering(600.0, connections.Planning.close) for _ in range(2)]
+        self._opened = 0
+        monkeypatch.setattr(connections, "connect", self._connect)
+
+    def _connect(self, *args: Any, **kwargs: Any) -> Session:
+        self._opened += 1
         return open_session(*args, **kwargs)
 
-    monkeypatch.setattr(connections, "connect", counted)
-    options = parse_snapshot_options({"url": db, "dbtable": "t"})
-
-    def load_and_plan(after_seconds: float = 0.0) -> tuple[list[ScanRange], int]:
-        nonlocal sessions
-        sessions = 0
-        plan, planned = plan_load(options)
+    def load_and_plan(self, after_seconds: float = 0.0) -> tuple[list[ScanRange], int]:
+        """The ranges, and how many sessions were opened for them."""
+        self._opened = 0
+        self._monkeypatch.setattr(connections, "_KEPT", self._kept[0])
+        plan, planned = plan_load(self._options)
         if planned is not None:
             planned = replace(planned, at=planned.at - after_seconds)
-        _, ranges = plan_ranges(plan, options, planned)
-        return ranges, sessions
+        self._monkeypatch.setattr(connections, "_KEPT", self._kept[1])
+        _, ranges = plan_ranges(plan, self._options, planned)
+        return ranges, self._opened
 
-    ranges, with_a_new_keeper = load_and_plan()
+    def close(self) -> None:
+        for kept in self._kept:
+            if (planning := kept.take()) is not None:
+                planning.close()
+
+
+@pytest.fixture
+def planners(own_driver: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Planners]]:
+    """``planners(option=...)``; what they have kept is closed."""
+    made = []
+
+    def make(**options: str) -> Planners:
+        made.append(Planners(options, monkeypatch))
+        return made[-1]
+
+    yield make
+    for planners in made:
+        planners.close()
+
+
+def test_a_load_that_is_acted_on_at_once_is_planned_in_one_session(
+    db: str, pg: Session, planners: Callable[..., Planners]
+) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id", "CREATE TABLE p (id int) PARTITION BY LIST (id)")
+    # Four are too few to keep one.
+    of = planners(url=db, dbtable="t", maxConnections="4")
+    ranges, with_a_new_keeper = of.load_and_plan()
     assert with_a_new_keeper == 2
-    assert load_and_plan() == (ranges, 1)
-    assert load_and_plan(after_seconds=3.0) == (ranges, 2)
+    assert of.load_and_plan() == (ranges, 1)
+    assert of.load_and_plan(after_seconds=3.0) == (ranges, 2)
     # Tasks get their own ranges alone.
-    plan, planned = plan_load(options)
+    plan, planned = plan_load(options := parse_snapshot_options({"url": db, "dbtable": "t"}))
     assert planned is not None
     assert PgSnapshotReader(plan, options, planned).__getstate__()["_planned"] is None
     # There may be more partitions by the time of the action.
     options = parse_snapshot_options({"url": db, "dbtable": "p"})
     assert plan_load(options)[1] is None
+
+
+def test_a_session_of_planning_is_kept_for_the_next_load(
+    db: str, pg: Session, planners: Callable[..., Planners]
+) -> None:
+    run(pg, "CREATE TABLE t (id int)")
+    of = planners(url=db, dbtable="t")
+    assert of.load_and_plan()[1] == 2
+    assert [of.load_and_plan(after_seconds=3.0)[1] for _ in range(3)] == [0, 0, 0]
+    # It waits without a transaction, a lock, or an old view of the catalog.
+    ((state, snapshot),) = run(
+        pg,
+        "SELECT DISTINCT state, backend_xmin::text FROM pg_stat_activity"
+        " WHERE application_name = 'pgsnapshot:planning'",
+    )
+    assert (state, snapshot) == ("idle", None)
+    run(pg, "DROP TABLE t", "CREATE TABLE t (id int, more text)")
+    ranges, opened = of.load_and_plan(after_seconds=3.0)
+    assert (len(ranges[0].pieces[0].attnums), opened) == (2, 0)
+    # One that was lost is noticed before anything is planned in it.
+    run(pg, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgsnapshot:planning'")
+    assert of.load_and_plan(after_seconds=3.0) == (ranges, 2)
+
+
+def test_a_session_in_which_the_users_sql_was_planned_is_not_kept(
+    db: str, pg: Session, planners: Callable[..., Planners]
+) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id", "CREATE VIEW v AS TABLE t")
+    for of in (
+        planners(url=db, dbtable="t", where="id > 0"),
+        planners(url=db, query="SELECT * FROM t"),
+        planners(url=db, dbtable="v"),
+    ):
+        of.load_and_plan()
+        # The server may still be ending one; one that is kept would stay for longer than this waits.
+        wait_until(lambda: not session_names(pg, "pgsnapshot:planning"))
 
 
 @pytest.mark.usefixtures("own_driver")

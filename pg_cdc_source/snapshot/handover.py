@@ -10,14 +10,13 @@ nobody takes within half a second is closed.
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.snapshot.lingering import Lingering
 from pg_cdc_source.snapshot.scan import Plan
 from pg_cdc_source.snapshot.source import Imported, Source
 
@@ -47,65 +46,31 @@ class Reading:
     as_new: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    purpose: Purpose
-    reading: Reading
-    until: float  # time.monotonic()
-
-
 class Handover:
     """Holds the session that a task has left, one at most, for up to ``linger_seconds``. Any thread may use it."""
 
     def __init__(self, linger_seconds: float) -> None:
-        self._linger_seconds = linger_seconds
-        self._lock = threading.Lock()
-        self._left: _Left | None = None
-        self._watched = False  # a thread looks after what is left
+        self._left = Lingering[tuple[Purpose, Reading]](linger_seconds, lambda left: left[1].session.close())
 
     def leave(self, purpose: Purpose, reading: Reading) -> None:
         """Leave a session to the next task of this process. One that was left before is closed."""
-        left = _Left(purpose, reading, time.monotonic() + self._linger_seconds)
-        with self._lock:
-            before, self._left = self._left, left
-            watched, self._watched = self._watched, True
-        if not watched:
-            threading.Thread(target=self._watch, name="pgsnapshot-left", daemon=True).start()
-        if before is not None:
-            before.reading.session.close()
+        self._left.leave((purpose, reading))
 
     def take(self, purpose: Purpose, scan: tuple[Plan, int | None]) -> Reading | None:
         """The session that was left for the same purpose, in its transaction: by this scan, or as new."""
-        with self._lock:
-            left = self._left
-            if left is None or left.purpose != purpose or not (left.reading.as_new or left.reading.scan == scan):
-                return None
-            self._left = None
-            return left.reading
+        left = self._left.take(lambda left: left[0] == purpose and (left[1].as_new or left[1].scan == scan))
+        return None if left is None else left[1]
 
     def take_session(self, connection: ConnectionOptions) -> Session | None:
         """The session that was left for another purpose, as it is; one of no use to ``connection`` is closed."""
-        with self._lock:
-            left, self._left = self._left, None
+        left = self._left.take()
         if left is None:
             return None
-        if left.purpose.connection == connection and left.reading.as_new:
-            return left.reading.session
-        left.reading.session.close()
+        purpose, reading = left
+        if purpose.connection == connection and reading.as_new:
+            return reading.session
+        reading.session.close()
         return None
-
-    def _watch(self) -> None:
-        """Close the session that no task takes. Starting a thread for each task would cost a tenth of a small task."""
-        while True:
-            with self._lock:
-                left = self._left
-                rest = 0.0 if left is None else left.until - time.monotonic()
-                if rest <= 0:
-                    self._left, self._watched = None, False
-                    break
-            time.sleep(rest)
-        if left is not None:
-            left.reading.session.close()
 
 
 # Between two tasks of one stage a worker waits a few milliseconds for the driver, on a busy driver some hundred. DDL on

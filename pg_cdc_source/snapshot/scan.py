@@ -170,8 +170,8 @@ def _unpacked(packed: bytes) -> ScanRange:
 
 def make_plan(options: SnapshotOptions) -> Plan:
     """Look up what is to be read; raises whatever would keep a later read from being complete."""
-    with planning_session(options.connection, options.max_connections) as session:
-        return look_up(session, options)
+    with planning_session(options.connection, options.max_connections) as planning:
+        return look_up(planning.session, options)
 
 
 def look_up(session: Session, options: SnapshotOptions) -> Plan:

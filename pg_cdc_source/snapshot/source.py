@@ -20,7 +20,7 @@ from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.instances import Instance, require_instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board
-from pg_cdc_source.snapshot.connections import bound, planning_session
+from pg_cdc_source.snapshot.connections import Planning, bound, planning_session
 from pg_cdc_source.snapshot.driver_files import context_number, lsn_file
 from pg_cdc_source.snapshot.keeper.launch import find_keeper, read_site, start_keeper
 from pg_cdc_source.snapshot.scan import Plan, ScanRange, look_up, ranges_in
@@ -110,11 +110,11 @@ def plan_load(options: SnapshotOptions) -> tuple[Plan, Planned | None]:
 
     Partitions are looked at when an action begins, because more of them may be there by then.
     """
-    with planning_session(options.connection, options.max_connections) as session:
-        plan = look_up(session, options)
+    with planning_session(options.connection, options.max_connections) as planning:
+        plan = look_up(planning.session, options)
         if plan.relation is None or plan.relation.kind != "r":
             return plan, None
-        return plan, _plan_ranges(session, plan, options, starts_keeper=False)
+        return plan, _plan_ranges(planning, plan, options, starts_keeper=False)
 
 
 def plan_ranges(plan: Plan, options: SnapshotOptions, planned: Planned | None = None) -> tuple[Source, list[ScanRange]]:
@@ -123,23 +123,26 @@ def plan_ranges(plan: Plan, options: SnapshotOptions, planned: Planned | None = 
     What was ``planned`` a moment ago will do.
     """
     if planned is None or time.monotonic() - planned.at > _FRESH_SECONDS:
-        with planning_session(plan.spec.connection, options.max_connections) as session:
-            planned = _plan_ranges(session, plan, options, starts_keeper=True)
+        with planning_session(plan.spec.connection, options.max_connections) as planning:
+            planned = _plan_ranges(planning, plan, options, starts_keeper=True)
     assert planned is not None
     log.info("planned %s", fields(table=plan.what, ranges=len(planned.ranges), snapshot=options.snapshot))
     return planned.source, planned.ranges
 
 
-def _plan_ranges(session: Session, plan: Plan, options: SnapshotOptions, *, starts_keeper: bool) -> Planned | None:
+def _plan_ranges(planning: Planning, plan: Plan, options: SnapshotOptions, *, starts_keeper: bool) -> Planned | None:
     """None where a keeper is needed, does not run, and is not to be started."""
+    session = planning.session
     # One transaction, so that the ranges and the identity of the heaps belong to the same heaps.
     ranges = ranges_in(session, plan, begins=True)
     site = read_site(session)
     at = time.monotonic()
+    max_connections = bound(options.max_connections, site.connections_left)
+    if plan.relation is not None and plan.relation.kind in "rpm" and plan.spec.where is None:
+        planning.keep(max_connections)
     if options.snapshot is not None:
         return Planned(GivenSnapshot(options.snapshot, site.instance), ranges, at)
     spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
-    max_connections = bound(options.max_connections, site.connections_left)
     shows_lsn = options.lsn_column is not None
     noted = lsn_file(session, site.instance)
     request = board.Request("", options.snapshot_idle_seconds, max_connections, shows_lsn, noted, spec)

@@ -13,7 +13,7 @@ from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
 from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
-from pg_cdc_source.snapshot.connections import keeper_share, planning_share
+from pg_cdc_source.snapshot.connections import keeper_share, kept_share, planning_share
 from pg_cdc_source.snapshot.keeper import executions
 from pg_cdc_source.snapshot.keeper.executions import (
     GONE_SECONDS,
@@ -346,7 +346,12 @@ def test_who_does_not_ask_any_more_is_not_in_line() -> None:
     assert not line.marks.shown
 
 
-@pytest.mark.parametrize(("connections", "planning", "keeper"), [(4, 1, 3), (8, 2, 6), (16, 4, 12), (300, 4, 296)])
-def test_planning_and_keeper_have_the_connections_together(connections: int, planning: int, keeper: int) -> None:
+@pytest.mark.parametrize(
+    ("connections", "planning", "kept", "keeper"), [(4, 1, 0, 3), (8, 2, 1, 5), (16, 4, 4, 8), (300, 4, 8, 288)]
+)
+def test_planning_and_keeper_have_the_connections_together(
+    connections: int, planning: int, kept: int, keeper: int
+) -> None:
     assert planning_share(connections) == planning
+    assert kept_share(connections) == kept
     assert keeper_share(connections) == keeper
