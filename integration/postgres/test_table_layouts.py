@@ -139,6 +139,16 @@ def test_a_default_that_only_an_attached_partition_had_is_not_that_of_older_rows
     assert layout(pg, "r").files != before.files
 
 
+def test_a_partition_that_is_created_with_a_column_has_no_older_rows(pg: Session) -> None:
+    run(pg, "CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE r_1 PARTITION OF r FOR VALUES FROM (0) TO (10)")  # fmt: skip
+    before = layout(pg, "r")
+    run(pg, "ALTER TABLE r ADD b int DEFAULT 5", "CREATE TABLE r_2 PARTITION OF r FOR VALUES FROM (10) TO (20)")
+    assert layout(pg, "r").files == before.files
+    run(pg, "DROP TABLE r_1")
+    assert layout(pg, "r").files == before.files
+
+
 def test_nobody_waits_for_ddl_that_goes_on(pg: Session, db: str) -> None:
     run(pg, "CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)", "CREATE TABLE r_1 PARTITION OF r DEFAULT")
     with contextlib.closing(psycopg2.connect(db)) as other, other.cursor() as cursor:

@@ -8,9 +8,10 @@ from types import ModuleType
 
 import pytest
 from databases import connect
-from driving import Drive, Driver, Row, run, values
+from driving import Drive, Driver, Row, drop_slots, run, values
 from psycopg2.extensions import connection as Session
 from replica import Replica, rows_of
+from roles import conninfo, role
 from threads import at_work
 from watch import wait_until
 
@@ -169,3 +170,34 @@ def test_a_table_that_is_named_is_read_whatever_has_become_of_its_name(
         '{"id":1,"v":"a"}',
         '{"id":2,"v":"b"}',
     ]
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark reads all tables in the first batch")
+def test_what_becomes_of_a_table_that_inherits_does_not_matter(
+    pg: Session, drive: Drive, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(pg, *TABLES, "INSERT INTO u VALUES (1, 'a'), (2, 'b')", "CREATE TABLE z () INHERITS (u)",
+        "CREATE PUBLICATION s FOR TABLE ONLY t, ONLY u")  # fmt: skip
+    driver = drive(tables="public.t, public.u")
+    wait_until(driver.batch)
+    # Without FULL, the table could not be turned back.
+    run(pg, "UPDATE u SET v = 'later' WHERE id = 1", "DELETE FROM u WHERE id = 2", "TRUNCATE z")
+    assert values(driver.batch(), "after") == [('{"id":1,"v":"a"}',), ('{"id":2,"v":"b"}',)]
+    assert "turned back" not in caplog.text
+
+
+@pytest.mark.usefixtures("drive")
+def test_a_tree_may_have_tables_in_schemas_that_the_role_may_not_use(pg: Session, db: str) -> None:
+    run(pg, "CREATE SCHEMA parts", "CREATE TABLE u (id int PRIMARY KEY, v text)",
+        "CREATE TABLE w (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts.w1 PARTITION OF w DEFAULT", "CREATE TEMP TABLE u1 () INHERITS (u)",
+        "INSERT INTO u VALUES (1, 'a')", "INSERT INTO w VALUES (1, 'a')",
+        "CREATE PUBLICATION s FOR TABLE w, ONLY u WITH (publish_via_partition_root)")  # fmt: skip
+    with role(pg, db, "REPLICATION") as login:
+        run(pg, f"GRANT SELECT ON w, u TO {login['user']}")
+        driver = Driver(conninfo(login), tables="public.u, public.w", publicationMode="require").start()
+        try:
+            assert values(driver.take(2), "_table") == [("public.u",), ("public.w",)]
+        finally:
+            driver.stop()
+            drop_slots(pg)

@@ -350,3 +350,101 @@ def test_the_rows_of_a_rewritten_table_come_again(pg: Session, drive: Drive) -> 
     ]
     run(pg, "INSERT INTO t VALUES (3, 30, 'c', 7)")
     assert said(take(driver, 1)) == [{"id": 3, "a": 30, "b": "c", "c": 7}]
+
+
+OTHERS = ("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (1)")
+between_batches = pytest.mark.skipif(not HAS_LIMITS, reason="this Spark reads all tables in the first batch")
+
+
+def begun(pg: Session, drive: Drive, *statements: str) -> Driver:
+    """A stream whose first batch has read the table ``a``, and not yet ``u``, which the statements make."""
+    run(pg, *OTHERS, *statements, "CREATE PUBLICATION s FOR TABLE a, u")
+    driver = drive(**EMIT)
+    wait_until(driver.batch)
+    assert (driver.offset.tables, driver.offset.done) == (("public.a", "public.u"), 1)
+    return driver
+
+
+def in_order(batch: list[Row]) -> list[Row]:
+    """A batch of one table's rows, the one that says the columns first: those that were turned back come first."""
+    return sorted(batch, key=lambda row: (row["_change_type"] != "schema", row["after"]))
+
+
+@between_batches
+@pytest.mark.parametrize(
+    ("ddl", "written"),
+    [
+        ("ALTER TABLE u RENAME id TO ident", False),
+        ("ALTER TABLE u RENAME id TO ident", True),
+        (
+            "BEGIN; ALTER TABLE u RENAME id TO x; ALTER TABLE u RENAME v TO id; ALTER TABLE u RENAME x TO v; COMMIT",
+            True,
+        ),
+    ],
+    ids=["renamed", "renamed, written", "swapped, written"],
+)
+def test_rows_are_turned_back_by_a_key_whose_column_was_renamed(
+    ddl: str, written: bool, pg: Session, drive: Drive
+) -> None:
+    driver = begun(pg, drive, "CREATE TABLE u (id int PRIMARY KEY, v int NOT NULL)",
+        "ALTER TABLE u REPLICA IDENTITY FULL", "INSERT INTO u VALUES (1, 10), (2, 1), (3, 30)")  # fmt: skip
+    run(pg, *["UPDATE u SET v = 11 WHERE id = 1"] * written, ddl)
+    batch = driver.batch()
+    assert said(in_order(batch)) == [("id v", []), {"id": 1, "v": 10}, {"id": 2, "v": 1}, {"id": 3, "v": 30}]
+
+
+@between_batches
+def test_a_column_that_is_dropped_and_added_again_before_its_rows_are_read_is_another_one(
+    pg: Session, drive: Drive
+) -> None:
+    driver = begun(pg, drive, "CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'a')")
+    run(pg, "ALTER TABLE u DROP v, ADD v text DEFAULT 'other'")
+    batch = driver.batch()
+    assert said(batch) == [("id v", []), {"id": 1, "v": None}]
+    assert batch[1]["_unchanged"] == ["v"]
+    assert driver.again() == batch
+
+
+REKEY = {
+    "index": "CREATE UNIQUE INDEX u_code ON u (code); ALTER TABLE u REPLICA IDENTITY USING INDEX u_code",
+    "primary": "ALTER TABLE u DROP CONSTRAINT u_pkey; ALTER TABLE u ADD PRIMARY KEY (code)",
+    "full": "ALTER TABLE u DROP CONSTRAINT u_pkey; ALTER TABLE u REPLICA IDENTITY FULL",
+}
+
+
+@between_batches
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("ddl", REKEY.values(), ids=REKEY)
+def test_rows_have_the_key_that_is_said_before_them(ddl: str, restarted: bool, pg: Session, drive: Drive) -> None:
+    driver = begun(pg, drive, "CREATE TABLE u (id int PRIMARY KEY, code int NOT NULL)",
+        "INSERT INTO u VALUES (1, 10), (2, 20)")  # fmt: skip
+    run(pg, "UPDATE u SET code = 11 WHERE id = 1", ddl)
+    if restarted:
+        driver.restart()
+    rows = driver.batch()
+    assert [(c["name"], c["key"]) for c in json.loads(rows[0]["after"])["columns"]] == [("id", True), ("code", False)]
+    assert values(in_order(rows)[1:], "key") == [('{"id":1}',), ('{"id":2}',)]
+
+
+@between_batches
+@pytest.mark.parametrize("restarted", [False, True])
+def test_rows_are_turned_back_by_an_identity_that_became_full(restarted: bool, pg: Session, drive: Drive) -> None:
+    driver = begun(pg, drive, "CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'a'), (2, 'b')")
+    run(pg, "ALTER TABLE u REPLICA IDENTITY FULL", "UPDATE u SET v = 'later' WHERE id = 1", "VACUUM FULL u")
+    if restarted:
+        driver.restart()
+    batch = driver.batch()
+    assert said(in_order(batch)) == [("id v", []), {"id": 1, "v": "a"}, {"id": 2, "v": "b"}]
+    assert driver.again() == batch
+
+
+def test_a_partition_that_is_created_behind_a_default_brings_no_row_again(pg: Session, drive: Drive) -> None:
+    run(pg, "CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE r_1 PARTITION OF r FOR VALUES FROM (0) TO (10)", "INSERT INTO r VALUES (1), (2)",
+        "CREATE PUBLICATION s FOR TABLE r WITH (publish_via_partition_root)")  # fmt: skip
+    driver = drive(**EMIT)
+    take(driver, 3)
+    run(pg, "ALTER TABLE r ADD b int DEFAULT 5", "CREATE TABLE r_2 PARTITION OF r FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO r VALUES (11, 1)", "INSERT INTO r VALUES (12, 2)")  # fmt: skip
+    assert said(take(driver, 3)) == [("id b", ["added 2 b 5"]), {"id": 11, "b": 1}, {"id": 12, "b": 2}]
+    assert driver.offset.due == ()

@@ -160,12 +160,14 @@ def check_files_of(session: Session, tables: Sequence[Relation], doing: str, *, 
     _check_files(session, _FIND_CHANGED_OF, {"oids": [table.oid for table in tables], "virtual": virtual}, doing)
 
 
-# All that tables consist of in the snapshot, by the names there, and whether these mean the same tables now.
+# All that tables consist of in the snapshot, by the names there, and whether these mean the same tables now. What only
+# inherits from one is a table of its own, and of a schema that this role may not use, names mean nothing to it.
 _READ_TREES = f"""
 WITH RECURSIVE {TREE}
-SELECT c.oid::bigint, names.name, to_regclass(names.name) IS NOT DISTINCT FROM c.oid
+SELECT c.oid::bigint, names.name,
+    CASE WHEN has_schema_privilege(n.oid, 'USAGE') THEN to_regclass(names.name) IS NOT DISTINCT FROM c.oid ELSE true END
 FROM tree
-JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
+JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid AND (c.relispartition OR tree.oid = tree.root)
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 CROSS JOIN LATERAL (SELECT format('%%I.%%I', n.nspname, c.relname)) AS names (name)
 """

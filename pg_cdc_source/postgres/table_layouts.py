@@ -72,8 +72,11 @@ LEFT JOIN (
         FROM tree AS t
         JOIN pg_catalog.pg_class AS l ON l.oid = t.oid AND l.relkind <> 'p'
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
+        JOIN pg_catalog.pg_attribute AS made ON made.attrelid = t.oid AND made.attname = 'tableoid'
         JOIN pg_catalog.pg_attribute AS r ON r.attrelid = t.root AND r.attname = a.attname
         WHERE t.oid <> t.root
+            -- No rows are older than a column that a partition was created with. ATTACH would have written it anew.
+            AND (a.atthasmissing OR a.xmin <> made.xmin)
         GROUP BY t.root, r.attnum
         HAVING count(DISTINCT coalesce(a.attmissingval::text, '')) > 1
     ) AS m

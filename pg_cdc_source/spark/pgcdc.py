@@ -195,7 +195,8 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
     def _snapshot(self, part: SnapshotPart) -> Iterator[pa.RecordBatch]:
         layout = layout_of(self._options)
         batches = read_range(part.scan, part.source, part.range, execution())
-        if part.table.unsent:
+        # What it is turned back by has the names that are said, and the table may have others by now.
+        if part.table.unsent or part.rewound is not None:
             types = [codec.arrow_type for codec in part.table.codecs]
             batches = (with_unsent(batch, part.table, types) for batch in batches)
         if part.rewound is not None:

@@ -116,7 +116,9 @@ class EmittedLayouts:
         return [self._row(record.layout.as_streamed(), record.to_object(), position) for record in records]
 
     def as_said(self, planned: PlannedTable, point: Lsn) -> PlannedTable:
-        """``planned`` with the columns that stand before its rows as of ``point``: it may have been altered since.
+        """``planned`` with the columns and the key that stand before its rows as of ``point``.
+
+        It may have been altered since.
 
         Values of a column that is gone, or has another kind of value, are NULL and listed in ``_unchanged``. The
         changes behind the rows say what became of it.
@@ -124,13 +126,15 @@ class EmittedLayouts:
         # Where a batch's end was given before its start was known, they are those at the end (``guessed_layouts``).
         places = (_of_snapshot(point), Position.before(point)) if self.are_emitted else ()
         record = next((found for place in places if (found := self._history.at(planned.oid, place))), None)
-        if record is None or record.layout.is_sent_as(_sent_columns(planned)):
+        if record is None:
             return planned
+        table = record.layout.as_streamed()
+        if record.layout.is_sent_as(_sent_columns(planned)) and _has_columns_of(table, planned.table):
+            return replace(planned, table=replace(planned.table, key=table.key, identity=table.identity))
         log.warning(
             "%s was altered before its rows as of %s were read; they may be of a later state", *(planned.name, point)
         )
         present = {column.attnum: column for column in planned.scan.columns}
-        table = record.layout.as_streamed()
         kept = {
             codec.column.name: present[codec.column.attnum]
             for codec in table.codecs
@@ -195,13 +199,19 @@ class EmittedLayouts:
         return match
 
     def match_back(self, plan: StreamPlan) -> Match:
-        """As :meth:`match`, for changes that tables are turned back by: None for those that have other columns."""
+        """As :meth:`match`, for changes that tables are turned back by: None for those that have other columns.
+
+        Another replica identity is no reason: it is looked at whether each change says what it has to.
+        """
 
         def match(relation: RelationMessage, lsn: Lsn, _: Position) -> Described | None:
             planned = plan.find(relation.oid) if self.are_emitted else None
-            if planned is not None and not _is_sent_as(planned, relation):
+            if planned is None:
+                return match_relation(plan, relation, lsn)
+            if not _is_sent_as(planned, relation):
                 return None
-            return match_relation(plan, relation, lsn)
+            same = replace(planned, table=replace(planned.table, identity=relation.identity, key=()))
+            return match_relation(replace(plan, planned=(same,)), relation, lsn)
 
         return match
 
@@ -221,6 +231,12 @@ def _sent_columns(planned: PlannedTable) -> list[RelationColumn]:
     table = planned.table
     names = [codec.column.name for codec in table.codecs]
     return [RelationColumn(name in table.key, name, *of) for name, of in zip(names, table.type_oids, strict=True)]
+
+
+def _has_columns_of(said: StreamedTable, present: StreamedTable) -> bool:
+    """Whether columns of the same names are the same ones; 0 is the number of one that is not known."""
+    pairs = zip(said.codecs, present.codecs, strict=True)
+    return all(one.column.attnum in (0, other.column.attnum) for one, other in pairs)
 
 
 def _is_sent_as(planned: PlannedTable, relation: RelationMessage) -> bool:

@@ -193,8 +193,8 @@ class HeldSnapshot:
                 functools.partial(self._history.connect_stream, streaming=False),
                 plan.layout,
                 plan.schema,
-                # Not those that were altered since: they are taken as they are.
-                [planned.table for planned in rows.unread if planned.table in plan.tables],
+                # Not those whose columns were altered since: they are taken as they are.
+                [planned.table for planned in rows.unread if _has_columns_of(plan.find(planned.oid), planned)],
                 match,
                 rows.point,
                 held.lsn,
@@ -206,6 +206,12 @@ class HeldSnapshot:
             raise
         self._held, self._point, self._rewound = held, rows.point, rewound
         self._rewound_as = {planned.oid: planned for planned in rows.unread}
+
+
+def _has_columns_of(present: PlannedTable | None, said: PlannedTable) -> bool:
+    if present is None:
+        return False
+    return (present.table.codecs, present.table.unsent) == (said.table.codecs, said.table.unsent)
 
 
 def check_files(held: Held, tables: Sequence[PlannedTable]) -> None:
