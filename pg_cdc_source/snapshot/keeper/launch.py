@@ -42,9 +42,15 @@ class Site:
     keepers: tuple[str, ...]
 
 
-# Backends with a database are those of clients, and workers of autovacuum; of others' sessions a role sees no more. In
-# one statement, because each is a round trip of planning.
+# Backends with a database are those of clients, and workers of autovacuum; of others' sessions a role sees no more. One
+# statement, because each is a round trip of planning; without the view pg_stat_activity, because the names of roles and
+# databases would take as long as all the rest.
 _READ_SITE = """
+WITH sessions AS MATERIALIZED (
+    SELECT pid, datid, usesysid, application_name, backend_start
+    FROM pg_catalog.pg_stat_get_activity(NULL)
+    WHERE datid IS NOT NULL
+)
 SELECT (pg_postmaster_start_time() AT TIME ZONE 'UTC')::text,
     coalesce(host(inet_server_addr()) || ':' || inet_server_port(), ''),
     pg_is_in_recovery(),
@@ -56,20 +62,21 @@ SELECT (pg_postmaster_start_time() AT TIME ZONE 'UTC')::text,
                 - current_setting('superuser_reserved_connections')::int
                 - coalesce(current_setting('reserved_connections', true)::int, 0)
                 - count(*),
-            nullif(r.rolconnlimit, -1) - count(*) FILTER (WHERE a.usename = r.rolname),
-            nullif(d.datconnlimit, -1) - count(*) FILTER (WHERE a.datname = d.datname)
+            nullif(r.rolconnlimit, -1) - count(*) FILTER (WHERE a.usesysid = r.oid),
+            nullif(d.datconnlimit, -1) - count(*) FILTER (WHERE a.datid = d.oid)
         )::int
         FROM pg_catalog.pg_roles AS r
         JOIN pg_catalog.pg_database AS d ON d.datname = current_database()
-        LEFT JOIN pg_catalog.pg_stat_activity AS a
-            ON a.datid IS NOT NULL AND NOT (a.usename = r.rolname AND a.application_name LIKE 'pgsnapshot:%%')
+        LEFT JOIN sessions AS a ON NOT (a.usesysid = r.oid AND a.application_name LIKE 'pgsnapshot:%%')
         WHERE r.rolname = session_user
-        GROUP BY r.rolname, r.rolconnlimit, d.datname, d.datconnlimit
+        GROUP BY r.oid, r.rolconnlimit, d.oid, d.datconnlimit
     ),
     ARRAY(
         SELECT application_name
-        FROM pg_catalog.pg_stat_activity
-        WHERE datname = current_database() AND usename = session_user AND application_name ~ %s
+        FROM sessions
+        WHERE datid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+            AND usesysid = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = session_user)
+            AND application_name ~ %s
         ORDER BY backend_start, pid
     )
 """
