@@ -130,7 +130,7 @@ def test_executions_that_wait_share_a_snapshot_taken_after_each_began(db: str, p
         run(pg, "INSERT INTO t VALUES (2)")
         others = [pool.submit(rows, execution) for execution in range(2, 11)]
         # They look for the snapshot once they have asked for it.
-        wait_until(lambda: len(session_names(pg, "pgsnapshot:%?%", "query LIKE '%%WITH announced AS%%'")) == 10)
+        wait_until(lambda: len(session_names(pg, "pgsnapshot:%?%", "query LIKE '%%announced AS%%'")) == 10)
         run(writer, "COMMIT")
         assert [other.result(60) for other in others] == [2] * 9
         assert first.result(60) in (1, 2)

@@ -125,16 +125,28 @@ def mark_name(keeper: str, execution: str) -> str:
     return f"pgsnapshot:{keeper}:{execution}!"
 
 
+# The sessions of this role in this database. What reads them is asked by every task: the view pg_stat_activity would
+# look up the names of all roles and databases, which takes as long as the rest.
+_SESSIONS = """
+WITH sessions AS (
+    SELECT pid, application_name, query, backend_start
+    FROM pg_catalog.pg_stat_get_activity(NULL)
+    WHERE datid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+        AND usesysid = to_regrole(quote_ident(session_user))
+)"""
+
+
 def read_readers(session: Session, keeper: str) -> dict[str, set[int]]:
     """Which executions have readers now, and the relations that these read (0: a query)."""
     prefix = f"{keeper_name(keeper)}:"
     readers: dict[str, set[int]] = {}
     with translated("looking for readers"), session.cursor() as cursor:
         cursor.execute(
-            """
+            f"""
+            {_SESSIONS}
             SELECT application_name
-            FROM pg_catalog.pg_stat_activity
-            WHERE datname = current_database() AND usename = session_user AND application_name LIKE %s
+            FROM sessions
+            WHERE application_name LIKE %s
             """,
             (f"{prefix}%?%",),
         )
@@ -155,10 +167,11 @@ def read_requests(session: Session, keeper: str) -> dict[str, Request | None]:
     requests: dict[str, Request | None] = {}
     with translated("looking who asks"), session.cursor() as cursor:
         cursor.execute(
-            """
+            f"""
+            {_SESSIONS}
             SELECT application_name, query
-            FROM pg_catalog.pg_stat_activity
-            WHERE datname = current_database() AND usename = session_user AND application_name LIKE %s
+            FROM sessions
+            WHERE application_name LIKE %s
             """,
             (f"{prefix}%?%",),
         )
@@ -178,10 +191,9 @@ def read_own_sessions(session: Session, pids: Collection[int]) -> set[int]:
     """Those of these processes that are sessions of the same role in the same database."""
     with translated("looking who asks"), session.cursor() as cursor:
         cursor.execute(
-            """
-            SELECT pid
-            FROM pg_catalog.pg_stat_activity
-            WHERE pid = ANY (%s) AND datname = current_database() AND usename = session_user
+            f"""
+            {_SESSIONS}
+            SELECT pid FROM sessions WHERE pid = ANY (%s)
             """,
             (list(pids),),
         )
@@ -252,9 +264,9 @@ def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[s
     of, execution = execution_key(request.execution)
     with translated("looking for the snapshot"), session.cursor() as cursor:
         cursor.execute(
-            f"{request.to_comment()}"
+            f"{request.to_comment()}{_SESSIONS},"
             """
-            WITH announced AS MATERIALIZED (
+            announced AS MATERIALIZED (
                 SELECT pid, classid, objid, objsubid
                 FROM pg_catalog.pg_locks
                 WHERE locktype = 'advisory' AND mode = 'ShareLock'
@@ -265,15 +277,13 @@ def _read_board(session: Session, keeper: str, request: Request) -> list[tuple[s
                 WHERE l.pid = a.pid AND l.objsubid = 1
                 LIMIT 1
             ), coalesce(e.classid::bigint - %(of)s, 0)
-            FROM pg_catalog.pg_stat_activity AS a
+            FROM sessions AS a
             LEFT JOIN announced AS e
                 ON e.pid = a.pid
                 AND e.objsubid = 2
                 AND e.classid::bigint BETWEEN %(of)s AND %(of)s + %(most)s
                 AND e.objid = %(execution)s
-            WHERE a.datname = current_database()
-                AND a.usename = session_user
-                AND (a.application_name = %(keeper)s OR a.application_name LIKE %(any)s AND e.pid IS NOT NULL)
+            WHERE a.application_name = %(keeper)s OR a.application_name LIKE %(any)s AND e.pid IS NOT NULL
             ORDER BY a.backend_start
             """,
             {"of": of, "most": MOST_SNAPSHOTS, "execution": execution, "keeper": own_name, "any": f"{own_name}:%"},
