@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from audit import TRIGGERS, lsns_of, noted
+from breaking import breaking, wait_for
 from driving import run
 from kept_rows import Expected, deleted, expect_rows, logged, stated
-from lake import Begin, Lake, rows_of
+from lake import Begin, Lake
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
@@ -44,51 +45,6 @@ SCENES = (
     ("TRUNCATE t", "INSERT INTO t VALUES (21, 21, 'one')", "TRUNCATE t", "INSERT INTO t VALUES (22, 22, 'two')"),
     (f"INSERT INTO t SELECT id, 1, {LARGE} FROM generate_series(1, 3) AS id",),
 )  # fmt: skip
-
-
-class _Killed(BaseException):
-    """Ends a batch as a killed process does."""
-
-
-def breaking(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
-    """Have each batch end behind each of its commits, and the first one before them; a look that runs it to its end.
-
-    What ends behind a commit has not begun the next one.
-    """
-    has_begun = False
-    done: set[Any] = set()
-    for name in ("apply", "empty", "add_files"):
-        whole = getattr(lake.kind, name)
-
-        def broken(self: Any, step: Any, part: Any, whole: Any = whole) -> None:
-            nonlocal has_begun
-            assert (self._mark, step) not in done, "a step is done that was done"
-            if has_begun:
-                whole(self, step, part)
-                done.add((self._mark, step))
-            has_begun = True
-            raise _Killed
-
-        monkeypatch.setattr(lake.kind, name, broken)
-
-    def step() -> object:
-        try:
-            return lake.step()
-        except _Killed:
-            lake.restart()
-            return step()
-
-    return step
-
-
-def wait_for(lake: Lake, pg: Session, step: Callable[[], object]) -> None:
-    """Run batches until the table has PostgreSQL's rows."""
-    of_table = "attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped"
-    ((names,),) = run(pg, f"SELECT array_agg(attname::text) FROM pg_attribute WHERE {of_table}")
-    wait_until(lambda: [step(), lake.rows("t", names=names) == rows_of(pg, "t")][1])
-    last = lake.ledger.last()
-    assert last is not None
-    assert last.set_aside == {}
 
 
 MODES = {
@@ -141,6 +97,16 @@ def test_a_deleted_row_makes_room_for_others_where_the_table_gets_another_key(
     run(pg, "ALTER TABLE t RENAME v TO w", "UPDATE t SET id = 9 WHERE code = 'c'")
     wait_for(lake, pg, step)
     assert sorted(row["id"] for row in lake.found("t")) == [4, 6, 7, 8, 9]
+    # Two of them have one id. Rows that a TRUNCATE removes stay as well, and the new key is that of no row before it.
+    run(pg, "DELETE FROM t WHERE code = 'c'", "INSERT INTO t VALUES (9, 'e', 'x')", "DELETE FROM t WHERE code = 'e'")
+    wait_for(lake, pg, step)
+    run(pg, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id)", "TRUNCATE t",
+        "INSERT INTO t VALUES (9, 'f', 'x')")  # fmt: skip
+    wait_for(lake, pg, step)
+    assert sorted((row["id"], row["_deleted"]) for row in lake.found("t")) == [
+        *((4, True), (6, True), (7, True), (8, True)),
+        (9, False),
+    ]
 
 
 @pytest.mark.parametrize(("mode", "deletes", "expected"), modes("append"))

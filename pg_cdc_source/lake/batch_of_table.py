@@ -189,9 +189,9 @@ class TableBatch:
             elif self.shape.is_log:
                 # Nothing is told apart by a key.
                 continue
-            elif kind == "rekeyed" and not is_void:
+            elif kind == "rekeyed" and (self.shape.keeps or not is_void):
                 self.is_rekeyed = True
-                if identity == "f" and change["name"] != change["was"]:
+                if not is_void and identity == "f" and change["name"] != change["was"]:
                     # The primary key is the catalog's, which may be ahead: it may not have told rows apart here.
                     raise SchemaChangedError(
                         f"{self.table} got another key under REPLICA IDENTITY FULL: {change['name'] or 'none'} instead "
@@ -349,7 +349,7 @@ def _renamed(lists: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
 
 def numbers_of(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """Return a column without NULLs, such as a segment's LSNs."""
-    return np.concatenate([to_numpy(chunk) for chunk in column.chunks])
+    return np.concatenate([np.zeros(0, np.int64), *(to_numpy(chunk) for chunk in column.chunks)])
 
 
 def typed_columns(table: str, layout: MirroredLayout, run: pa.RecordBatch, shape: Shape) -> pa.RecordBatch:

@@ -96,8 +96,13 @@ def _kept(batch: TableBatch, shape: Shape) -> Iterator[Part]:
             yield part
         if shape.is_soft and isinstance(part, Files) and part.again and batch.layout is not None:
             # While the table was set aside, it may have got another key.
-            yield Rekeyed(batch.layout.key)
+            key = batch.layout.key
+            yield Rekeyed(key)
         begin = place
+    # Rows of the new key may come with a later batch, which does not know that it is new.
+    is_new = batch.is_rekeyed or any(row["_xid"] is None for row in batch.truncates)
+    if shape.is_soft and is_new and batch.layout is not None and batch.layout.key not in ((), key):
+        yield Rekeyed(batch.layout.key)
 
 
 def _logged(batch: TableBatch) -> Iterator[Part]:

@@ -216,6 +216,7 @@ class DeltaRsTable(CommittedTable):
         dataset = self.table.to_pyarrow_dataset()
         kept = is_told_apart(dataset.to_table([*part.key, self._shape.deleted, DELETED_LSN]), part.key, self._shape)
         if kept.all():
+            self._record(self._commit(step), self.table.version())
             return
 
         schema = pa.schema(self.table.schema().to_arrow())

@@ -378,7 +378,10 @@ class SparkTable(ABC):
         rows = self._spark.table(self._name).withColumn(_PLACE, F.expr(place))
         is_other = f"{_PLACE} > 1 AND {quoted(self._shape.deleted)}"
         is_other += "".join(f" AND {name} IS NOT NULL" for name in names)
-        if not rows.where(is_other).isEmpty():
+        if rows.where(is_other).isEmpty():
+            # A commit says that the step is done: later it would find other rows.
+            self._insert(rows.limit(0).drop(_PLACE), step, anew=False)
+        else:
             self._insert(rows.where(f"NOT ({is_other})").drop(_PLACE), step, anew=True)
 
     def apply(self, step: Step, segment: StagedSegment) -> None:

@@ -120,7 +120,7 @@ def _has_another_key(known: TableLayout | None, catalog: CatalogLayout | None) -
 
 
 def _last(numbers: Sequence[int | None], known: TableLayout | None, present: CatalogLayout | None) -> int | None:
-    if present is not None:
+    if present is not None and (known is None or not has_gap(present, known.last)):
         return present.last
     if known is None or known.last is None or None in numbers:
         return None
