@@ -29,7 +29,7 @@ from pg_cdc_source.errors import TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import FULL_SECONDS, begin_anew, connect
-from pg_cdc_source.snapshot.driver_files import driver_file
+from pg_cdc_source.snapshot.driver_files import driver_file, sparks_directory
 from pg_cdc_source.snapshot.lingering import Lingering
 
 log = logging.getLogger(__name__)
@@ -98,8 +98,9 @@ class Planning:
 
     def end(self) -> None:
         """Keep the session, or close it."""
-        if self._keeps_within is not None and self._place is None:
-            # A directory that cannot be written has been warned of.
+        # A process that ends leaves its file, which Spark deletes with its directory.
+        if self._keeps_within is not None and self._place is None and sparks_directory():
+            # One that cannot be written has been warned of.
             with contextlib.suppress(OSError):
                 self._place = _first_free(_files(self._options, "kept", kept_share(self._keeps_within)))
         if self._keeps_within is not None and self._place is not None:

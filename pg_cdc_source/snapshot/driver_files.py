@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 def driver_file(of: str, name: str) -> Path:
     """The file of this name for what ``of`` says, such as a server, a database and a role."""
     number = hashlib.sha256(of.encode()).hexdigest()[:12]
-    return Path(_sparks_directory() or tempfile.gettempdir(), f"pgsnapshot-{os.getuid()}-{number}-{name}")
+    return Path(sparks_directory() or tempfile.gettempdir(), f"pgsnapshot-{os.getuid()}-{number}-{name}")
 
 
-def _sparks_directory() -> str:
-    # Spark gives its Python processes the directory of the running context, which it deletes at the end.
+def sparks_directory() -> str:
+    """The directory of the running context, which Spark gives its Python processes and deletes; "" for others."""
     return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
 
 
 def context_number() -> int:
     """A number of 31 bits that is the SparkContext's own, as the random name of its directory is."""
-    return int.from_bytes(hashlib.sha256(_sparks_directory().encode()).digest()[:4], "big") >> 1
+    return int.from_bytes(hashlib.sha256(sparks_directory().encode()).digest()[:4], "big") >> 1
 
 
 def lsn_file(session: Session, instance: Instance) -> str:
@@ -37,7 +37,7 @@ def lsn_file(session: Session, instance: Instance) -> str:
     It is for the server, database and role of a session. A server has many addresses, and started once.
     """
     of = f"{instance.started}: {session.info.dbname} as {session.info.user}"
-    return str(driver_file(of, "lsn")) if _sparks_directory() else ""
+    return str(driver_file(of, "lsn")) if sparks_directory() else ""
 
 
 def note_lsn_wanted(session: Session) -> None:

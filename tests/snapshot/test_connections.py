@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -139,3 +140,10 @@ def test_a_session_in_which_planning_failed_is_closed(directory: Path, monkeypat
 def test_nothing_is_kept_where_it_could_not_be_counted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(directory / "none"))
     assert Processes(1, monkeypatch).load(0, ConnectionOptions()).closed
+
+
+def test_nothing_is_kept_where_nobody_would_delete_its_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    assert Processes(1, monkeypatch).load(0, ConnectionOptions()).closed
+    assert list(directory.iterdir()) == []
