@@ -75,7 +75,7 @@ SELECT (pg_postmaster_start_time() AT TIME ZONE 'UTC')::text,
         SELECT application_name
         FROM sessions
         WHERE datid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
-            AND usesysid = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = session_user)
+            AND usesysid = to_regrole(quote_ident(session_user))
             AND application_name ~ %s
         ORDER BY backend_start, pid
     )
