@@ -194,7 +194,7 @@ class HeldSnapshot:
                 plan.layout,
                 plan.schema,
                 # Not those whose columns were altered since: they are taken as they are.
-                [planned.table for planned in rows.unread if _has_columns_of(plan.find(planned.oid), planned)],
+                [planned.table for planned in rows.unread if _has_same_columns(plan.find(planned.oid), planned)],
                 match,
                 rows.point,
                 held.lsn,
@@ -208,7 +208,8 @@ class HeldSnapshot:
         self._rewound_as = {planned.oid: planned for planned in rows.unread}
 
 
-def _has_columns_of(present: PlannedTable | None, said: PlannedTable) -> bool:
+def _has_same_columns(present: PlannedTable | None, said: PlannedTable) -> bool:
+    """Whether a table's rows are read with the columns that are said of them: its key and identity may be others."""
     if present is None:
         return False
     return (present.table.codecs, present.table.unsent) == (said.table.codecs, said.table.unsent)
