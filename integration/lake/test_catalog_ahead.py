@@ -38,6 +38,11 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("ALTER TABLE t DROP b", "ALTER TABLE t ADD b int", "INSERT INTO t VALUES (3, 30, 300)",
          "ALTER TABLE t ADD c int"),
     ),
+    "replaced by its like, which is renamed since": (
+        PAIRS,
+        ("ALTER TABLE t DROP b", "ALTER TABLE t ADD b int", "INSERT INTO t VALUES (3, 30, 300)",
+         "ALTER TABLE t RENAME b TO c"),
+    ),
     "a new one is replaced by its like": (
         ("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)"),
         ("ALTER TABLE t ADD a int", "INSERT INTO t VALUES (3, 30)", "ALTER TABLE t DROP a, ADD a int",

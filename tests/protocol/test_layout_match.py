@@ -39,7 +39,7 @@ def sent(*columns: tuple[str, int], key: Sequence[str] = ("id",), identity: str 
 
 def catalog(columns: list[Given], **facts: Any) -> CatalogLayout:
     described = tuple(
-        CatalogColumn(number, name, oid, -1, name != "id", fill[0] if fill else None, published=True)
+        CatalogColumn(number, name, oid, -1, name != "id", fill[0] if fill else None, True, altered_by=10 + number)
         for number, name, oid, *fill in columns
     )
     last = max(number for number, *_ in columns)
@@ -229,12 +229,26 @@ AHEAD: dict[str, tuple[list[Given], RelationMessage, CatalogLayout | None, list[
         [1, None],
         [("dropped", 2, "a"), ("added", "a"), ("rewritten",)],
     ),
-    "retyped in place, and replaced since": (
+    "retyped in place, and replaced since by the same transaction": (
         T,
         sent(ID, ("a", VARCHAR)),
-        catalog([T[0], (3, "b", VARCHAR)], **ALTERED),
+        catalog([T[0], (3, "b", VARCHAR)], dropped={2: 13}, **ALTERED),
         [1, 2],
         [("retyped", 2, "a", "text")],
+    ),
+    "nothing yet, and replaced since by the same transaction": (
+        T,
+        sent(ID, A),
+        catalog([T[0], (3, "b", TEXT)], dropped={2: 13}, **ALTERED),
+        [1, 2],
+        [],
+    ),
+    "nothing yet, or replaced by its like, which is renamed since": (
+        T,
+        sent(ID, A),
+        catalog([T[0], (3, "b", TEXT)], dropped={2: 12}, **ALTERED),
+        [1, None],
+        [("dropped", 2, "a"), ("added", "a"), ("rewritten",)],
     ),
     "renamed, and dropped since, and another one has its name": (
         [T[0], (2, "a", INT), (3, "b", TEXT)],
