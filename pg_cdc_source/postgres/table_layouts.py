@@ -87,8 +87,7 @@ LEFT JOIN (
 # A partitioned table has no rows. Each of its partitions knows what its own have.
 _READ_COLUMNS = f"""
 {_TREE}
-SELECT a.attrelid::bigint, a.attnum, a.attisdropped, a.xmin::text::bigint,
-    a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated::text, m.missing
+SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated::text, m.missing
 FROM pg_catalog.pg_attribute AS a
 LEFT JOIN (
     SELECT f.root, b.attname, min(b.attmissingval::text) AS missing
@@ -96,7 +95,7 @@ LEFT JOIN (
     JOIN pg_catalog.pg_attribute AS b ON b.attrelid = f.oid AND b.atthasmissing
     GROUP BY f.root, b.attname
 ) AS m ON m.root = a.attrelid AND m.attname = a.attname
-WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0
+WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
 
@@ -134,12 +133,8 @@ def _read(
     generated_are_sent = any(sent for sent, _, _ in published)
     chosen = {oid: set(map(int, re.findall(r"\d+", attnums))) for _, oid, attnums in published if attnums is not None}
     columns: dict[int, list[CatalogColumn]] = {oid: [] for oid in tables}
-    dropped: dict[int, dict[int, int]] = {oid: {} for oid in tables}
     cursor.execute(_READ_COLUMNS, given)
-    for oid, attnum, is_dropped, altered_by, name, type_oid, typmod, not_null, generated, missing in cursor:
-        if is_dropped:
-            dropped[oid][attnum] = altered_by
-            continue
+    for oid, attnum, name, type_oid, typmod, not_null, generated, missing in cursor:
         is_sent = not generated or (generated == "s" and generated_are_sent)
         column = CatalogColumn(
             attnum,
@@ -149,7 +144,6 @@ def _read(
             not not_null,
             None if missing is None else _only_element(missing),
             attnum in chosen[oid] if oid in chosen else is_sent,
-            altered_by,
         )
         columns[oid].append(column)
     identities = read_identities(session, list(tables))
@@ -157,7 +151,7 @@ def _read(
     for oid, (files, altered, last, primary) in tables.items():
         identity = identities[oid]
         key = identity.primary_key if identity.kind == "f" else identity.columns
-        found[oid] = CatalogLayout(tuple(columns[oid]), identity.kind, key, last, files, altered, primary, dropped[oid])
+        found[oid] = CatalogLayout(tuple(columns[oid]), identity.kind, key, last, files, altered, primary)
     return found
 
 

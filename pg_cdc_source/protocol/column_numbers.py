@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pg_cdc_source.protocol.pgoutput import RelationColumn
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, LayoutColumn, TableLayout, sent_of
@@ -72,7 +71,7 @@ def _told(sent: Sequence[RelationColumn], known: TableLayout, catalog: CatalogLa
     is_shown = any(c.published and c.attnum <= last and c.attnum not in numbers for c in catalog.columns)
     ways: list[_Way] = []
     if not is_shown:
-        ways = _fitting(sent, _ways(sent, kept, gone, catalog.last - last), gone, catalog, last)
+        ways = _fitting(sent, _ways(sent, kept, gone, catalog.last - last), there, last)
     if len(ways) != 1:
         return _equal(sent, [column for column in kept if column.sent == there[column.attnum].sent])
     [way] = ways
@@ -100,55 +99,42 @@ def _ways(
 def _fitting(
     sent: Sequence[RelationColumn],
     ways: Sequence[_Way],
-    gone: Sequence[LayoutColumn],
-    catalog: CatalogLayout,
+    there: Mapping[int | None, CatalogColumn],
     last: int,
 ) -> list[_Way]:
     """Return the ways that fit by types and, where several do, by names; none where a name may have been another."""
-    seen = [(way, _seen(way, gone, catalog, last)) for way in ways]
+    seen = [(way, _seen(way, there, last)) for way in ways]
     if len(seen) > 1:
         seen = [(way, known) for way, known in seen if _is_typed(sent, known)]
     if len(seen) > 1:
-        seen = [(way, known) for way, known in seen if _is_named(sent, known, or_renamed=True)]
+        # A new column may have been renamed since: what it was called when it was sent, nobody knows.
+        seen = [(way, known) for way, known in seen if _is_named(sent[: len(way)], known)]
         if not all(_is_named(sent, known) for _, known in seen):
             return []
     return [way for way, _ in seen]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What is known of a column: names and types that it has had. ``may_be_renamed``: it had others, maybe."""
-
-    named: tuple[tuple[str, int], ...]
-    may_be_renamed: bool = False
+# What is known of columns: names and types that they have had.
+_Seen = Sequence[tuple[tuple[str, int], ...]]
 
 
-def _seen(way: _Way, gone: Sequence[LayoutColumn], catalog: CatalogLayout, last: int) -> list[_Seen]:
-    """Return what is known of each column that may have been sent, those behind all known ones included.
-
-    A new column may have been renamed since; but not one that was altered last by the transaction that dropped a column
-    which was not sent any more.
-    """
-    there: dict[int | None, CatalogColumn] = {column.attnum: column for column in catalog.columns}
-    dropped_by = {catalog.dropped.get(column.attnum or 0) for column in gone if column not in way} - {None}
-    known = [_Seen((_named(column), _named(there.get(column.attnum, column)))) for column in way]
-    return [*known, *(_Seen((_named(c),), c.altered_by not in dropped_by) for c in _new(there, last))]
+def _seen(way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> _Seen:
+    """Return what is known of each column that may have been sent, those behind all known ones included."""
+    known = [(_named(column), _named(there.get(column.attnum, column))) for column in way]
+    return [*known, *((_named(column),) for column in _new(there, last))]
 
 
-def _is_typed(sent: Sequence[RelationColumn], seen: Sequence[_Seen]) -> bool:
+def _is_typed(sent: Sequence[RelationColumn], seen: _Seen) -> bool:
     """Whether every column has a type that it may have had."""
     return all(
-        any(_may_become(column.type_oid, type_oid) for _, type_oid in known.named)
+        any(_may_become(column.type_oid, type_oid) for _, type_oid in known)
         for column, known in zip(sent, seen, strict=False)
     )
 
 
-def _is_named(sent: Sequence[RelationColumn], seen: Sequence[_Seen], *, or_renamed: bool = False) -> bool:
-    """Whether every column has a name that it is known to have had, ``or_renamed``: or may have had."""
-    return all(
-        column.name in (name for name, _ in known.named) or (or_renamed and known.may_be_renamed)
-        for column, known in zip(sent, seen, strict=False)
-    )
+def _is_named(sent: Sequence[RelationColumn], seen: _Seen) -> bool:
+    """Whether every column has a name that it is known to have had."""
+    return all(column.name in (name for name, _ in known) for column, known in zip(sent, seen, strict=False))
 
 
 def _named(column: LayoutColumn | CatalogColumn) -> tuple[str, int]:

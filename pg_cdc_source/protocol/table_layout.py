@@ -11,8 +11,8 @@ import base64
 import functools
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pg_cdc_source.offsets import Lsn, Position
@@ -41,10 +41,7 @@ class TypeFacts:
 
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
-    """A column as the catalog has it now. ``fill``: what rows from before the column was added have, as text.
-
-    ``altered_by``: the transaction that added, renamed or altered the column last; None: not known.
-    """
+    """A column as the catalog has it now. ``fill``: what rows from before the column was added have, as text."""
 
     attnum: int
     name: str
@@ -53,7 +50,6 @@ class CatalogColumn:
     nullable: bool
     fill: str | None
     published: bool
-    altered_by: int | None = None
 
     @property
     def sent(self) -> Sent:
@@ -67,8 +63,7 @@ class CatalogLayout:
     ``key``: the columns that tell rows apart: those of the replica identity; under FULL, the primary key. ``last`` is
     the greatest number that a column ever had. ``files`` differs after a rewrite, TRUNCATE, VACUUM FULL or CLUSTER;
     ``altered`` differs after DDL of columns. Both together: a rewrite by DDL. ``primary`` is the oid of the primary
-    key's constraint, which is another one where the key was away. ``dropped`` has the numbers of columns that are gone,
-    with the transactions that dropped them.
+    key's constraint, which is another one where the key was away.
     """
 
     columns: tuple[CatalogColumn, ...]
@@ -78,7 +73,6 @@ class CatalogLayout:
     files: str
     altered: str
     primary: int | None = None
-    dropped: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
