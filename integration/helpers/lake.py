@@ -32,8 +32,9 @@ from pg_cdc_source.mirrors.catalog_tables import refresh
 from pg_cdc_source.mirrors.delta_rs import DeltaRsTable, DeltaRsTask
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 from pg_cdc_source.mirrors.iceberg_of_jvm import IcebergTableOfJvm
+from pg_cdc_source.mirrors.spark_commits import COMPACT_STEP, KEYS_SUFFIX, Commit
 from pg_cdc_source.mirrors.spark_lake import SparkLake
-from pg_cdc_source.mirrors.spark_table import COMPACT_STEP, KEYS_SUFFIX, Commit, SparkTable
+from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 
 QUERY = "q"

@@ -16,7 +16,7 @@ from psycopg2.extensions import connection as Session
 from watch import wait_until
 
 from pg_cdc_source.lake.sink import CATCHING_UP
-from pg_cdc_source.mirrors import spark_table
+from pg_cdc_source.mirrors import spark_commits
 from pg_cdc_source.postgres.publication import identity
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
@@ -365,7 +365,7 @@ def test_what_is_done_is_found_behind_what_others_have_done_since(
     pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = begin(*T, mode="append")
-    monkeypatch.setattr(spark_table, "RECENT", 2)
+    monkeypatch.setattr(spark_commits, "RECENT", 2)
     apply = lake.kind.apply
 
     def killed(self: Any, *args: Any, **named: Any) -> None:

@@ -13,7 +13,8 @@ from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.sessions import parallelism
-from pg_cdc_source.mirrors.spark_table import ANEW_STEP, Commit, SparkTable, read_said
+from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, Commit, read_said
+from pg_cdc_source.mirrors.spark_table import SparkTable
 
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _STATE_TASKS = "spark.databricks.delta.snapshotPartitions"

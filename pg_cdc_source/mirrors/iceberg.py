@@ -11,7 +11,8 @@ from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.catalog_tables import catalog_of, read_properties
 from pg_cdc_source.mirrors.merge_sql import literal
-from pg_cdc_source.mirrors.spark_table import RECENT, Commit, SparkTable, read_said
+from pg_cdc_source.mirrors.spark_commits import RECENT, Commit, read_said
+from pg_cdc_source.mirrors.spark_table import SparkTable
 
 SAID = "pgcdc"
 

@@ -18,7 +18,7 @@ from pg_cdc_source.mirrors.column_changes import Columns
 from pg_cdc_source.mirrors.iceberg import SAID, IcebergTable
 from pg_cdc_source.mirrors.iceberg_files import has_columns, take_over
 from pg_cdc_source.mirrors.merge_sql import literal
-from pg_cdc_source.mirrors.spark_table import ANEW_STEP, RECENT
+from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, RECENT
 
 
 class IcebergTableOfJvm(IcebergTable):
