@@ -276,7 +276,8 @@ class DeltaRsTable(CommittedTable):
             ends = {_sql(name): f"s.{_sql(name)}" for name in (VALID_TO, VALID_TO_TS)}
             merge = merge.when_matched_update(ends)
         elif self._shape.is_soft:
-            merge = merge.when_matched_update(updates)
+            # What it was last is not known where the row that is deleted has never come.
+            merge = merge.when_matched_update(updates, f"NOT ({is_delete} AND t.{_sql(self._shape.deleted)})")
         else:
             merge = merge.when_matched_delete(is_delete).when_matched_update(updates, f"NOT {is_delete}")
         inserts = {_sql(name): f"s.{_sql(name)}" for name in names}
