@@ -61,9 +61,9 @@ $(VENV)/spark-classes.jsa: | java $(VENV)/.dev $(VENV)/.pyspark-compiled
 $(VENV)/lake-jars: | $(VENV)/.dev
 	-$(BIN)/python integration/helpers/lake_jars.py
 
-# A mirror of a whole shop, whose processes are killed, is PostgreSQL's at 100 points; half an hour for each of FORMAT='delta iceberg'.
+# A mirror of a whole shop, whose processes are killed, is PostgreSQL's at 100 points; half an hour for each of FORMAT='delta iceberg'. MODE=soft, history, append.
 shop: java $(VENV)/.dev $(VENV)/lake-jars
-	SHOP_FORMAT='$(or $(FORMAT),deltalake)' SHOP_POINTS='$(or $(POINTS),100)' SHOP_SEED='$(or $(SEED),1)' \
+	SHOP_FORMAT='$(or $(FORMAT),deltalake)' SHOP_MODE='$(or $(MODE),merge)' SHOP_POINTS='$(or $(POINTS),100)' SHOP_SEED='$(or $(SEED),1)' \
 	  $(BIN)/pytest -p no:cacheprovider -s integration/lake/test_shop.py
 
 # Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and the tables of docs/versions.md.

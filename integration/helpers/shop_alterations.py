@@ -47,15 +47,29 @@ _TO = {
     "real": ("float8", "text"),
     "smallint": ("int", "bigint"),
 }
+# Types that rows may have of which the lake keeps older states.
+_WIDER = {
+    "integer": ("bigint",),
+    "character varying(20)": ("text", "varchar(40)"),
+    "character varying(4)": ("varchar(9)",),
+    "numeric(10,2)": ("numeric(14, 2)",),
+    "real": ("float8",),
+    "smallint": ("int", "bigint"),
+}
 # Kinds after which a table has the columns that it had.
 OF_NO_COLUMN = frozenset((
     "truncate", "truncate several", "cluster", "identity", "label", "partition", "partition goes", "guest",
-    "guest goes", "guest is renamed",
+    "guest goes", "guest is renamed", "come again",
 ))  # fmt: skip
-KINDS = (
+_KINDS = (
     *("add", "add", "add", "add and write", "add to retype", "add to retype", "retype", "retype", "drop", "drop own"),
-    *("rename", "rename", "again", "rekeyed", *OF_NO_COLUMN, "guest", "truncate", "identity"),
+    *("rename", "rename", "again", "rekeyed", *sorted(OF_NO_COLUMN), "guest", "truncate", "identity"),
 )
+# What mirrors of a mode do not follow, as docs/mirror.md says: names that come back, and in a log what old rows get.
+_NOT_FOR = {
+    "history": ("again",),
+    "append": ("again", "add and write", "rekeyed"),
+}
 _CLUSTERED = ("documents", "wide", "by_uuid")
 # What is done to the parent's columns is done to the child's.
 _INHERITED = ("parents", "children")
@@ -67,8 +81,12 @@ Statement = tuple[str, bool]
 class Alterations:
     """``gone`` are tables that were there, and are not, or are called otherwise."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[Table], mode: str) -> None:
+        """``mode`` is what the lake's tables keep."""
+        self.kinds = [kind for kind in _KINDS if kind not in _NOT_FOR.get(mode, ())]
         self._tables = tables
+        self._to = _TO if mode == "merge" else _WIDER
+        self._fills = mode != "append"
         self.gone: set[str] = set()
         self._numbers = itertools.count()
         self._guests: list[str] = []
@@ -90,12 +108,15 @@ class Alterations:
             yield f"ALTER TABLE {table.name} REPLICA IDENTITY {rng.choice(('FULL', 'DEFAULT'))}", False
         elif kind == "cluster" and table.name in _CLUSTERED:
             yield f"CLUSTER {table.name} USING {table.name}_pkey", False
+        elif kind == "come again":
+            asked = f'{{"snapshot": ["public.{table.name}"]}}'
+            yield f"SELECT pg_logical_emit_message(true, 'pgcdc', $${asked}$$)", False
         elif kind == "rekeyed" and table.name == "pairs":
             a, b = names_of(cursor, table)
             key = rng.choice((f"{a}, {b}", f"{b}, {a}", b))
             yield f"ALTER TABLE pairs DROP CONSTRAINT pairs_pkey, ADD CONSTRAINT pairs_pkey PRIMARY KEY ({key})", False
         elif table.name not in _INHERITED and kind not in OF_NO_COLUMN:
-            yield from _columns(kind, cursor, table, new, rng)
+            yield from self._columns(kind, cursor, table, new, rng)
 
     def _guest(self, kind: str, new: str, rng: random.Random) -> Iterator[Statement]:
         """Tables that come and go."""
@@ -115,6 +136,35 @@ class Alterations:
             # The stream says a new name with the table's next change, and not before.
             yield f"INSERT INTO {name}_{new} SELECT max(id) + 1, 'renamed' FROM {name}_{new}", False
 
+    def _columns(self, kind: str, cursor: Cursor, table: Table, new: str, rng: random.Random) -> Iterator[Statement]:
+        alter, extras, names = f"ALTER TABLE {table.name}", extras_of(cursor, table), names_of(cursor, table)
+        if kind == "add":
+            of, value = rng.choice(_ADDED)
+            fills = ("", f" DEFAULT {value}", f" NOT NULL DEFAULT {value}") if self._fills else ("",)
+            yield f"{alter} ADD {new} {of}{rng.choice(fills)}", False
+        elif kind == "add and write":
+            yield f"{alter} ADD {new} {rng.choice(_REWRITING)}", True
+        elif kind == "add to retype":
+            fill = " DEFAULT '12'" if self._fills else ""
+            yield f"{alter} ADD {new} {rng.choice(list(self._to))}{fill}", False
+        elif kind == "retype":
+            for name, of in [(name, of) for name, of in extras if of in self._to][-1:]:
+                to = rng.choice(self._to[of]).format(name)
+                yield f"{alter} ALTER {name} DROP DEFAULT, ALTER {name} DROP NOT NULL, ALTER {name} TYPE {to}", True
+        elif kind == "drop" and extras:
+            yield f"{alter} DROP {rng.choice(extras)[0]}", False
+        elif kind == "drop own":
+            own = [name for name in names[max(table.key, 2) :] if name is not None]
+            if len(own) > 1:
+                yield f"{alter} DROP {rng.choice(own)}", False
+        elif kind == "rename":
+            column = rng.choice([*filter(None, names), *(name for name, _ in extras)])
+            yield f"{alter} RENAME {column} TO {new}", False
+        elif kind == "again" and extras:
+            column, of = rng.choice(extras)
+            # The columns are called as before, and all values of one are gone.
+            yield f"{alter} DROP {column}, ADD {column} {of}", True
+
 
 def _partition(kind: str, month: int) -> Iterator[Statement]:
     """A partition of ``events`` that comes without rows and goes without: of its rows the stream would not say it."""
@@ -125,34 +175,6 @@ def _partition(kind: str, month: int) -> Iterator[Statement]:
     else:
         yield f"DELETE FROM {name}", False
         yield f"DROP TABLE {name}", False
-
-
-def _columns(kind: str, cursor: Cursor, table: Table, new: str, rng: random.Random) -> Iterator[Statement]:
-    alter, extras, names = f"ALTER TABLE {table.name}", extras_of(cursor, table), names_of(cursor, table)
-    if kind == "add":
-        of, value = rng.choice(_ADDED)
-        yield f"{alter} ADD {new} {of}{rng.choice(('', f' DEFAULT {value}', f' NOT NULL DEFAULT {value}'))}", False
-    elif kind == "add and write":
-        yield f"{alter} ADD {new} {rng.choice(_REWRITING)}", True
-    elif kind == "add to retype":
-        yield f"{alter} ADD {new} {rng.choice(list(_TO))} DEFAULT '12'", False
-    elif kind == "retype":
-        for name, of in [(name, of) for name, of in extras if of in _TO][-1:]:
-            to = rng.choice(_TO[of]).format(name)
-            yield f"{alter} ALTER {name} DROP DEFAULT, ALTER {name} DROP NOT NULL, ALTER {name} TYPE {to}", True
-    elif kind == "drop" and extras:
-        yield f"{alter} DROP {rng.choice(extras)[0]}", False
-    elif kind == "drop own":
-        own = [name for name in names[max(table.key, 2) :] if name is not None]
-        if len(own) > 1:
-            yield f"{alter} DROP {rng.choice(own)}", False
-    elif kind == "rename":
-        column = rng.choice([*filter(None, names), *(name for name, _ in extras)])
-        yield f"{alter} RENAME {column} TO {new}", False
-    elif kind == "again" and extras:
-        column, of = rng.choice(extras)
-        # The columns are called as before, and all values of one are gone.
-        yield f"{alter} DROP {column}, ADD {column} {of}", True
 
 
 def names_of(cursor: Cursor, table: Table) -> list[str | None]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,22 @@ HOWS = ("driver", "everything", "executor", "worker", "server")
 class Drivers:
     """``kills`` counts what was killed, ``ends`` has why drivers have ended by themselves."""
 
-    def __init__(self, directory: Path, server: RestartableServer, format: str, master: str, seed: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        server: RestartableServer,
+        format: str,
+        master: str,
+        seed: int,
+        given: Mapping[str, Any],
+    ) -> None:
+        """``given`` are further arguments of mirror()."""
         self.kills: Counter[str] = Counter()
         self.ends: list[str] = []
         self._directory = directory
         self._server = server
         self._format = format
+        self._given = given
         self._master = master
         self._random = random.Random(f"{seed} kill")
         self._process: subprocess.Popen[bytes] | None = None
@@ -114,7 +124,7 @@ class Drivers:
             shutil.rmtree(directory)
 
     def _start(self) -> None:
-        given = {"maxRowsPerBatch": self._random.choice((60, 400, 2000))}
+        given = {"maxRowsPerBatch": self._random.choice((60, 400, 2000)), **self._given}
         command: list[str | Path] = [
             sys.executable,
             _PROGRAM,

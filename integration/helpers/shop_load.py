@@ -21,7 +21,7 @@ import psycopg2
 from databases import connect
 from psycopg2 import errors
 from psycopg2.extensions import cursor as Cursor
-from shop_alterations import KINDS, OF_NO_COLUMN, Alterations, extras_of, names_of
+from shop_alterations import OF_NO_COLUMN, Alterations, extras_of, names_of
 from shop_tables import KEYS, OTHERS, TYPES, Table
 from threads import at_work
 
@@ -53,10 +53,13 @@ _CHANGES = (
 class Load:
     """``done`` counts what was done, by kind. Tables are altered from when ``may_alter`` is set."""
 
-    def __init__(self, url: str, seed: int, tables: Sequence[Table], applied: Callable[[], int]) -> None:
-        """``applied`` says up to which LSN the lake is: nothing is written that is too far ahead of it."""
+    def __init__(self, url: str, seed: int, tables: Sequence[Table], mode: str, applied: Callable[[], int]) -> None:
+        """``mode`` is what the lake's tables keep.
+
+        ``applied`` says up to which LSN the lake is: nothing is written that is too far ahead of it.
+        """
         self.done: Counter[str] = Counter()
-        self.alterations = Alterations(tables)
+        self.alterations = Alterations(tables, mode)
         self.may_alter = threading.Event()
         self._tables = tables
         self._url = url
@@ -236,7 +239,7 @@ class Load:
     def _alter(self, cursor: Cursor, rng: random.Random, __: threading.Event) -> None:
         if not self.may_alter.is_set():
             return
-        table, kind, is_said = rng.choice(self._tables), rng.choice(KINDS), rng.random() < 0.7
+        table, kind, is_said = rng.choice(self._tables), rng.choice(self.alterations.kinds), rng.random() < 0.7
         cursor.execute("BEGIN")
         if rng.random() < 0.5:
             self._change(cursor, rng.choice((table, rng.choice(self._tables))), rng)

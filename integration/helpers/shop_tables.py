@@ -28,13 +28,14 @@ class Table:
     def statements(self) -> list[str]:
         """Statements that create it."""
         columns = [column for column, _ in self.columns]
-        names = [_name(column) for column in columns[: self.key]]
+        names = [name_of(column) for column in columns[: self.key]]
         constraint = f"PRIMARY KEY ({', '.join(names)})" if self.constraint is None else self.constraint
         parts = ", ".join([*columns, constraint] if constraint else columns)
         return [f"CREATE TABLE {self.name} ({parts}){self.behind}", *self.further]
 
 
-def _name(column: str) -> str:
+def name_of(column: str) -> str:
+    """A column's name as a statement has it."""
     return column[: column.index('"', 1) + 1] if column.startswith('"') else column.split()[0]
 
 

@@ -1,7 +1,8 @@
 """A whole shop under load and DDL, while drivers, executors and the server are killed: every point is PostgreSQL's.
 
 At points of the ledger the lake has what a server has that replays the WAL up to that LSN. ``make shop FORMAT=iceberg``
-runs it: SHOP_FORMAT, SHOP_POINTS and SHOP_SEED say what.
+runs it: SHOP_FORMAT, SHOP_MODE, SHOP_POINTS and SHOP_SEED say what. Where tables have a past, the last ones
+say what every point was, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from pyspark.sql import DataFrame, SparkSession
 from servers import second_server
 from sessions import SparkSessions
 from shop_drivers import HOWS, Drivers
-from shop_judge import Judge
+from shop_graves import Graves
+from shop_judge import Judge, Seen, seen_by
 from shop_load import Load
+from shop_modes import Merged, mode_of
 from shop_tables import FEW, TABLES
 
 from pg_cdc_source import mirror_at
@@ -39,6 +42,7 @@ from pg_cdc_source.mirrors.query import Format, ledger_at
 FORMATS = os.environ.get("SHOP_FORMAT", "deltalake").split()
 POINTS = int(os.environ.get("SHOP_POINTS", "6"))
 SEED = int(os.environ.get("SHOP_SEED", "1"))
+MODE = os.environ.get("SHOP_MODE", "merge")
 IS_WHOLE = POINTS >= 20
 
 SERVER = {"wal_keep_size": "8GB", "checkpoint_timeout": "30s"}
@@ -54,8 +58,9 @@ REASONS = (
     "columns have changed their names among each other",
     "the type of column",
     "was changed right behind the rows that came anew",
+    "was dropped right behind the rows that came anew",
+    "it was dropped, or left the publication, before its first rows were read",
 )
-KEYLESS = "public.log"
 
 
 @pytest.fixture
@@ -75,11 +80,14 @@ def test_every_point_of_the_ledger_is_one_of_postgresql(
         if pg.server_version < 140000:
             pytest.skip("PostgreSQL 14 has messages, by which an operator asks for rows")
     tables = TABLES if IS_WHOLE else FEW
-    drivers = Drivers(tmp_path, server, format, "local-cluster[2,1,1024]" if IS_WHOLE else "local[2]", SEED)
-    load = Load(server.url, SEED, tables, lambda: drivers.lsn)
+    mode = mode_of(MODE, format)
+    master = "local-cluster[2,1,1024]" if IS_WHOLE else "local[2]"
+    drivers = Drivers(tmp_path, server, format, master, SEED, mode.given)
+    load = Load(server.url, SEED, tables, MODE, lambda: drivers.lsn)
     load.create()
     rng = random.Random(f"{SEED} how")
     with past_of(server) as past, contextlib.closing(drivers):
+        graves = Graves(server.url, tables) if MODE == "soft" else None
         with load.at_work() as failures:
             drivers.live_and_die("driver")
             # A table that is truncated or altered before it was read ends the query.
@@ -93,27 +101,32 @@ def test_every_point_of_the_ledger_is_one_of_postgresql(
             drivers.live_until(lambda: failures or len(drivers.batches) > enough, 900)
         print(f"load {load.done}")
         load.end()
-        end = Operator(server.url, drivers).until_all_are_there()
+        end = Operator(server.url, drivers, mode.aside).until_all_are_there()
         drivers.close()
         # So that the WAL has something behind the last point.
+        if graves is not None:
+            graves.read()
         with connect(server.url) as pg:
             run(pg, "SELECT pg_switch_wal()")
             drop_slots(pg)
         spark = spark_sessions.get(**({} if format == "deltalake" else lake_jars.conf(tmp_path / "warehouse")))
         try:
             ledger = arguments(tmp_path, server.url, format)["target"].format(table="_pgcdc")
-            shop = Shop(spark, format, ledger, load.alterations.gone)
+            shop = Shop(spark, format, ledger, load.alterations.gone, mode, graves)
             shop.expect_ledger()
+            with connect(server.url) as session:
+                last = seen_by(session)
             for row in shop.points(POINTS, end):
                 with past.at(row.lsn) as session:
-                    shop.compare(session, row)
+                    shop.compare(session, row, last)
             shop.compare_last(server.url)
-
         finally:
             # A warehouse of its own is of no use to other tests.
             spark_sessions.stop()
-    print(f"{format}: {len(shop.rows)} batches, killed {drivers.kills}, ended {len(drivers.ends)}")
+    print(f"{format}, {MODE}: {len(shop.rows)} batches, killed {drivers.kills}, ended {len(drivers.ends)}")
     print(f"{shop.judge.compared} tables with {shop.judge.rows} rows; passed over {shop.judge.passed_over}")
+    if graves is not None:
+        print(f"{graves.known} deleted rows are as they were, {graves.unknown} were deleted as rows came again")
     print("\n---\n".join(Counter(end[-700:] for end in drivers.ends)))
     # The first one of each table: a table that differs once often does so for long.
     first = {text.partition(", ")[2].partition(":")[0]: text for text in reversed(shop.judge.differences)}
@@ -127,9 +140,11 @@ def _hows(rng: random.Random) -> list[str]:
 class Operator:
     """Does what the ledger says of tables that are set aside."""
 
-    def __init__(self, url: str, drivers: Drivers) -> None:
+    def __init__(self, url: str, drivers: Drivers, aside: Set[str]) -> None:
+        """``aside``: tables that stay so."""
         self._url = url
         self._drivers = drivers
+        self._aside = aside
         self._asked: dict[str, str] = {}
 
     def until_all_are_there(self) -> int:
@@ -145,14 +160,14 @@ class Operator:
                 self._ask(pg, said[0]["set_aside"])
                 guests = run(pg, "SELECT 'public.' || relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^guest'")
                 lacking = {name for (name,) in guests} - self._drivers.tables
-                return set(said[0]["set_aside"]) <= {KEYLESS} and not lacking
+                return set(said[0]["set_aside"]) <= self._aside and not lacking
 
             self._drivers.live_until(are_there, 600)
         return int(lsn)
 
     def _ask(self, pg: Any, set_aside: dict[str, str]) -> None:
         for table, why in set_aside.items():
-            if table != KEYLESS and "pg-cdc resnapshot" in why and self._asked.get(table) != why:
+            if table not in self._aside and "pg-cdc resnapshot" in why and self._asked.get(table) != why:
                 self._asked[table] = why
                 run(pg, f"""SELECT pg_logical_emit_message(true, 'pgcdc', '{json.dumps({"snapshot": [table]})}')""")
 
@@ -160,8 +175,18 @@ class Operator:
 class Shop:
     """The shop in the lake."""
 
-    def __init__(self, spark: SparkSession, format: Format, ledger: str, gone: set[str]) -> None:
-        self.judge = Judge()
+    def __init__(
+        self,
+        spark: SparkSession,
+        format: Format,
+        ledger: str,
+        gone: set[str],
+        mode: Merged,
+        graves: Graves | None,
+    ) -> None:
+        self.judge = Judge(mode)
+        self._graves = graves
+        self._mode = mode
         self._spark = spark
         self._format = format
         self._ledger = ledger
@@ -181,7 +206,9 @@ class Shop:
         reasons = {(table, why) for row in self.rows for table, why in row.set_aside.items()}
         for table, why in sorted(reasons):
             print(f"{table}: {why}")
-        strange = [one for one in reasons if one[0] != KEYLESS and not any(reason in one[1] for reason in REASONS)]
+        strange = [
+            one for one in reasons if one[0] not in self._mode.aside and not any(reason in one[1] for reason in REASONS)
+        ]
         assert not strange, strange
 
     def points(self, count: int, end: int) -> list[LedgerRow]:
@@ -193,20 +220,45 @@ class Shop:
         step = max(1, len(newest) // count)
         return [*newest[:-1][::step][: count - 1], newest[-1]]
 
-    def compare(self, session: Any, row: LedgerRow) -> None:
+    def compare(self, session: Any, row: LedgerRow, last: Mapping[str, Seen]) -> None:
         assert ledger_at(self._spark, self._ledger, self._format).last(row.lsn) == row
         tables = mirror_at(self._spark, self._ledger, row.lsn, format=self._format)
         # Those that stand aside are not in the lake; new ones may still be to come.
         absent = set(row.set_aside) | {name for name in _names(session) if name not in row.tables}
         reads = {name: self._reading(name, row.tables[name], found) for name, found in tables.items()}
-        self.judge.compare(session, f"batch {row.batch_id} at {row.lsn}", reads, self._gone, absent)
+        where = f"batch {row.batch_id} at {row.lsn}"
+        self.judge.compare(session, where, row.lsn, reads, self._gone, absent)
+        if self._graves is not None:
+            self._expect_graves(self._graves, session, where, row, reads)
+        if self._mode.has_past:
+            # Of what was changed while a table stood aside, its past has nothing.
+            finals = {name: read for name, read in self._last_reads().items() if name in tables}
+            self.judge.compare_past(session, where, row.lsn, finals, last)
+
+    def _expect_graves(
+        self, graves: Graves, session: Any, where: str, row: LedgerRow, reads: Mapping[str, Callable[[], pa.Table]]
+    ) -> None:
+        for name, seen in seen_by(session).items():
+            if name in reads and seen.comment == "said":
+                # What came and went while a table stood aside was nowhere to be seen.
+                before = (
+                    other.lsn
+                    for other in self.rows[: row.batch_id]
+                    if name not in other.tables.keys() - other.set_aside
+                )
+                found, since = reads[name](), max(before, default=self.rows[0].lsn)
+                faults = graves.faults(name, seen, found, self._mode.deleted, row.lsn, since)
+                self.judge.differences += [f"{where}, {name}: {fault}" for fault in faults]
 
     def compare_last(self, url: str) -> None:
         """Where nothing was committed since: the server itself, and every table is there."""
-        tables = mirror_at(self._spark, self._ledger, format=self._format)
-        reads = {name: self._reading(name, self.rows[-1].tables[name], found) for name, found in tables.items()}
         with connect(url) as session:
-            self.judge.compare(session, "at the end", reads, self._gone, {KEYLESS})
+            lsn = self.rows[-1].lsn
+            self.judge.compare(session, "at the end", lsn, self._last_reads(), self._gone, set(self._mode.aside))
+
+    def _last_reads(self) -> dict[str, Callable[[], pa.Table]]:
+        tables = mirror_at(self._spark, self._ledger, format=self._format)
+        return {name: self._reading(name, self.rows[-1].tables[name], found) for name, found in tables.items()}
 
     def _reading(self, name: str, version: int, found: DataFrame) -> Callable[[], pa.Table]:
         def read() -> pa.Table:

@@ -100,13 +100,13 @@ class DeltaRsTable(CommittedTable):
             return
         if self._shape.keeps_columns:
             wanted = _with_kept(self._name, self._shape, wanted, present)
-        places = {_number(field): i for i, field in enumerate(present)}
+        places = {_identity(field): i for i, field in enumerate(present)}
         # Columns are added behind those that are there, the table's own ones included.
-        wanted = pa.schema(sorted(wanted, key=lambda field: places.get(_number(field), len(present))))
+        wanted = pa.schema(sorted(wanted, key=lambda field: places.get(_identity(field), len(present))))
         if _told(present) == _told(wanted):
             return
         for field in wanted:
-            place = places.get(_number(field))
+            place = places.get(_identity(field))
             if place is not None and not self._fits(present.field(place).type, field.type):
                 raise SchemaChangedError(
                     f"{self._name}: the type of column {field.name} was changed from {present.field(place).type} to "
@@ -126,7 +126,7 @@ class DeltaRsTable(CommittedTable):
         new = [wanted.field(i) for i in range(first, len(wanted))]
         if any(fills.get(_number(field)) is not None for field in new):
             # In one commit, so that no crash can leave the column without its values.
-            places = {_number(wanted.field(i)): i for i in range(first)}
+            places = {_identity(wanted.field(i)): i for i in range(first)}
             self._rewrite(wanted, places, layout, fills)
             return
         fields: Sequence[Field] = [DeltaSchema.from_arrow(pa.schema([field])).fields[0] for field in new]
@@ -135,7 +135,7 @@ class DeltaRsTable(CommittedTable):
     def _rewrite(
         self,
         wanted: pa.Schema,
-        places: Mapping[int, int],
+        places: Mapping[int | str, int],
         layout: MirroredLayout,
         fills: Mapping[int, str | None],
     ) -> None:
@@ -151,9 +151,9 @@ class DeltaRsTable(CommittedTable):
             for batch in dataset.to_batches():
                 arrays = []
                 for field in wanted:
-                    number = _number(field)
-                    if number in places:
-                        arrays.append(batch.column(places[number]).cast(field.type))
+                    number, identity = _number(field), _identity(field)
+                    if identity in places:
+                        arrays.append(batch.column(places[identity]).cast(field.type))
                     elif number in filled:
                         arrays.append(pa.array([filled[number]] * batch.num_rows, field.type))
                     else:
@@ -276,7 +276,8 @@ class DeltaRsTable(CommittedTable):
             ends = {_sql(name): f"s.{_sql(name)}" for name in (VALID_TO, VALID_TO_TS)}
             merge = merge.when_matched_update(ends)
         elif self._shape.is_soft:
-            merge = merge.when_matched_update(updates)
+            # What it was last is not known where the row that is deleted has never come.
+            merge = merge.when_matched_update(updates, f"NOT ({is_delete} AND t.{_sql(self._shape.deleted)})")
         else:
             merge = merge.when_matched_delete(is_delete).when_matched_update(updates, f"NOT {is_delete}")
         inserts = {_sql(name): f"s.{_sql(name)}" for name in names}
@@ -329,6 +330,11 @@ def _in(schema: pa.Schema, rows: pa.Table) -> pa.Table:
 
 def _number(field: pa.Field) -> int:
     return int((field.metadata or {}).get(ATTNUM.encode(), b"0"))
+
+
+def _identity(field: pa.Field) -> int | str:
+    """What tells a column from others: its name where PostgreSQL did not know its number any more."""
+    return _number(field) or str(field.name)
 
 
 def _described(schema: pa.Schema) -> list[tuple[int, str, str]]:

@@ -47,10 +47,12 @@ def merged(segment: StagedSegment, in_file: Sequence[str], in_table: Sequence[st
     """
     if shape.has_versions:
         return f"ON {' AND '.join(on)} AND t.{quoted(VALID_TO)} IS NULL AND {is_delete} {_ENDS} {inserted}"
+    # What a deleted row was last is not known where the row that is deleted once more has never come.
+    condition = f" AND NOT ({is_delete} AND t.{quoted(shape.deleted)})" if shape.is_soft else ""
     return f"""
         ON {" AND ".join(on)}
         {"" if shape.is_soft else f"WHEN MATCHED AND {is_delete} THEN DELETE"}
-        WHEN MATCHED THEN UPDATE SET {", ".join(f"t.{quoted(name)} = {value(name)}" for name in names)}
+        WHEN MATCHED{condition} THEN UPDATE SET {", ".join(f"t.{quoted(name)} = {value(name)}" for name in names)}
         {inserted}
     """
 
