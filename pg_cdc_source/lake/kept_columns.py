@@ -38,19 +38,23 @@ def require_allowed(table: str, shape: Shape, wanted: Sequence[Described], prese
     """Raise SchemaChangedError where columns change in a way that ``onSchemaChange`` does not allow."""
     if shape.on_schema_change == "evolve":
         return
-    is_fail, rest = shape.on_schema_change == "fail", list(wanted)
+    is_fail = shape.on_schema_change == "fail"
+    places = places_among([column[:2] for column in wanted], [column[:2] for column in present])
+    news = {place: new for place, new in zip(places, wanted, strict=True) if place is not None}
     found = []
-    for number, name, kind in present:
-        new = next((column for column in rest if _is_same(column, (number, name, kind))), None)
-        if new is not None:
-            rest.remove(new)
-            if new[1] != name:
-                found.append(f"{name} is called {new[1]}")
-            elif new[2] != kind:
-                found.append(f"{name} is {new[2]} and was {kind}")
-        elif is_fail and not shape.keeps_columns:
-            found.append(f"{name} was dropped")
-    found += [f"{name} was added" for _, name, _ in rest if is_fail]
+    for place, (_, name, kind) in enumerate(present):
+        if place not in news:
+            if is_fail and not shape.keeps_columns:
+                found.append(f"{name} was dropped")
+            continue
+        _, new_name, new_kind = news[place]
+        if new_name != name:
+            found.append(f"{name} is called {new_name}")
+        elif new_kind != kind:
+            found.append(f"{name} is {new_kind} and was {kind}")
+    found += [
+        f"{name} was added" for place, (_, name, _) in zip(places, wanted, strict=True) if place is None and is_fail
+    ]
     if found:
         raise SchemaChangedError(
             f"{table}: columns have changed in PostgreSQL, which onSchemaChange={shape.on_schema_change} does not take "
@@ -59,9 +63,20 @@ def require_allowed(table: str, shape: Shape, wanted: Sequence[Described], prese
         )
 
 
-def _is_same(column: Described, other: Described) -> bool:
-    """Whether it is one column; PostgreSQL may not have known its number any more."""
-    return column[0] == other[0] if column[0] and other[0] else column[1] == other[1]
+def places_among(wanted: Sequence[tuple[int, str]], present: Sequence[tuple[int, str]]) -> list[int | None]:
+    """Return which of the ``present`` columns each of the ``wanted`` ones is; None for a new one.
+
+    A column is its number and its name. It is told by its number, and by its name where PostgreSQL did not know one of
+    two numbers any more (0).
+    """
+    by_number = {number: place for place, (number, _) in enumerate(present) if number}
+    places = [by_number.get(number) if number else None for number, _ in wanted]
+    by_name = {name: place for place, (_, name) in enumerate(present) if place not in places}
+    for i, (number, name) in enumerate(wanted):
+        place = by_name.get(name)
+        if places[i] is None and place is not None and 0 in (number, present[place][0]):
+            places[i] = place
+    return places
 
 
 class _Named(Protocol):
@@ -80,13 +95,15 @@ def with_kept(
     In a log, a column that was dropped and comes again under its name is the same one. Raises SchemaChangedError where
     a name would be that of two.
     """
-    numbers = {number for number, _ in wanted}
-    dropped = {field.name: number for number, field in present if number not in numbers}
-    are_there = {number for number, _ in present}
+    places = places_among(*([(number, field.name) for number, field in columns] for columns in (wanted, present)))
+    kept = {field.name: (number, field) for i, (number, field) in enumerate(present) if i not in places}
     found = list(wanted)
     if shape.is_log:
-        found = [(number if number in are_there else dropped.pop(field.name, number), field) for number, field in found]
-    found += [(number, field) for number, field in present if field.name in dropped and number not in numbers]
+        for i, (place, (_, field)) in enumerate(zip(places, wanted, strict=True)):
+            if place is None and field.name in kept:
+                number, _ = kept.pop(field.name)
+                found[i] = number, field
+    found += kept.values()
     names = [field.name.lower() for _, field in found]
     for name in names:
         if names.count(name) > 1:

@@ -13,7 +13,7 @@ from pyspark.sql.types import DecimalType, StringType, StructField, StructType, 
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredLayout
-from pg_cdc_source.lake.kept_columns import other_type_remedy, with_kept
+from pg_cdc_source.lake.kept_columns import other_type_remedy, places_among, with_kept
 from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.spark.edge import spark_schema
@@ -55,12 +55,9 @@ class Columns:
         fields = zip(self.numbers, self.schema, strict=True)
         return [(number, field.name, field.dataType.simpleString()) for number, field in fields]
 
-    def place_of(self, number: int, name: str) -> int | None:
-        """Which column is that of ``number``, or of ``name`` where it has no number."""
-        for i, (field, ours) in enumerate(zip(self.schema, self.numbers, strict=True)):
-            if ours == number if ours and number else field.name == name:
-                return i
-        return None
+    def places_of(self, others: Columns) -> list[int | None]:
+        """Which of these columns each of ``others`` is, None for none."""
+        return places_among(*(list(zip(these.numbers, these.schema.names, strict=True)) for these in (others, self)))
 
     def with_kept(self, present: Columns, table: str, shape: Shape) -> Columns:
         """Return these columns, and those of the ``present`` ones that PostgreSQL has dropped."""
@@ -76,9 +73,7 @@ class Columns:
         ``names`` are those that the table has now: a crash may have come right behind the first clause, which is None
         then. Raises SchemaChangedError.
         """
-        places = [
-            self.place_of(number, field.name) for field, number in zip(wanted.schema, wanted.numbers, strict=True)
-        ]
+        places = self.places_of(wanted)
         fields, has = list(zip(self.numbers, self.schema, strict=True)), {*names}
         stay = [field for i, field in enumerate(fields) if i in places]
         if dropped := {field.name for i, (_, field) in enumerate(fields) if i not in places}:
@@ -134,8 +129,7 @@ class Columns:
     def projected(self, rows: DataFrame, written: Columns) -> DataFrame:
         """Return rows that were written with other columns with these; NULL in what was added since."""
         found = []
-        for field, number in zip(self.schema, self.numbers, strict=True):
-            place = written.place_of(number, field.name)
+        for field, place in zip(self.schema, written.places_of(self), strict=True):
             if place is None and field.name in written.schema.names:
                 place = written.schema.names.index(field.name)
             rows_have = F.lit(None) if place is None else F.col(quoted(written.schema[place].name))

@@ -29,7 +29,7 @@ from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
-from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, require_allowed, with_kept
+from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, places_among, require_allowed, with_kept
 from pg_cdc_source.lake.key_bounds import bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
@@ -100,13 +100,14 @@ class DeltaRsTable(CommittedTable):
             return
         if self._shape.keeps_columns:
             wanted = _with_kept(self._name, self._shape, wanted, present)
-        places = {_identity(field): i for i, field in enumerate(present)}
         # Columns are added behind those that are there, the table's own ones included.
-        wanted = pa.schema(sorted(wanted, key=lambda field: places.get(_identity(field), len(present))))
+        told = sorted(
+            zip(_places(wanted, present), wanted, strict=True), key=lambda c: len(present) if c[0] is None else c[0]
+        )
+        places, wanted = [place for place, _ in told], pa.schema([field for _, field in told])
         if _told(present) == _told(wanted):
             return
-        for field in wanted:
-            place = places.get(_identity(field))
+        for place, field in told:
             if place is not None and not self._fits(present.field(place).type, field.type):
                 raise SchemaChangedError(
                     f"{self._name}: the type of column {field.name} was changed from {present.field(place).type} to "
@@ -126,8 +127,7 @@ class DeltaRsTable(CommittedTable):
         new = [wanted.field(i) for i in range(first, len(wanted))]
         if any(fills.get(_number(field)) is not None for field in new):
             # In one commit, so that no crash can leave the column without its values.
-            places = {_identity(wanted.field(i)): i for i in range(first)}
-            self._rewrite(wanted, places, layout, fills)
+            self._rewrite(wanted, [*range(first), *(None for _ in new)], layout, fills)
             return
         fields: Sequence[Field] = [DeltaSchema.from_arrow(pa.schema([field])).fields[0] for field in new]
         self.table.alter.add_columns(list(fields), commit_properties=self._commit())
@@ -135,7 +135,7 @@ class DeltaRsTable(CommittedTable):
     def _rewrite(
         self,
         wanted: pa.Schema,
-        places: Mapping[int | str, int],
+        places: Sequence[int | None],
         layout: MirroredLayout,
         fills: Mapping[int, str | None],
     ) -> None:
@@ -150,11 +150,10 @@ class DeltaRsTable(CommittedTable):
         def batches() -> Iterator[pa.RecordBatch]:
             for batch in dataset.to_batches():
                 arrays = []
-                for field in wanted:
-                    number, identity = _number(field), _identity(field)
-                    if identity in places:
-                        arrays.append(batch.column(places[identity]).cast(field.type))
-                    elif number in filled:
+                for place, field in zip(places, wanted, strict=True):
+                    if place is not None:
+                        arrays.append(batch.column(place).cast(field.type))
+                    elif (number := _number(field)) in filled:
                         arrays.append(pa.array([filled[number]] * batch.num_rows, field.type))
                     else:
                         arrays.append(pa.nulls(batch.num_rows, field.type))
@@ -332,9 +331,8 @@ def _number(field: pa.Field) -> int:
     return int((field.metadata or {}).get(ATTNUM.encode(), b"0"))
 
 
-def _identity(field: pa.Field) -> int | str:
-    """What tells a column from others: its name where PostgreSQL did not know its number any more."""
-    return _number(field) or str(field.name)
+def _places(wanted: pa.Schema, present: pa.Schema) -> list[int | None]:
+    return places_among(*([(_number(field), field.name) for field in schema] for schema in (wanted, present)))
 
 
 def _described(schema: pa.Schema) -> list[tuple[int, str, str]]:

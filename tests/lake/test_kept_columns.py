@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.lake.kept_columns import is_wider, require_allowed, with_kept
+from pg_cdc_source.lake.kept_columns import is_wider, places_among, require_allowed, with_kept
 from pg_cdc_source.lake.shape import Shape
 
 LOG, VERSIONS = Shape("append"), Shape("history")
@@ -30,6 +30,32 @@ def test_a_name_that_comes_again_is_the_same_column_in_a_log_alone() -> None:
     # A column that has been there all along cannot be two.
     with pytest.raises(SchemaChangedError, match="column v has the name of one that was dropped"):
         with_kept("t", LOG, columns((1, "v")), columns((1, "id"), (2, "v")))
+
+
+def test_a_column_whose_number_was_not_known_is_told_by_its_name() -> None:
+    for shape in (LOG, VERSIONS):
+        for was, now in ((2, 0), (0, 2), (0, 0)):
+            wanted, present = columns((1, "id"), (now, "v")), columns((1, "id"), (was, "v"), (-100, "own"))
+            assert with_kept("t", shape, wanted, present) == [*wanted, present[-1]]
+            # Several are.
+            assert with_kept("t", shape, [*wanted, *columns((0, "w"))], [*present, *columns((0, "x"))]) == [
+                *wanted, *columns((0, "w")), *present[-1:], *columns((0, "x")),
+            ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        ([(1, "id"), (2, "a"), (3, "b")], [0, 1, 2]),
+        ([(3, "a"), (2, "b")], [2, 1]),
+        ([(0, "b"), (0, "a"), (4, "c")], [2, 1, None]),
+        # What has the number is the column, whatever another one is called.
+        ([(2, "c"), (0, "a"), (0, "b")], [1, None, 2]),
+        ([(4, "a")], [None]),
+    ],
+)
+def test_columns_are_told_by_their_numbers_first(wanted: list[tuple[int, str]], places: list[int | None]) -> None:
+    assert places_among(wanted, [(1, "id"), (2, "a"), (3, "b")]) == places
 
 
 def test_types_that_have_all_values_of_another() -> None:
