@@ -390,7 +390,7 @@ class Capture:
         elif not is_anew:
             # Nothing was read, and the next batch begins with these layouts.
             chunks += self._layouts.guessed(start, end)
-        chunks += self._layouts.left(start, end, self._membership.refused)
+        chunks += self._layouts.left(start, end, self._membership.published.refused)
         chunks += self._layouts.gaps(start, end, rows.missing)
         # Of a slot that was lost, some tables come again in later batches.
         at = _within(end.position) if is_anew and end.is_reading else end.position
@@ -429,7 +429,7 @@ class Capture:
         """The rows, whose tables may have been altered since they were planned, with the columns said before them."""
         if not self._layouts.are_emitted:
             return rows
-        now = self._membership.as_they_are(rows.unread)
+        now = self._membership.published.as_they_are(rows.unread, self._membership.plan.lsn)
         said = {planned.oid: self._layouts.as_said(planned, rows.point) for planned in now}
         return replace(rows, tables=tuple(said[p.oid] for p in rows.tables), unread=tuple(said.values()))
 

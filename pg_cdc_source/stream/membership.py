@@ -9,8 +9,6 @@ every few seconds while it runs.
 - A table that waits to join is in neither. It joins at a consistent point of its own (``joining``).
 - A member leaves only with an event: an error, the rows that it joins again with, a row ``schema`` where
   ``onSchemaChange`` is ``emit``, a word in the log where it is ``ignore``.
-- A table that cannot be read rightly any more ends the stream; with ``emit`` it is ``refused``, which is as if it were
-  not published: it leaves, the others go on, and it joins again once that is mended.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -26,12 +24,12 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import AccessError, OptionError, SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
-from pg_cdc_source.options.names import TablePattern, quoted
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.snapshots import Held
-from pg_cdc_source.stream.leaving import Leaving, Refused
+from pg_cdc_source.stream.leaving import Leaving
 from pg_cdc_source.stream.members import (
     Difference,
     compare,
@@ -40,11 +38,11 @@ from pg_cdc_source.stream.members import (
     members_of,
     with_filled_partitions,
 )
+from pg_cdc_source.stream.published_tables import PublishedTables
 from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
 from pg_cdc_source.stream.second_look import settled
 from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, plan_stream, plan_tables
-from pg_cdc_source.stream.table_scans import TableScans
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +57,11 @@ class Membership:
         self.leaving: Leaving | None = None
         self.has_waiting = False  # whether a table waits to join
         self.gaps: dict[str, int] = {}  # tables whose changes may be missing: the oids that they join with
-        self.refused: Mapping[int, Refused] = {}  # tables that are left out though they are published, by their oids
+        self.published = PublishedTables(options, schema, source)
         self._options = options
-        self._schema = schema
         self._source = source
         self._plan: StreamPlan | None = None
-        self._scans = TableScans()
         self._is_compared = False  # with the catalog, in this process
-        self._lacking: set[str] = set()  # named in the options, and not there
-        self._published: set[int] = set()  # the tables that the publication has, wanted or not
         self._seen: object = None  # of the publication, at the last look
         self._looked_at = 0.0
 
@@ -85,7 +79,7 @@ class Membership:
         ``guessed``: the stream may have begun long ago, so tables that are named may have left.
         """
         known = None if guessed else ()
-        self._plan, self.mark = self._source.ask(lambda session: self._read(session, known, create=create))
+        self._plan, self.mark = self._source.ask(lambda session: self.published.read(session, known, create=create))
         self._is_compared = True
         # All rows come, so nothing is missing.
         self.gaps, self.has_waiting = {}, False
@@ -109,7 +103,7 @@ class Membership:
         if self._plan is not None and not guessed and _oids(self._plan.members) == _oids(end.members or ()):
             return ()
         known = (end if start is None else start).members
-        whole, _ = self._source.ask(lambda session: self._read(session, known))
+        whole, _ = self._source.ask(lambda session: self.published.read(session, known))
         self._is_compared = False
         if start is None or end.at is not None or end.members is None:
             members = self._source.ask(lambda session: members_at(end, whole.members, session))
@@ -140,72 +134,12 @@ class Membership:
 
     def guess(self, since: Lsn) -> tuple[tuple[Member, ...], str]:
         """All tables that the stream would have now, and the publication's mark: for an end without a start."""
-        whole, mark = self._source.ask(lambda session: self._read(session, self.plan.members))
+        whole, mark = self._source.ask(lambda session: self.published.read(session, self.plan.members))
         known = {planned.oid: planned.member for planned in self.plan.planned}
         return tuple(known.get(member.oid, replace(member, since=since)) for member in whole.members), mark
 
-    def _read(
-        self, session: Session, known: Sequence[Member] | None, *, create: bool = False
-    ) -> tuple[StreamPlan, str]:
-        """The plan for all tables that the publication has, and its mark. ``known`` is as in ``_may_lack``."""
-        options = self._options
-        if create:
-            published = publication.ensure_publication(session, options)
-        else:
-            published = publication.require_publication(session, options.publications)
-        return self._plan_of(session, known, published, self._source.read_end_of_wal())
-
-    def _plan_of(
-        self, session: Session, known: Sequence[Member] | None, published: Publication, lsn: Lsn
-    ) -> tuple[StreamPlan, str]:
-        may_lack = functools.partial(self._may_lack, known, published)
-        # Where a stream begins, somebody is there to mend it.
-        refused = () if known == () else self._refused(session, published)
-        plan = plan_stream(session, self._options, published, lsn, may_lack, refused, self._scans)
-        if plan.schema != self._schema:
-            raise SchemaChangedError(
-                f"{plan.planned[0].name} has other columns than when the DataFrame was loaded",
-                remedy="load the DataFrame again",
-            )
-        self._published = {table.relation.oid for table in published.tables}.difference(refused)
-        return plan, publication.mark_of(published, session.server_version)
-
-    def _refused(self, session: Session, published: Publication) -> Mapping[int, Refused]:
-        """The tables that cannot be read rightly, by their oids."""
-        options = self._options
-        if options.on_schema_change != "emit":
-            return {}
-        tables = [table.relation for table in published.tables]
-        wanted = [r for r in tables if any(pattern.matches(r.schema, r.name) for pattern in options.tables)]
-        found = publication.find_lesser_identities(session, published, wanted)
-        refused = {oid: Refused(error.what, error.remedy) for oid, error in found.items()}
-        for oid, refusal in refused.items():
-            if oid not in self.refused:
-                log.warning("%s; the stream goes on without it. Remedy: %s", refusal.why, refusal.remedy)
-        self.refused = refused
-        return refused
-
-    def _may_lack(self, known: Sequence[Member] | None, published: Publication, pattern: TablePattern) -> bool:
-        """Whether a table that the option ``tables`` names may be missing: it leaves, or has left and may come back.
-
-        ``known`` are the stream's tables, none where it begins, None where they are not known. One of them that is
-        published under a name which the option does not have may be what is meant.
-        """
-        options = self._options
-        if known is not None:
-            there = {table.relation.oid: table.relation for table in published.tables}
-            present = [there[member.oid] for member in known if member.oid in there]
-            if not known or not all(any(each.matches(r.schema, r.name) for each in options.tables) for r in present):
-                return False
-            if options.on_schema_change == "fail" and not any(pattern.means(member.name) for member in known):
-                return False
-        if str(pattern) not in self._lacking:
-            self._lacking.add(str(pattern))
-            log.warning("publication %s does not have %s: it is not streamed", quoted(options.publication), pattern)
-        return True
-
     def _compare(self, session: Session, offset: StreamOffset) -> tuple[StreamPlan, str, Difference]:
-        whole, mark = self._read(session, offset.members)
+        whole, mark = self.published.read(session, offset.members)
         then = members_at(offset, whole.members, session)
         return whole, mark, self._difference(session, then, offset.publication, whole.members, mark)
 
@@ -233,7 +167,7 @@ class Membership:
         plan = whole.following(followed)
         there = {planned.oid for planned in plan.planned}
         # Somebody who names fewer tables than before knows what leaves.
-        unnamed = {member.oid for member in difference.left} & self._published
+        unnamed = {member.oid for member in difference.left} & self.published.oids
         if unnamed:
             names = [member.name for member in difference.left if member.oid in unnamed]
             log.info("%s leaves the stream: the option tables does not name it any more", ", ".join(names))
@@ -243,26 +177,6 @@ class Membership:
         self.mark = offset.publication if self.has_waiting and offset.members is not None else mark
         left = [member for member in difference.left if member.oid not in unnamed]
         self._note_left([member for member in left if member.name not in anew])
-
-    def as_they_are(self, tables: Sequence[PlannedTable]) -> tuple[PlannedTable, ...]:
-        """Tables as the catalog has them now, by the names that they have in the stream.
-
-        Those that are not published any more, or cannot be read rightly, stay as they are: a look will find that.
-        """
-        oids = {planned.oid for planned in tables} - self.refused.keys()
-
-        def read(session: Session) -> tuple[PlannedTable, ...]:
-            published = publication.read_publication(session, self._options.publications)
-            relations = [t.relation for t in published.tables if t.relation.oid in oids] if published else []
-            if published is None or not relations:
-                return ()
-            return plan_tables(session, self._options, published, relations, self.plan.lsn, self._scans)
-
-        try:
-            now = {planned.oid: planned for planned in self._source.ask(read)}
-        except (AccessError, ServerSetupError):
-            return tuple(tables)
-        return tuple(now.get(p.oid, p).named(p.name, p.member.since) for p in tables)
 
     # --- while a stream runs ------------------------------------------------------------------------------------------
 
@@ -301,13 +215,13 @@ class Membership:
                 f"publication {quoted(options.publication)} was dropped, so changes may be missing",
                 remedy=publication.CREATE_AGAIN,
             )
-        refused = self._refused(session, published)
+        refused = self.published.find_refused(session, published)
         followed = [planned.member for planned in self.plan.planned]
         seen = published, refused, followed, self.mark
         if seen == self._seen:
             return None
         try:
-            may_lack = functools.partial(self._may_lack, self.plan.members, published)
+            may_lack = functools.partial(self.published.may_lack, self.plan.members, published)
             relations = publication.stream_tables(session, options, published, may_lack)
         except (OptionError, AccessError, ServerSetupError):
             # A table that was dropped is not found by its name. One that was renamed is, at its next change.
@@ -365,7 +279,7 @@ class Membership:
         point = Lsn(held.lsn + 1)
         session, _ = held.holders[0]
         published = publication.require_publication(session, self._options.publications)
-        whole, mark = self._plan_of(session, self.plan.members, published, point)
+        whole, mark = self.published.plan_of(session, self.plan.members, published, point)
         followed = [planned.member for planned in self.plan.planned]
         difference = self._difference(session, followed, self.mark, whole.members, mark)
         self._refuse(difference)
@@ -398,7 +312,7 @@ class Membership:
 
     def follow_new(self, position: Position) -> None:
         """Follow tables that are new with all changes after ``position`` (onNewTable=changes)."""
-        whole, _ = self._source.ask(lambda session: self._read(session, self.plan.members))
+        whole, _ = self._source.ask(lambda session: self.published.read(session, self.plan.members))
         known = _oids(self.plan.members)
         # The mark stays: whether the publication has left out anything since is for the next look to say.
         self.join([_since(p, position.next_lsn) for p in whole.planned if p.oid not in known], self.mark)
@@ -407,7 +321,7 @@ class Membership:
         """Let those that are leaving leave: raise, or say so in the log, as ``onSchemaChange`` says."""
         assert self.leaving is not None
         leaving, options = self.leaving, self._options
-        self._source.ask(lambda session: leaving.tell(session, options, self.refused))
+        self._source.ask(lambda session: leaving.tell(session, options, self.published.refused))
         oids = _oids(leaving.members)
         plan = self.plan
         self._plan = replace(
