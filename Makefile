@@ -61,7 +61,8 @@ $(VENV)/spark-classes.jsa: | java $(VENV)/.dev $(VENV)/.pyspark-compiled
 $(VENV)/lake-jars: | $(VENV)/.dev
 	-$(BIN)/python integration/helpers/lake_jars.py
 
-# A mirror of a whole shop, whose processes are killed, is PostgreSQL's at 100 points; half an hour for each of FORMAT='delta iceberg'. MODE=soft, history, append.
+# A mirror of a whole shop, whose processes are killed, is PostgreSQL's at 100 points; half an hour for each of FORMAT='delta iceberg'.
+# MODE=history, append or soft: so are the tables that keep more than present rows.
 shop: java $(VENV)/.dev $(VENV)/lake-jars
 	SHOP_FORMAT='$(or $(FORMAT),deltalake)' SHOP_MODE='$(or $(MODE),merge)' SHOP_POINTS='$(or $(POINTS),100)' SHOP_SEED='$(or $(SEED),1)' \
 	  $(BIN)/pytest -p no:cacheprovider -s integration/lake/test_shop.py
