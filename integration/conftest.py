@@ -30,6 +30,9 @@ LONGEST_FIRST = (
         "test_modes.py",
         "test_catalogs.py",
         "test_spark_tables.py",
+        # Short ones, but of the lake's Spark, which a process that has it need not start again.
+        "test_json.py",
+        "test_delta_steps.py",
         "test_connect.py",
         "test_crashes.py",
         "test_sparks.py",
