@@ -19,7 +19,7 @@ from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.postgres.publication import sent
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import membership
+from pg_cdc_source.stream import published_tables
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text)",
@@ -35,7 +35,7 @@ DDL = {
 }
 # What runs the queries of a look: between those of the publication and of its tables, and between those of one table.
 QUERIES: list[tuple[ModuleType, str]] = [
-    (membership, "plan_stream"),
+    (published_tables, "plan_stream"),
     (sent, "_unpublished_columns"),
     (scan, "plan_in"),
 ]
