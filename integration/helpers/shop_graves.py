@@ -90,7 +90,8 @@ class Graves:
 
     def faults(self, name: str, seen: Seen, found: pa.Table, deleted: str, lsn: int, since: int) -> Iterator[str]:
         """What is wrong with a table's deleted rows; ``since`` is the LSN from which on the lake has seen all."""
-        if name == _REKEYED or not set(seen.key) <= set(found.column_names):
+        # Nothing tells the rows of a table without a key apart.
+        if name == _REKEYED or not seen.key or not set(seen.key) <= set(found.column_names):
             return
         schema = found.schema
         columns = {other: of for other, of in seen.columns.items() if other in schema.names}
