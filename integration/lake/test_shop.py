@@ -37,6 +37,7 @@ from shop_tables import FEW, TABLES
 
 from pg_cdc_source import mirror_at
 from pg_cdc_source.lake.ledger import LedgerRow
+from pg_cdc_source.lake.sink import CATCHING_UP
 from pg_cdc_source.mirrors.query import Format, ledger_at
 
 FORMATS = os.environ.get("SHOP_FORMAT", "deltalake").split()
@@ -135,6 +136,12 @@ def test_every_point_of_the_ledger_is_one_of_postgresql(
 
 def _hows(rng: random.Random) -> list[str]:
     return [*HOWS, *(rng.choice(HOWS) for _ in range(POINTS))] if IS_WHOLE else ["worker", "server"]
+
+
+def _seen_from(row: LedgerRow, name: str) -> int:
+    """From which LSN on the lake sees all of a table that stands aside at a row of the ledger, at the earliest."""
+    why = row.set_aside.get(name, "")
+    return int(why.removeprefix(CATCHING_UP)) if why.startswith(CATCHING_UP) else row.lsn
 
 
 class Operator:
@@ -242,7 +249,7 @@ class Shop:
             if name in reads and seen.comment == "said":
                 # What came and went while a table stood aside was nowhere to be seen.
                 before = (
-                    other.lsn
+                    _seen_from(other, name)
                     for other in self.rows[: row.batch_id]
                     if name not in other.tables.keys() - other.set_aside
                 )
