@@ -100,9 +100,11 @@ def with_kept(
     found = list(wanted)
     if shape.is_log:
         for i, (place, (_, field)) in enumerate(zip(places, wanted, strict=True)):
-            if place is None and field.name in kept:
-                number, _ = kept.pop(field.name)
-                found[i] = number, field
+            # The number stays that of before: another one would have all rows written anew.
+            if place is not None:
+                found[i] = present[place][0], field
+            elif field.name in kept:
+                found[i] = kept.pop(field.name)[0], field
     found += kept.values()
     names = [field.name.lower() for _, field in found]
     for name in names:
