@@ -12,6 +12,7 @@ import psycopg2
 import pytest
 from databases import connect
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
 from roles import conninfo, role
 from watch import wait_until
 
@@ -83,6 +84,34 @@ def streamed(session: Session, **given: str) -> list[str]:
     """What the stream reads through its publication, which is made where it is missing."""
     publication = ensure_publication(session, options(**given))
     return [str(relation) for relation in stream_tables(session, options(**given), publication)]
+
+
+class Counted(Cursor):
+    """Counts what it is asked."""
+
+    asked = 0
+
+    def execute(self, *args: Any) -> Any:
+        Counted.asked += 1
+        return super().execute(*args)
+
+
+def test_tables_that_are_named_one_by_one_are_looked_up_together(session: Session, pg: Session) -> None:
+    tables = [f"t{i}" for i in range(30)]
+    run(pg, *(f"CREATE TABLE {table} (id int PRIMARY KEY)" for table in tables))
+    run(pg, f"CREATE PUBLICATION p FOR TABLE {', '.join(tables)}")
+    publication = ensure_publication(session, options(tables="t0"))
+    session.cursor_factory = Counted
+
+    def asked_for(tables: list[str]) -> int:
+        Counted.asked = 0
+        found = stream_tables(session, options(tables=",".join(tables)), publication, lambda pattern: True)
+        assert sorted(relation.name for relation in found) == sorted(set(tables) - {"gone"})
+        return Counted.asked
+
+    assert asked_for(tables) == asked_for(tables[:2])
+    # Who lacks one finds the others.
+    asked_for([*tables[:3], "gone"])
 
 
 def facts(session: Session, **given: str) -> tuple[SentTable, ...]:

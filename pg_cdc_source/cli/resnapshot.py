@@ -15,7 +15,7 @@ from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSet
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.names import QualifiedName, quoted
 from pg_cdc_source.options.stream_options import INSERTS, Publications
-from pg_cdc_source.postgres.catalog import find_relation, read_server
+from pg_cdc_source.postgres.catalog import find_relations, read_server
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION, emit_message
 from pg_cdc_source.postgres.publication import read_publication
@@ -115,7 +115,7 @@ def _find_published(session: Session, name: str) -> set[int]:
 
 def _find_tables(session: Session, publication: str, published: set[int], names: list[str]) -> tuple[str, ...]:
     """The full names of tables that the publication has under these names."""
-    relations = [find_relation(session, _parse_name(name)) for name in names]
+    relations = find_relations(session, [_parse_name(name) for name in names])
     missing = [str(relation) for relation in relations if relation.oid not in published]
     if missing:
         raise AccessError(

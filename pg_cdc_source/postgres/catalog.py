@@ -105,9 +105,27 @@ def find_relation(session: Session, name: QualifiedName) -> Relation:
 
     Raises AccessError that suggests a near name, OptionError for another database or for what cannot be read.
     """
-    with translated(f"looking for {name}"), session.cursor() as cursor:
-        cursor.execute(FIND_RELATION, (regclass_of(session, name),))
-        return relation_of(session, name, cursor.fetchone())
+    return find_relations(session, [name])[0]
+
+
+_FIND_RELATIONS = """
+SELECT current_database(), c.oid, n.nspname, c.relname, c.relkind
+FROM unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS given (name, i)
+CROSS JOIN LATERAL to_regclass(given.name) AS named (oid)
+LEFT JOIN pg_catalog.pg_class AS c ON c.oid = named.oid
+LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ORDER BY given.i
+"""
+
+
+def find_relations(session: Session, names: Sequence[QualifiedName]) -> list[Relation]:
+    """As :func:`find_relation`, of several names. Raises for the first one that it raises for."""
+    if not names:
+        return []
+    shown = f"{names[0]}{' and others' if len(names) > 1 else ''}"
+    with translated(f"looking for {shown}"), session.cursor() as cursor:
+        cursor.execute(_FIND_RELATIONS, ([regclass_of(session, name) for name in names],))
+        return [relation_of(session, name, row) for name, row in zip(names, cursor.fetchall(), strict=True)]
 
 
 def regclass_of(session: Session, name: QualifiedName) -> str:

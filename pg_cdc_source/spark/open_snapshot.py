@@ -14,7 +14,7 @@ from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.options.texts import option_texts
-from pg_cdc_source.postgres.catalog import find_relation
+from pg_cdc_source.postgres.catalog import find_relations
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect
 from pg_cdc_source.postgres.locks import check_files
 from pg_cdc_source.postgres.slot_creation import drop_slot
@@ -61,7 +61,7 @@ def open_snapshot(
     named = [tables] if isinstance(tables, str) else tables
     names = [QualifiedName.parse(table, for_query=_NAMES, for_several=_NAMES) for table in named]
     with contextlib.closing(connect(parsed.connection, "pgsnapshot:open", full_seconds=FULL_SECONDS)) as session:
-        relations = [find_relation(session, name) for name in names]
+        relations = find_relations(session, names)
     token = secrets.token_hex(8)
     held = make_snapshot(
         parsed.connection,

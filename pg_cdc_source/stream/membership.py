@@ -88,6 +88,8 @@ class Membership:
     def resume(self, offset: StreamOffset) -> None:
         """Go on from an offset. Raises SchemaChangedError where changes after it are missing and nobody reads anew."""
         if not self._is_compared:
+            # What is seen here need not be looked at again at once.
+            self._looked_at = time.monotonic()
             whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
             self._settle(whole, mark, difference, offset)
             self._is_compared = True

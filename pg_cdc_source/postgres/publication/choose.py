@@ -10,7 +10,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSetupError
 from pg_cdc_source.options.names import QualifiedName, TablePattern, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres.catalog import Relation, find_relation
+from pg_cdc_source.postgres.catalog import Relation, find_relations
 from pg_cdc_source.postgres.publication.before_15 import is_before_15, refuse_other_layouts
 from pg_cdc_source.postgres.publication.listing import by_name, listed
 from pg_cdc_source.postgres.publication.read import Publication
@@ -33,16 +33,18 @@ def stream_tables(
     published = {table.relation.oid: table for table in publication.tables}
     found: dict[int, Relation] = {}
     if options.dbtable is not None:
-        relation = find_table(session, options.dbtable)
+        (relation,) = find_tables(session, [options.dbtable])
         if relation.oid not in published:
             raise _not_published(session, publication, relation, whole=True)
         found[relation.oid] = relation
+    named = _find_at_once(session, options.tables)
     for pattern in options.tables:
         if pattern.qualified is None:
             matches = _matches(session, publication, pattern)
         else:
             try:
-                matches = _published_as(session, publication, find_table(session, pattern.qualified))
+                relation = named.get(pattern) or find_tables(session, [pattern.qualified])[0]
+                matches = [relation] if relation.oid in published else _parts_of(session, publication, relation)
             except (AccessError, ServerSetupError):
                 if _is_published(session, publication, pattern) or not may_lack(pattern):
                     raise
@@ -64,12 +66,24 @@ def listed_as(session: Session, relations: Sequence[Relation]) -> str:
     )
 
 
-def find_table(session: Session, name: QualifiedName) -> Relation:
-    """The table of this name. Raises OptionError for one that cannot be streamed."""
-    relation = find_relation(session, name)
-    for tree in read_trees(session, [relation]).values():
+def find_tables(session: Session, names: Sequence[QualifiedName]) -> list[Relation]:
+    """The tables of these names. Raises OptionError for one that cannot be streamed."""
+    relations = find_relations(session, names)
+    for tree in read_trees(session, relations).values():
         refuse_unstreamable(tree)
-    return relation
+    return relations
+
+
+def _find_at_once(session: Session, patterns: Sequence[TablePattern]) -> dict[TablePattern, Relation]:
+    """The tables that are named, in two round trips; none of them where one is refused, which is then looked for alone.
+
+    A stream may name hundreds, and looks at them whenever it begins or goes on.
+    """
+    names = {pattern: pattern.qualified for pattern in patterns if pattern.qualified is not None}
+    try:
+        return dict(zip(names, find_tables(session, list(names.values())), strict=True))
+    except (AccessError, OptionError):
+        return {}
 
 
 def _matches(session: Session, publication: Publication, pattern: TablePattern) -> list[Relation]:
@@ -90,11 +104,9 @@ def _matches(session: Session, publication: Publication, pattern: TablePattern) 
     return matches
 
 
-def _published_as(session: Session, publication: Publication, relation: Relation) -> list[Relation]:
-    """The relation itself, or the partitions that it is published by."""
+def _parts_of(session: Session, publication: Publication, relation: Relation) -> list[Relation]:
+    """The partitions that a relation is published by."""
     published = {table.relation.oid for table in publication.tables}
-    if relation.oid in published:
-        return [relation]
     parts = [node.relation for node in read_tree(session, relation) if node.relation.oid in published]
     if not parts or _lacking(session, published, relation):
         raise _not_published(session, publication, relation, whole=False)

@@ -14,7 +14,7 @@ from pg_cdc_source.errors import AccessError, OptionError, ServerSetupError, Tra
 from pg_cdc_source.options.names import TablePattern, quoted
 from pg_cdc_source.options.stream_options import Publications, StreamOptions
 from pg_cdc_source.postgres.catalog import Relation, Server, read_server
-from pg_cdc_source.postgres.publication.choose import find_table, listed_as, stream_tables
+from pg_cdc_source.postgres.publication.choose import find_tables, listed_as, stream_tables
 from pg_cdc_source.postgres.publication.identity import keyless_of, without_identity
 from pg_cdc_source.postgres.publication.listing import by_name
 from pg_cdc_source.postgres.publication.read import (
@@ -182,11 +182,11 @@ def _not_allowed(name: str, why: str | None, create: str) -> AccessError:
 def _wanted(session: Session, options: StreamOptions) -> list[Relation]:
     """The tables that the options name, sorted by name, where there is no publication yet to choose them from."""
     if options.dbtable is not None:
-        return [find_table(session, options.dbtable)]
+        return find_tables(session, [options.dbtable])
     found: dict[int, Relation] = {}
     for pattern in options.tables:
         if pattern.qualified is not None:
-            matches = [find_table(session, pattern.qualified)]
+            matches = find_tables(session, [pattern.qualified])
         else:
             matches = _publishable_tables(session, pattern)
         found.update((relation.oid, relation) for relation in matches)
