@@ -327,7 +327,7 @@ def test_names_that_spark_takes_for_secrets_are_names(pg: Session, begin: Begin)
     wait_until(is_same(lake, pg, "tokens"))
     run(pg, "ALTER TABLE tokens ADD password text", "INSERT INTO tokens VALUES (3, 'c', 'd')")
     wait_until(is_same(lake, pg, "tokens"))
-    other = SparkLedger(lake._spark, f"{lake._namespace}.other", lake._lake._kind.provider)
+    other = SparkLedger(lake._spark, f"{lake._namespace}.other", lake._lake._kind.provider, {})
     other.create("lake.secrets.{table}")
     assert other.template == "lake.secrets.{table}"
     assert lake.ledger.queries() == {"q"}

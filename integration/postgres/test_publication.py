@@ -86,7 +86,7 @@ def streamed(session: Session, **given: str) -> list[str]:
     return [str(relation) for relation in stream_tables(session, options(**given), publication)]
 
 
-class Counted(Cursor):
+class Counted(Cursor):  # type: ignore[misc] # psycopg2 says no types
     """Counts what it is asked."""
 
     asked = 0

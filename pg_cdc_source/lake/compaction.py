@@ -21,9 +21,14 @@ COMMITS = 50
 SMALL_BYTES = 32 << 20
 
 
+def is_due(every: int, before: int, now: int) -> bool:
+    """Whether the commits of a table, which were ``before`` and are ``now``, have passed a multiple of ``every``."""
+    return before // every < now // every
+
+
 def compact_where_due(name: str, before: int, now: int, compact: Callable[[], None]) -> bool:
     """Compact a table that had ``before`` commits and has ``now``, where that is due; whether it was tried."""
-    if before // COMMITS >= now // COMMITS:
+    if not is_due(COMMITS, before, now):
         return False
     try:
         compact()

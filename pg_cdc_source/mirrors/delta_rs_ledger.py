@@ -12,8 +12,9 @@ from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
-from pg_cdc_source.mirrors.delta_rs import CHECKPOINTS, compact
+from pg_cdc_source.mirrors.delta_rs import compact
 from pg_cdc_source.mirrors.delta_rs_commits import commit_of
+from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
 
 # What tells a ledger's rows from each other.
 _OF_BATCH = ("query", "batch_id", "applied_at")
@@ -31,7 +32,7 @@ class DeltaRsLedger:
             self.path,
             LEDGER_SCHEMA,
             mode="ignore",
-            configuration={TEMPLATE: template, **CHECKPOINTS},
+            configuration={TEMPLATE: template, **LOG_PROPERTIES},
             raise_if_key_not_exists=False,
         )
 
@@ -69,7 +70,7 @@ class DeltaRsLedger:
         mark = Mark(row.query, row.batch_id)
         commit = commit_of(mark, Step("row", is_last=True))
         write_deltalake(self.path, row.to_arrow(), mode="append", commit_properties=commit)
+        before, now = row.batch_id, row.batch_id + 1
         if self._compacts:
-            compact_where_due(
-                self.path, row.batch_id, row.batch_id + 1, lambda: compact(DeltaTable(self.path), commit_of(mark))
-            )
+            compact_where_due(self.path, before, now, lambda: compact(DeltaTable(self.path), commit_of(mark)))
+        clean_where_due(self.path, before, now)

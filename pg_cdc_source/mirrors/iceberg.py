@@ -21,11 +21,14 @@ class IcebergTable(SparkTable):
     """A table of an Iceberg catalog. Its versions are ids of snapshots."""
 
     provider = "iceberg"
+    # Each commit writes a file that names all snapshots. Nobody reads an old one, and by default all of them stay.
+    upkeep: ClassVar = {"write.metadata.delete-after-commit.enabled": "true"}
     properties: ClassVar = {
         "format-version": "2",
         "write.merge.mode": "merge-on-read",
         "write.update.mode": "merge-on-read",
         "write.delete.mode": "merge-on-read",
+        **upkeep,
     }
     properties_of_variants: ClassVar = {"format-version": "3"}
     # Files are rewritten, rows stay.

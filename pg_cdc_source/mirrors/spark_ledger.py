@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -19,12 +19,18 @@ class SparkLedger:
     """A ledger that SQL calls ``name``, in a table of the format ``provider``."""
 
     def __init__(
-        self, spark: SparkSession, name: str, provider: str, compact: Callable[[], None] | None = None
+        self,
+        spark: SparkSession,
+        name: str,
+        provider: str,
+        upkeep: Mapping[str, str],
+        compact: Callable[[], None] | None = None,
     ) -> None:
-        """``compact`` writes small files of the table together."""
+        """``upkeep`` are properties of the table; ``compact`` writes its small files together."""
         self._spark = spark
         self._name = name
         self._provider = provider
+        self._upkeep = upkeep
         self._compact = compact
 
     def create(self, template: str) -> None:
@@ -34,7 +40,10 @@ class SparkLedger:
         if namespace is not None and namespace != self._provider:
             self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
         empty = self._spark.createDataFrame([], spark_schema(LEDGER_SCHEMA))
-        empty.writeTo(self._name).using(self._provider).tableProperty(TEMPLATE, veiled(template)).create()
+        writer = empty.writeTo(self._name).using(self._provider)
+        for key, value in {TEMPLATE: veiled(template), **self._upkeep}.items():
+            writer = writer.tableProperty(key, value)
+        writer.create()
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         if self._template() is None:

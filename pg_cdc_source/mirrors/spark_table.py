@@ -47,6 +47,7 @@ class SparkTable(CommittedTable):
 
     provider: ClassVar[str]
     properties: ClassVar[Mapping[str, str]]
+    upkeep: ClassVar[Mapping[str, str]] = {}  # those of them that the ledger has as well
     properties_of_variants: ClassVar[Mapping[str, str]] = {}  # besides, of a table that may have VARIANT
 
     @classmethod

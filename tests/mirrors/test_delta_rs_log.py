@@ -1,0 +1,45 @@
+"""The log of a table that delta-rs writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A table with 25 commits, whose log need not be kept for any time."""
+    rows = pa.table({"id": [1]})
+    configuration = {**LOG_PROPERTIES, "delta.logRetentionDuration": "interval 0 seconds"}
+    DeltaTable.create(tmp_path, rows.schema, configuration=configuration)
+    for _ in range(24):
+        write_deltalake(tmp_path, rows, mode="append")
+    return str(tmp_path)
+
+
+def commits(path: str) -> list[int]:
+    return sorted(int(file.stem) for file in Path(path, "_delta_log").glob("*.json"))
+
+
+def test_a_commit_does_not_look_for_old_entries(path: str) -> None:
+    assert commits(path) == list(range(25))
+
+
+def test_old_entries_are_removed_once_in_a_thousand_commits(path: str) -> None:
+    for before, now in ((0, 999), (1_000, 1_999), (1_000, 1_000)):
+        clean_where_due(path, before, now)
+        assert commits(path) == list(range(25))
+    clean_where_due(path, 999, 1_000)
+    assert commits(path)[-1] == 24
+    assert len(commits(path)) < 25
+    assert DeltaTable(path).to_pyarrow_table().num_rows == 24
+
+
+def test_a_log_that_cannot_be_cleaned_up_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clean_where_due(str(tmp_path), 999, 1_000)
+    assert f"old entries of the log of {tmp_path} stay for now" in caplog.text
