@@ -1,3 +1,3 @@
 """The version of the package, kept here alone: ``pyproject.toml`` reads it for the wheel's metadata."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

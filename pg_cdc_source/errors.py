@@ -83,7 +83,7 @@ class OptionError(DefiniteError):
 
 
 class ConnectError(DefiniteError):
-    """The server cannot be reached, or does not let this role in."""
+    """The server does not let this role in, there is none of this name, or its certificate is not the right one."""
 
     code = "CONNECT"
 

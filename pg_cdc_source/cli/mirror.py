@@ -86,7 +86,8 @@ def mirror(
     try:
         from pg_cdc_source import mirror as start_mirror
     except ModuleNotFoundError as error:
-        raise lacking_extra(error, "mirror") from None
+        lacks_spark = (error.name or "").partition(".")[0] == "pyspark"
+        raise lacking_extra(error, "spark" if lacks_spark else "mirror") from None
     leave_nothing_when_stopped()
     from pyspark.errors import PySparkException
 

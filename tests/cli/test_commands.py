@@ -56,6 +56,9 @@ def test_resnapshot_needs_the_extra_cli_alone() -> None:
     assert result.stderr.startswith("pg-cdc: [TRANSIENT] cannot connect to PostgreSQL at 127.0.0.1:1/x as u")
 
 
+_OF_MIRROR = ("--tables", "a", "--slot", "s", "--target", "l/{table}", "--checkpoint", "c")
+
+
 @pytest.mark.parametrize(
     ("missing", "arguments", "extra"),
     [
@@ -63,6 +66,7 @@ def test_resnapshot_needs_the_extra_cli_alone() -> None:
         ("rich", ("slots", "postgresql://h/db"), "cli"),
         ("pyspark", ("demo",), "demo"),
         ("deltalake", ("demo",), "demo"),
+        ("pyspark", ("mirror", "postgresql://h/db", *_OF_MIRROR), "spark"),
         ("matplotlib", ("bench",), "bench"),
         ("psutil", ("bench",), "bench"),
     ],
