@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -32,8 +33,11 @@ from watch import (
     wait_until,
 )
 
+from pg_cdc_source.errors import TransientError
+from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot.board import Request, execution_key
+from pg_cdc_source.snapshot.keeper import marks
 
 ROWS = 300
 BLOCKS = 30  # with BLOCKS / 10 rows in each
@@ -138,6 +142,19 @@ def test_others_cannot_ask_the_keeper(db: str, pg: Session, spark: SparkSession,
     with pg.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s", (number,))
         assert cursor.fetchone() == (0,)
+
+
+def test_executions_that_fail_alike_do_not_take_the_locks_of_the_server(
+    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marks, "_MOST_EXECUTIONS", 20)
+    with closing(marks.Marks(parse_connection_options({"url": db}), "k")) as shown:
+        for execution in range(50):
+            shown.show(str(execution), TransientError("the same"))
+            assert str(execution) in shown
+        with pg.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+            assert cursor.fetchone()[0] <= 20
 
 
 def test_options_may_name_files_from_the_working_directory(

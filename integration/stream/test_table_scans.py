@@ -50,3 +50,6 @@ def test_only_tables_that_have_changed_are_looked_up_again(
         now = plan()
         assert looked_up == ["public.u"], statement
         assert now == plan_stream(pg, options, publication.require_publication(pg, options.publications), Lsn(0))
+    scans.keep({planned.oid for planned in now.planned if planned.name == "public.u"})
+    plan()
+    assert looked_up == ["public.t"]

@@ -40,6 +40,7 @@ class Progress:
         self._idle_since = None
         self.rows.update(batch.rows)
         self._counted.append((batch.row.applied_at, self.rows.total()))
+        self._forget(batch.row.applied_at)
 
     def look(self, now: datetime, *, is_idle: bool) -> None:
         """Note whether the query has nothing to work on. It has not before its first batch, which is being prepared."""
@@ -61,9 +62,13 @@ class Progress:
         known = [at for at in (self.last.row.commit_ts, self._complete_at) if at is not None]
         return max(0.0, (now - max(known)).total_seconds()) if known else None
 
-    def rows_per_second(self, now: datetime) -> float:
+    def _forget(self, now: datetime) -> None:
+        """Forget batches from before those that make the rate."""
         while len(self._counted) > 1 and (now - self._counted[1][0]).total_seconds() >= _RATE_SECONDS:
             self._counted.popleft()
+
+    def rows_per_second(self, now: datetime) -> float:
+        self._forget(now)
         since, rows = self._counted[0]
         seconds = (now - since).total_seconds()
         return (self.rows.total() - rows) / seconds if seconds > 0 else 0.0

@@ -53,6 +53,10 @@ class LedgerRow:
         return pa.table(values, schema=LEDGER_SCHEMA)
 
 
+# What tells a ledger's rows from each other.
+OF_BATCH = ("query", "batch_id", "applied_at")
+
+
 def newest_by(query: str | None) -> Sequence[str]:
     """The columns by which a ledger's rows are in order: one query's by its batches, because clocks may be set back."""
     return ("batch_id",) if query is not None else ("applied_at", "batch_id")

@@ -5,19 +5,17 @@ from __future__ import annotations
 from functools import reduce
 from operator import and_
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.compaction import compact_where_due
-from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
+from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, OF_BATCH, TEMPLATE, LedgerRow, newest_by
 from pg_cdc_source.mirrors.delta_rs import compact
 from pg_cdc_source.mirrors.delta_rs_commits import commit_of
-from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
-
-# What tells a ledger's rows from each other.
-_OF_BATCH = ("query", "batch_id", "applied_at")
+from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES_OF_LEDGER, clean_where_due
 
 
 class DeltaRsLedger:
@@ -32,7 +30,7 @@ class DeltaRsLedger:
             self.path,
             LEDGER_SCHEMA,
             mode="ignore",
-            configuration={TEMPLATE: template, **LOG_PROPERTIES},
+            configuration={TEMPLATE: template, **LOG_PROPERTIES_OF_LEDGER},
             raise_if_key_not_exists=False,
         )
 
@@ -43,11 +41,13 @@ class DeltaRsLedger:
         wanted = pc.field("is_whole") if query is None else pc.field("query") == query
         if lsn is not None:
             wanted &= pc.field("lsn") <= lsn
-        # Without the names of all tables in each row.
-        found = rows.to_table(columns=list(_OF_BATCH), filter=wanted)
-        if not found.num_rows:
+        by = [(name, "descending") for name in newest_by(query)]
+        # Without the names of all tables in each row, and a part after the other: there may be millions of rows.
+        parts = rows.scanner(columns=list(OF_BATCH), filter=wanted).to_reader()
+        newest = [part.take(pc.select_k_unstable(part, 1, by)) for part in parts if part.num_rows]
+        if not newest:
             return None
-        (batch,) = found.sort_by([(name, "descending") for name in newest_by(query)]).slice(0, 1).to_pylist()
+        (batch,) = pa.Table.from_batches(newest).sort_by(by).slice(0, 1).to_pylist()
         is_it = (pc.field(name) == value for name, value in batch.items())
         return LedgerRow.of(rows.to_table(filter=reduce(and_, is_it)).to_pylist()[0])
 

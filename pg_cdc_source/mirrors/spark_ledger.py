@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.compaction import compact_where_due
-from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, TEMPLATE, LedgerRow, newest_by
+from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, OF_BATCH, TEMPLATE, LedgerRow, newest_by
 from pg_cdc_source.mirrors.catalog_names import namespace_of
 from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh, veiled
 from pg_cdc_source.spark.edge import spark_schema
@@ -53,9 +53,14 @@ class SparkLedger:
         if lsn is not None:
             rows = rows.where(F.col("lsn") <= lsn)
         rows = rows.where("is_whole" if query is None else F.col("query") == query)
+        newest = [F.desc(name) for name in newest_by(query)]
+        # Without the names of all tables in each of what may be millions of rows.
+        batch = rows.select(*OF_BATCH).orderBy(*newest).limit(1).collect()
+        if not batch:
+            return None
+        of_batch = rows.where((F.col("query") == batch[0].query) & (F.col("batch_id") == batch[0].batch_id))
         # Not collect(), whose times have lost their zone.
-        found = rows.orderBy(*(F.desc(name) for name in newest_by(query))).limit(1).toArrow().to_pylist()
-        return LedgerRow.of(found[0]) if found else None
+        return LedgerRow.of(of_batch.orderBy(*newest).limit(1).toArrow().to_pylist()[0])
 
     def queries(self) -> frozenset[str]:
         if self._template() is None:

@@ -104,5 +104,5 @@ class Beginning:
             start,
             self._membership.mark,
             tuple(replace(member, since=origin) for member in plan.members),
-            layouts=self._layouts.text(start, start),
+            layouts=self._layouts.text(start, start, plan.members),
         )

@@ -208,7 +208,9 @@ class Capture:
             self._membership.leave()
             # It would still bring rows of one that is published again, which a repeated batch would not have.
             self._reader.close()
-            return self._offset(start, start.position)
+            left = self._offset(start, start.position)
+            self._layouts.keep(self._membership.plan.members)
+            return left
         if self._gaps(start) != start.gaps:
             # Before more of their changes come.
             return self._offset(start, start.position)
@@ -270,8 +272,9 @@ class Capture:
         return self._reader.open(position, plan, self._joins.safe(position))
 
     def _offset(self, start: StreamOffset, position: Position) -> StreamOffset:
-        membership, layouts = self._membership, self._layouts.text(start.position, position)
-        members, gaps = membership.plan.members, self._gaps(start)
+        membership, gaps = self._membership, self._gaps(start)
+        members = membership.plan.members
+        layouts = self._layouts.text(start.position, position, (*(start.members or ()), *members))
         return replace(
             start, position=position, publication=membership.mark, members=members, gaps=gaps, layouts=layouts
         )
@@ -296,6 +299,7 @@ class Capture:
         self._joins.done(join)
         # The one that was read by the plan of before has left out their changes.
         self._reader.close()
+        self._layouts.keep((*(start.members or ()), *self._membership.plan.members))
         names = tuple(planned.name for planned in join.tables)
         session, _ = join.held.holders[0]
         self._layouts.note_snapshot(session, [planned.member for planned in join.tables], join.point)
@@ -308,8 +312,9 @@ class Capture:
         due = tuple(dict.fromkeys((*(planned.name for planned in later), *again)))
         # What these tables' layouts were from the point on comes again, too.
         begin = min(start.position, join.position)
+        layouts = self._layouts.text(begin, position, (*(start.members or ()), *(end.members or ())))
         gaps = tuple(name for name in end.gaps if name not in names)
-        return replace(end, due=due, gaps=gaps, layouts=self._layouts.text(begin, position))
+        return replace(end, due=due, gaps=gaps, layouts=layouts)
 
     def _read_layouts(self, start: StreamOffset, end: StreamOffset) -> None:
         """Come to the layouts that the tables which join had since their point: the stream went past it without them.

@@ -79,9 +79,13 @@ class EmittedLayouts:
         self._history.look_until(offset.position, {r.layout.oid: as_catalog(r) for r in guesses})
         self._history.add(guesses)
 
-    def text(self, start: Position, end: Position) -> str:
-        """What the offset at ``end`` of a batch from ``start`` carries."""
-        return self._history.text(start, end) if self.are_emitted else ""
+    def text(self, start: Position, end: Position, members: Iterable[Member]) -> str:
+        """What the offset at ``end`` of a batch from ``start`` carries; ``members`` are those at both."""
+        return self._history.text(start, end, _oids(members)) if self.are_emitted else ""
+
+    def keep(self, members: Iterable[Member]) -> None:
+        """Forget the layouts of all other tables: they have left, and what decodes their rows has ended."""
+        self._history.keep(_oids(members))
 
     def note_snapshot(self, session: Session, tables: Iterable[Member], point: Lsn) -> None:
         """Take the layouts of tables whose rows come as of ``point``, as the transaction of ``session`` sees them."""
@@ -151,7 +155,9 @@ class EmittedLayouts:
         reached = [self._history.reach(record) for record in guesses]
         self._owed = [record.layout.name for record in reached if record is not None and record.is_rewritten]
         position = Position(end.position.lsn, 0)
-        return [self._row(r.layout.as_streamed(), self._history.said(r), position) for r in reached if r is not None]
+        oids = _oids((*(() if start is None else start.members or ()), *(end.members or ())))
+        new = [record for record in reached if record is not None]
+        return [self._row(r.layout.as_streamed(), self._history.said(r, oids), position) for r in new]
 
     def left(self, start: StreamOffset | None, end: StreamOffset, refused: Mapping[int, Refused]) -> list[Chunk]:
         """The rows at the end of a batch that say which tables have left with it, and why, if they are ``refused``."""
@@ -191,9 +197,11 @@ class EmittedLayouts:
     def match(self, plan: StreamPlan) -> Match:
         """How relations are understood."""
 
+        oids = _oids(plan.members)
+
         def match(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
-            if self.are_emitted and any(member.oid == relation.oid for member in plan.members):
-                return self._history.describe(relation, position, plan.since.get(relation.oid, Lsn(0)))
+            if self.are_emitted and relation.oid in oids:
+                return self._history.describe(relation, position, oids, plan.since.get(relation.oid, Lsn(0)))
             return match_relation(plan, relation, lsn)
 
         return match
@@ -225,6 +233,10 @@ class EmittedLayouts:
 
     def _row(self, table: StreamedTable, after: str, position: Position) -> Chunk:
         return Chunk.of(schema_row_at(table, after, position, self._schema), position, position)
+
+
+def _oids(members: Iterable[Member]) -> frozenset[int]:
+    return frozenset(member.oid for member in members)
 
 
 def _sent_columns(planned: PlannedTable) -> list[RelationColumn]:

@@ -2,7 +2,8 @@
 
 A layout is found out when its first row is decoded: from the Relation message, the layout before it, and the catalog,
 which may have moved on when the same rows are asked for again. So what was found is a record with that row's position.
-An offset carries, for each table, the last record before its batch, and all records within its batch::
+An offset carries, for each table that is the stream's before or behind its batch, the last record before the batch, and
+all records within it::
 
     records     ──a1────────b1──────a2─────────────a3────►
     batch                       start ────────── end
@@ -14,7 +15,7 @@ An offset carries, for each table, the last record before its batch, and all rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from pg_cdc_source.errors import DefiniteError
@@ -62,9 +63,13 @@ class LayoutHistory:
         """For rows up to ``position``, ask ``catalog`` instead of the one that there is now."""
         self._catalog_until, self._catalog = position, catalog
 
-    def text(self, start: Position, end: Position) -> str:
-        """What the offset at ``end`` of a batch from ``start`` carries."""
-        records = self._between(start, end)
+    def keep(self, oids: Collection[int]) -> None:
+        """Forget all other tables: no rows of theirs come any more."""
+        self._records = tuple(record for record in self._records if record.layout.oid in oids)
+
+    def text(self, start: Position, end: Position, oids: Collection[int]) -> str:
+        """What the offset at ``end`` of a batch from ``start`` carries of these tables."""
+        records = self._between(start, end, oids)
         if records != self._written[0]:
             self._written = records, to_text(records)
         return self._written[1]
@@ -81,20 +86,26 @@ class LayoutHistory:
         """The layout that a table has up to ``position``; None where no row has had one."""
         return next((r for r in reversed(self._records) if r.layout.oid == oid and r.position <= position), None)
 
-    def describe(self, relation: RelationMessage, position: Position, since: Lsn = _BEGINNING) -> Described:
-        """Return what rows of ``relation`` are from ``position`` on. Commits before ``since`` are left out."""
+    def describe(
+        self, relation: RelationMessage, position: Position, oids: Collection[int], since: Lsn = _BEGINNING
+    ) -> Described:
+        """Return what rows of ``relation`` are from ``position`` on. Commits before ``since`` are left out.
+
+        ``oids`` are the stream's tables.
+        """
         index = tuple(range(len(relation.columns)))
         if position.lsn < since:
             # It is sent again before later rows, should its columns change in between.
             layout = self._layout_at(relation, Position(since, 0))
             return Described(layout.as_streamed(), relation, index, since=since)
         record, is_new = self._find(relation, position)
-        announced = self.said(record) if is_new else None
+        announced = self.said(record, oids) if is_new else None
         return Described(record.layout.as_streamed(), relation, index, announced, since)
 
-    def said(self, record: LayoutRecord) -> str:
-        """The JSON object that announces a layout. It also tells whether another table has this one's former name."""
-        name = {r.layout.oid: r.layout.name for r in self._records if r.position <= record.position}
+    def said(self, record: LayoutRecord, oids: Collection[int]) -> str:
+        """The JSON object that announces a layout. It also tells whether another of the tables has its former name."""
+        before = (r for r in self._records if r.position <= record.position and r.layout.oid in oids)
+        name = {r.layout.oid: r.layout.name for r in before}
         taken = any(name[oid] == record.former_name for oid in name if oid != record.layout.oid)
         return record.to_object(former_name_taken=taken)
 
@@ -147,10 +158,11 @@ class LayoutHistory:
     def _put(self, record: LayoutRecord, instead_of: LayoutRecord | None = None) -> None:
         self._records = _in_order((*(known for known in self._records if known is not instead_of), record))
 
-    def _between(self, start: Position, end: Position) -> tuple[LayoutRecord, ...]:
+    def _between(self, start: Position, end: Position, oids: Collection[int]) -> tuple[LayoutRecord, ...]:
         """The last record of each table up to ``start``, and all behind it up to ``end``."""
-        before = {record.layout.oid: record for record in self._records if record.position <= start}
-        within = [record for record in self._records if start < record.position <= end]
+        of_tables = [record for record in self._records if record.layout.oid in oids]
+        before = {record.layout.oid: record for record in of_tables if record.position <= start}
+        within = [record for record in of_tables if start < record.position <= end]
         return (*before.values(), *within)
 
 

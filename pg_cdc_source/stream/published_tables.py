@@ -65,6 +65,7 @@ class PublishedTables:
                 remedy="load the DataFrame again",
             )
         self.oids = {table.relation.oid for table in published.tables}.difference(refused)
+        self._scans.keep(self.oids)
         return plan, publication.mark_of(published, session.server_version)
 
     def find_refused(self, session: Session, published: Publication) -> Mapping[int, Refused]:

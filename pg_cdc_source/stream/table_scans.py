@@ -6,7 +6,7 @@ To look up one table takes two round trips, and a stream may have thousands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
@@ -51,6 +51,10 @@ class TableScans:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[_Seen, Scanned]] = {}
+
+    def keep(self, oids: Collection[int]) -> None:
+        """Forget all other tables."""
+        self._known = {oid: known for oid, known in self._known.items() if oid in oids}
 
     def plan(self, session: Session, options: StreamOptions, tables: Sequence[SentTable]) -> list[Scanned]:
         """Plan each table's scan. Raises TransientError where columns change meanwhile."""

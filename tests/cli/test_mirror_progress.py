@@ -50,6 +50,14 @@ def test_the_screen_has_a_line_for_each_table() -> None:
     assert [line.split() for line in tables] == [["public.a", "0", "1,000", "1"], ["public.b", "5", "25", "1"]]
 
 
+def test_batches_are_forgotten_where_nobody_looks_at_the_screen() -> None:
+    progress = Progress(START)
+    for number in range(1_000):
+        progress.add(batch(number, {"public.a": 10}, applied=number))
+    assert len(progress._counted) < 10
+    assert progress.rows_per_second(at(999)) == 10
+
+
 def test_a_table_that_is_set_aside_stands_first_and_its_reason_is_cut() -> None:
     progress = Progress(START)
     why = "public.z has no key, so its rows cannot be told apart in the lake\n  Remedy: add a primary key"

@@ -54,6 +54,10 @@ class Watched:
         self._given.append((columns, found.num_rows))
         return found
 
+    def scanner(self, columns: Sequence[str], **how: Any) -> ds.Scanner:
+        self._given.append((columns, 0))
+        return self._whole.scanner(columns, **how)
+
 
 def test_the_tables_of_one_row_alone_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = DeltaRsLedger(str(tmp_path / "_pgcdc"))

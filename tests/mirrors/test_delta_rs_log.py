@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
+
+RETENTION = "delta.deletedFileRetentionDuration"
 
 
 @pytest.fixture
@@ -38,6 +41,18 @@ def test_old_entries_are_removed_once_in_a_thousand_commits(path: str) -> None:
     assert commits(path)[-1] == 24
     assert len(commits(path)) < 25
     assert DeltaTable(path).to_pyarrow_table().num_rows == 24
+
+
+@pytest.mark.parametrize("kept", ["interval 1 day", "interval 0 seconds"])
+def test_a_checkpoint_has_the_removed_files_of_a_while(tmp_path: Path, kept: str) -> None:
+    rows = pa.table({"id": [1]})
+    DeltaTable.create(tmp_path, rows.schema, configuration={**LOG_PROPERTIES, RETENTION: kept})
+    for _ in range(30):
+        write_deltalake(tmp_path, rows, mode="overwrite")
+    last = max(Path(tmp_path, "_delta_log").glob("*.checkpoint.parquet"))
+    removed = pq.read_table(last, columns=["remove"])["remove"].drop_null()
+    assert (len(removed) > 20) == (kept == "interval 1 day")
+    assert LOG_PROPERTIES[RETENTION] == "interval 1 day"
 
 
 def test_a_log_that_cannot_be_cleaned_up_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from pg_cdc_source.values.registry import CatalogType
 
 START = Position(Lsn(99))
 OTHER = 8
+ALL = frozenset((7, OTHER))
 
 
 def relation(*names: str, oid: int = 7) -> RelationMessage:
@@ -51,7 +53,7 @@ class Catalog:
 
 def announced(history: LayoutHistory, sent: RelationMessage, position: Position) -> list[str] | None:
     """The names of the columns and the changes that are announced."""
-    text = history.describe(sent, position).announced
+    text = history.describe(sent, position, ALL).announced
     if text is None:
         return None
     said = json.loads(text)
@@ -84,18 +86,18 @@ def test_an_offset_carries_what_its_batch_needs(catalog: Catalog) -> None:
     history = filled(catalog)
 
     def carried(start: Position, end: Position) -> list[tuple[int, int]]:
-        return [(r.layout.oid, int(r.position.lsn)) for r in from_text(history.text(start, end))]
+        return [(r.layout.oid, int(r.position.lsn)) for r in from_text(history.text(start, end, ALL))]
 
     assert carried(START, at(120)) == [(7, 100)]
     assert carried(START, at(200)) == [(7, 100), (OTHER, 150), (7, 200)]
     assert carried(at(200), at(250)) == [(7, 200), (OTHER, 150)]
     assert carried(at(250), at(400)) == [(7, 200), (OTHER, 150), (7, 300)]
-    assert history.text(at(250), at(400)) is history.text(at(260), at(500))
+    assert history.text(at(250), at(400), ALL) is history.text(at(260), at(500), ALL)
 
 
 @pytest.mark.parametrize("start", [START, at(100), at(150, 7), at(199)])
 def test_a_replay_announces_the_same_and_does_not_ask(catalog: Catalog, start: Position) -> None:
-    carried = filled(catalog).text(start, at(250))
+    carried = filled(catalog).text(start, at(250), ALL)
     catalog.asked, catalog.files = 0, "rewritten since"
     again = LayoutHistory(catalog.look)
     again.begin(from_text(carried), at(250))
@@ -136,7 +138,7 @@ def test_a_batch_tells_which_tables_are_rewritten(catalog: Catalog) -> None:
 def test_a_snapshot_has_the_layouts_that_rows_behind_it_would_begin(catalog: Catalog) -> None:
     history = filled(catalog)
     assert announced(history, relation("id", "c"), at(400)) == ["id", "c", "dropped b", "added c", "rewritten None"]
-    (record,) = (r for r in from_text(history.text(at(350), at(400))) if r.position == at(400))
+    (record,) = (r for r in from_text(history.text(at(350), at(400), ALL)) if r.position == at(400))
     history.add([replace(record, position=at(380, 0), changes=())])
     assert announced(history, relation("id", "c"), at(400)) is None
     # It is of a time before that change.
@@ -144,16 +146,27 @@ def test_a_snapshot_has_the_layouts_that_rows_behind_it_would_begin(catalog: Cat
     assert history.at(7, at(380, 0)) is not None
 
 
+def test_an_offset_carries_nothing_of_a_table_that_has_left(catalog: Catalog) -> None:
+    history = filled(catalog)
+    assert history.text(at(200), at(250), {OTHER}) == history.text(at(150, 2), at(199), {OTHER})
+    assert [r.layout.oid for r in from_text(history.text(START, at(400), {OTHER}))] == [OTHER]
+    history.keep({OTHER})
+    assert [r.layout.oid for r in from_text(history.text(START, at(400), ALL))] == [OTHER]
+    assert announced(history, relation("id", oid=OTHER), at(500)) is None
+
+
 def test_rows_that_an_offset_has_another_layout_for_are_refused(catalog: Catalog) -> None:
     first, second = LayoutHistory(catalog.look), LayoutHistory(catalog.look)
-    first.describe(relation("id", "a"), at(100))
-    second.begin(from_text(first.text(START, at(200))), at(200))
+    first.describe(relation("id", "a"), at(100), ALL)
+    second.begin(from_text(first.text(START, at(200), ALL)), at(200))
     with pytest.raises(DefiniteError, match=r"public.t7: columns in the commit at 0/96 are not those that the checkp"):
-        second.describe(relation("id", "b"), at(150))
+        second.describe(relation("id", "b"), at(150), ALL)
 
 
-def former_names(history: LayoutHistory, sent: RelationMessage, position: Position) -> list[tuple[str, bool]]:
-    changes = json.loads(history.describe(sent, position).announced or "")["changes"]
+def former_names(
+    history: LayoutHistory, sent: RelationMessage, position: Position, oids: Collection[int] = ALL
+) -> list[tuple[str, bool]]:
+    changes = json.loads(history.describe(sent, position, oids).announced or "")["changes"]
     return [(c["was"], "taken" in c) for c in changes if c["change"] == "renamed"]
 
 
@@ -167,5 +180,13 @@ def test_a_renamed_table_says_whether_another_one_has_its_former_name(catalog: C
     assert [former_names(history, r, at(200, n)) for n, r in enumerate(swapped)] == expected
     # A batch that comes again says the same.
     again = LayoutHistory(catalog.look)
-    again.begin(from_text(history.text(at(100, 2), at(300))), at(300))
+    again.begin(from_text(history.text(at(100, 2), at(300), ALL)), at(300))
     assert [former_names(again, r, at(200, n)) for n, r in enumerate(swapped)] == expected
+
+
+def test_a_name_of_a_table_that_has_left_is_not_taken(catalog: Catalog) -> None:
+    history = LayoutHistory(catalog.look)
+    history.begin((), START)
+    again = replace(relation("id", oid=OTHER), name="t7")
+    announced(history, relation("id"), at(100)), announced(history, again, at(200))
+    assert former_names(history, replace(again, name="other"), at(300), {OTHER}) == [("public.t7", False)]

@@ -22,6 +22,8 @@ _SECONDS = 60.0  # after it was last asked for
 # Most marks at a time. Readers look four times a second, and ask again after three.
 _MOST = 2
 _SHOWN_AT_LEAST_SECONDS = 1.0
+# Each execution has an advisory lock until its mark ends, and a server has some thousands for everybody.
+_MOST_EXECUTIONS = 500
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +60,7 @@ class Marks:
             # Readers may see only the beginning of the reason, or nothing of it.
             log.warning("execution %s has no snapshot: %s", execution, why)
         mark = next((mark for mark in self._shown if mark.reason == reason), None)
-        if mark is not None and is_lost(mark.session):
+        if mark is not None and (is_lost(mark.session) or len(mark.executions) >= _MOST_EXECUTIONS):
             self._close(mark)
             mark = None
         if mark is None:
