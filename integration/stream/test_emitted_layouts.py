@@ -17,6 +17,7 @@ from psycopg2.extensions import connection as Session
 from replica import Replica, rows_of
 from watch import wait_until
 
+from pg_cdc_source.protocol.table_layout import from_text
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream.joining import Joining
 
@@ -448,3 +449,18 @@ def test_a_partition_that_is_created_behind_a_default_brings_no_row_again(pg: Se
         "INSERT INTO r VALUES (11, 1)", "INSERT INTO r VALUES (12, 2)")  # fmt: skip
     assert said(take(driver, 3)) == [("id b", ["added 2 b 5"]), {"id": 11, "b": 1}, {"id": 12, "b": 2}]
     assert driver.offset.due == ()
+
+
+def test_offsets_have_the_layouts_of_the_tables_that_are_there(pg: Session, drive: Drive) -> None:
+    run(pg, *TABLE, "CREATE PUBLICATION s FOR ALL TABLES")
+    driver = drive(**EMIT)
+    take(driver, 2)
+    for _ in range(3):
+        run(pg, "BEGIN; CREATE TABLE u (id int PRIMARY KEY); INSERT INTO u VALUES (1); COMMIT")
+        assert kinds(take(driver, 3)) == ["truncate", "schema", "snapshot"]
+        run(pg, "DROP TABLE u")
+        assert kinds(take(driver, 1)) == ["schema"]
+    run(pg, "UPDATE t SET a = 2")
+    assert kinds(take(driver, 1)) == ["update"]
+    (there,) = driver.members
+    assert [record.layout.oid for record in from_text(driver.offset.layouts)] == [there.oid]
