@@ -322,10 +322,11 @@ def changed_behind(table: str, column: str) -> SchemaChangedError:
 
 
 def keyless(table: str) -> SchemaChangedError:
-    """Return the error for a table whose rows nothing tells apart."""
+    """Return the error for a table whose rows nothing tells apart, or nothing did at some time since the last ones."""
     return SchemaChangedError(
-        f"{table} has no key, so its rows cannot be told apart in the lake",
-        remedy=f"add a primary key that is not DEFERRABLE, or set REPLICA IDENTITY USING INDEX; then {_RESNAPSHOT}",
+        f"{table} has no key, or got another one under FULL, so its rows cannot be told apart in the lake",
+        remedy="where it has none, add a primary key that is not DEFERRABLE, or set REPLICA IDENTITY USING INDEX; "
+        f"then {_RESNAPSHOT}",
     )
 
 
