@@ -71,6 +71,10 @@ class Judge:
     passed_over: Counter[str] = field(default_factory=Counter)
     differences: list[str] = field(default_factory=list)
 
+    def say(self) -> None:
+        """Print what was compared."""
+        print(f"{self.compared} tables with {self.rows} rows; passed over {self.passed_over}")
+
     def compare(
         self,
         pg: Session,

@@ -111,10 +111,12 @@ def test_every_point_of_the_ledger_is_one_of_postgresql(
         with connect(server.url) as pg:
             run(pg, "SELECT pg_switch_wal()")
             drop_slots(pg)
-        spark = spark_sessions.get(**({} if format == "deltalake" else lake_jars.conf(tmp_path / "warehouse")))
+        # Delta remembers much of each version of each table that is read.
+        conf = {} if format == "deltalake" else lake_jars.conf(tmp_path / "warehouse")
+        spark = spark_sessions.get(**conf, **{"spark.driver.memory": "6g"})
+        ledger = arguments(tmp_path, server.url, format)["target"].format(table="_pgcdc")
+        shop = Shop(spark, format, ledger, load.alterations.gone, mode, graves)
         try:
-            ledger = arguments(tmp_path, server.url, format)["target"].format(table="_pgcdc")
-            shop = Shop(spark, format, ledger, load.alterations.gone, mode, graves)
             strange = shop.expect_ledger()
             with connect(server.url) as session:
                 last = seen_by(session)
@@ -123,10 +125,10 @@ def test_every_point_of_the_ledger_is_one_of_postgresql(
                     shop.compare(session, row, last)
             shop.compare_last(server.url)
         finally:
+            shop.judge.say()
             # A warehouse of its own is of no use to other tests.
             spark_sessions.stop()
     print(f"{format}, {MODE}: {len(shop.rows)} batches, killed {drivers.kills}, ended {len(drivers.ends)}")
-    print(f"{shop.judge.compared} tables with {shop.judge.rows} rows; passed over {shop.judge.passed_over}")
     if graves is not None:
         print(f"{graves.known} deleted rows are as they were, {graves.unknown} were deleted as rows came again")
     print("\n---\n".join(Counter(end[-700:] for end in drivers.ends)))

@@ -220,7 +220,7 @@ class Capture:
         while True:
             join = self._joins.ready(start, 0.0 if self._target is None else PATIENCE_SECONDS)
             if join is not None and join.position <= start.position and start.position.is_whole:
-                return self._join_offset(start, start.position, join)
+                return self._join_offset(start, join)
             if self._target is not None and start.position >= self._target and not self._joins.are_awaited(start):
                 return start
             end = self._cut(start, join, leaving)
@@ -233,8 +233,9 @@ class Capture:
                 raise TransientError("the driver's JVM is gone")
         self._moved_at = time.monotonic()
         start = replace(start, due=self._due(start, end), members=self._membership.plan.members)
-        if join is not None and end == join.position:
-            return self._join_offset(start, end, join)
+        # Tables that join at this end do so with the next batch. A session that has decoded what comes before their
+        # point has built its view of the publication there, and older servers never renew it: it would leave out their
+        # changes. What was decoded before would also be decoded anew, and compared with a later catalog.
         return self._offset(start, end)
 
     def _cut(self, start: StreamOffset, join: Join | None, leaving: Leaving | None) -> Position:
@@ -294,7 +295,8 @@ class Capture:
     def _due(self, start: StreamOffset, end: Position) -> tuple[str, ...]:
         return self._joins.due(start, end, self._reader, self._layouts.rewritten(start.position, end))
 
-    def _join_offset(self, start: StreamOffset, position: Position, join: Join) -> StreamOffset:
+    def _join_offset(self, start: StreamOffset, join: Join) -> StreamOffset:
+        position = start.position
         self._snapshot.hold(join.held)
         self._joins.done(join)
         # The one that was read by the plan of before has left out their changes.
@@ -311,8 +313,7 @@ class Capture:
         later = self._membership.plan.with_oids(start.due_oids - join.due)
         due = tuple(dict.fromkeys((*(planned.name for planned in later), *again)))
         # What these tables' layouts were from the point on comes again, too.
-        begin = min(start.position, join.position)
-        layouts = self._layouts.text(begin, position, (*(start.members or ()), *(end.members or ())))
+        layouts = self._layouts.text(join.position, position, (*(start.members or ()), *(end.members or ())))
         gaps = tuple(name for name in end.gaps if name not in names)
         return replace(end, due=due, gaps=gaps, layouts=layouts)
 

@@ -2,12 +2,13 @@
 
 A table that is read at some point and followed from there needs the same point for both. A temporary slot gives it: its
 creation waits until every transaction that wrote before has ended, so every commit at or after its consistent point was
-decoded with the table published, and its snapshot has every commit before. That may take as long as the longest
-transaction runs, so it happens in a thread of its own.
+decoded with the table published, and its snapshot has every commit before. That holds for tables that were published
+when the creation began; others wait for the next slot. It may take as long as the longest transaction runs, so it
+happens in a thread of its own.
 
 ::
 
-    table joins ──► temporary slot ──► consistent point L, snapshot held ──► the batch that reaches L brings the rows
+    table joins ──► temporary slot ──► consistent point L, snapshot held ──► a batch at L or behind it brings the rows
     stream      ───── goes on, without the table ─────────────────────────► with the table's commits from L on
 
 What the server lacks for one more slot (all slots or walsenders are taken, the role may not replicate any more) does

@@ -106,7 +106,9 @@ class Joins:
             self._give_up()
             return None
         if not self._joining.is_running:
-            self._stays.setdefault(None, start.position)
+            # A snapshot that came to nothing needs no changes, and the next one's point is behind this position.
+            self._stays[None] = start.position
+            self._membership.begin_join()
             self._joining.begin()
         held = self._joining.take(patience_seconds)
         if held is None:
@@ -136,9 +138,8 @@ class Joins:
 
     def _give_up(self) -> None:
         """Those that waited have gone: neither the slot nor a snapshot stays for them."""
-        if self._joining.is_running:
-            self._joining.close()
-            self._stays.pop(None, None)
+        self._joining.close()
+        self._stays.pop(None, None)
 
     def done(self, join: Join) -> None:
         """The batch in which they join is given out; whoever does that has the snapshot now."""

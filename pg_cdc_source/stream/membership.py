@@ -17,7 +17,7 @@ import functools
 import logging
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
@@ -64,6 +64,8 @@ class Membership:
         self._is_compared = False  # with the catalog, in this process
         self._seen: object = None  # of the publication, at the last look
         self._looked_at = 0.0
+        self._found = _Found("", frozenset())  # at the last look
+        self._found_before = self._found  # the snapshot for those that join was begun
 
     @property
     def plan(self) -> StreamPlan:
@@ -91,6 +93,7 @@ class Membership:
             # What is seen here need not be looked at again at once.
             self._looked_at = time.monotonic()
             whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
+            self._found = _Found.of(mark, difference)
             self._settle(whole, mark, difference, offset)
             self._is_compared = True
 
@@ -220,7 +223,9 @@ class Membership:
         refused = self.published.find_refused(session, published)
         followed = [planned.member for planned in self.plan.planned]
         seen = published, refused, followed, self.mark
+        mark = publication.mark_of(published, session.server_version)
         if seen == self._seen:
+            self._found = _Found(mark, frozenset())
             return None
         try:
             may_lack = functools.partial(self.published.may_lack, self.plan.members, published)
@@ -231,9 +236,9 @@ class Membership:
                 raise
             relations = tuple(t.relation for t in published.tables if t.relation.oid in _oids(followed))
         relations = tuple(relation for relation in relations if relation.oid not in refused)
-        mark = publication.mark_of(published, session.server_version)
         now = members_of(published, relations, self.plan.lsn)
         difference = self._difference(session, followed, self.mark, now, mark)
+        self._found = _Found.of(mark, difference)
         if not difference.joined and not difference.left:
             self._seen = seen
         return difference
@@ -272,10 +277,16 @@ class Membership:
 
     # --- tables that join and leave -----------------------------------------------------------------------------------
 
+    def begin_join(self) -> None:
+        """Note what is published before a snapshot is begun: what joins later has to wait for another one."""
+        self._found_before = self._found
+
     def plan_join(self, held: Held, due: Collection[int]) -> tuple[tuple[PlannedTable, ...], str]:
         """The tables that join at the point of ``held``, and the publication's mark there.
 
-        These are those whose oids are ``due`` and, where new tables are read, all that wait.
+        These are those whose oids are ``due`` and, where new tables are read, all that wait. A table that was published
+        while the snapshot was taken goes on waiting: a transaction that wrote to it before and ends after the point
+        is neither in the snapshot nor sent. Raises TransientError where so much may be missing of all tables.
         """
         assert held.lsn is not None
         point = Lsn(held.lsn + 1)
@@ -285,10 +296,16 @@ class Membership:
         followed = [planned.member for planned in self.plan.planned]
         difference = self._difference(session, followed, self.mark, whole.members, mark)
         self._refuse(difference)
+        before, found = self._found_before, _Found.of(mark, difference)
+        if mark != before.mark:
+            # The next one is begun behind another look.
+            self._looked_at = -WATCH_SECONDS
+            raise TransientError(f"publication {quoted(self._options.publication)} was altered meanwhile")
         self._take_over(difference)
         oids = {planned.oid for planned in self.plan.with_oids(due)}
         if self._options.on_new_table == "snapshot":
-            oids |= {joined.member.oid for joined in difference.joined}
+            oids |= {oid for oid, _ in found.joined}
+        oids -= {oid for oid, _ in found.joined - before.joined}
         tables = tuple(_since(planned, point) for planned in whole.planned if planned.oid in oids)
         return tables, mark
 
@@ -333,6 +350,18 @@ class Membership:
         )
         self.gaps = {name: oid for name, oid in self.gaps.items() if name not in {m.name for m in leaving.members}}
         self.leaving = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The publication's mark, and the oids and entries of the tables that are not followed as they are published."""
+
+    mark: str
+    joined: frozenset[tuple[int, str]]
+
+    @classmethod
+    def of(cls, mark: str, difference: Difference) -> _Found:
+        return cls(mark, frozenset((joined.member.oid, joined.member.entry) for joined in difference.joined))
 
 
 def _oids(members: Sequence[Member]) -> set[int]:
