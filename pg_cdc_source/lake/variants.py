@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -65,7 +65,11 @@ def _number(text: str) -> None:
     is_plain = "e" not in text.lower()
     if is_plain and len(text) <= _DIGITS:
         return
-    number = Decimal(text)
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        # The exponent is beyond what Decimal has.
+        raise _Refused(f"a number of more than {_DIGITS} digits") from None
     exponent = int(number.as_tuple().exponent)
     is_decimal = is_plain and len(number.as_tuple().digits) <= _DIGITS and -exponent <= _DIGITS
     if not is_decimal and Decimal(repr(float(text))) != number:
