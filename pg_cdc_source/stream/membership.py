@@ -297,16 +297,17 @@ class Membership:
         difference = self._difference(session, followed, self.mark, whole.members, mark)
         self._refuse(difference)
         before, found = self._found_before, _Found.of(mark, difference)
-        if mark != before.mark:
+        late = {oid for oid, _ in found.joined - before.joined}
+        if late or mark != before.mark:
             # The next one is begun behind another look.
             self._looked_at = -WATCH_SECONDS
+        if mark != before.mark:
             raise TransientError(f"publication {quoted(self._options.publication)} was altered meanwhile")
         self._take_over(difference)
         oids = {planned.oid for planned in self.plan.with_oids(due)}
         if self._options.on_new_table == "snapshot":
             oids |= {oid for oid, _ in found.joined}
-        oids -= {oid for oid, _ in found.joined - before.joined}
-        tables = tuple(_since(planned, point) for planned in whole.planned if planned.oid in oids)
+        tables = tuple(_since(planned, point) for planned in whole.planned if planned.oid in oids - late)
         return tables, mark
 
     def _take_over(self, difference: Difference) -> None:
