@@ -17,7 +17,8 @@ class BatchRows:
 
     ``wanted`` are the oids of their tables with the names that these had when the batch was planned, ``tables`` those
     of them that are still there, and ``unread`` all of which rows as of this point are still to come. ``again``: the
-    stream had begun before, so each table is emptied first.
+    stream had begun before, so each table is emptied first. ``since`` is from where on these tables' changes come:
+    those before the point do where the batch ends there, and the stream had the table before.
     """
 
     point: Lsn
@@ -25,6 +26,7 @@ class BatchRows:
     tables: tuple[PlannedTable, ...]
     unread: tuple[PlannedTable, ...]
     again: bool
+    since: dict[int, Lsn]
 
     @property
     def missing(self) -> dict[int, str]:
@@ -37,14 +39,12 @@ class BatchRows:
         return min(position, Position.before(self.point)) if self.again and self.wanted else position
 
     def plan_from(self, plan: StreamPlan, begin: Position, position: Position) -> StreamPlan:
-        """The plan for changes after ``begin``: of these tables from the point on, all else after ``position``."""
+        """The plan for changes after ``begin``: of these tables since they joined, all else after ``position``."""
         since = {}
         if begin < position:
             since = dict.fromkeys((member.oid for member in plan.members), position.next_lsn)
             plan = replace(plan, messages_since=position.next_lsn)
-        if self.again:
-            since |= dict.fromkeys(self.wanted, self.point)
-        return replace(plan, since=since)
+        return replace(plan, since=since | self.since)
 
     def emptied(self) -> list[StreamedTable]:
         """The tables that are emptied; of those that are gone there is only the name."""
@@ -58,14 +58,15 @@ class BatchRows:
 
 
 def rows_of(start: StreamOffset | None, end: StreamOffset, joined: Sequence[Member], plan: StreamPlan) -> BatchRows:
-    """The rows that the batch from ``start`` to ``end`` has; ``joined`` are tables that join at its end.
+    """The rows that the batch from ``start`` to ``end`` has; ``joined`` are tables whose rows it ends with.
 
     Rows of tables that have left do not come: no snapshot has them any more.
     """
     planned = {p.oid: p for p in plan.planned}
     if joined:
         tables = tuple(planned[member.oid] for member in joined if member.oid in planned)
-        return BatchRows(end.position.next_lsn, {m.oid: m.name for m in joined}, tables, tables, True)
+        wanted, since = {m.oid: m.name for m in joined}, {m.oid: m.since for m in joined}
+        return BatchRows(end.position.next_lsn, wanted, tables, tables, True, since)
     first = _first_of(start, end)
     # A table that was renamed since is still the same one.
     oids = {member.name: member.oid for member in end.members or plan.members}
@@ -77,12 +78,14 @@ def rows_of(start: StreamOffset | None, end: StreamOffset, joined: Sequence[Memb
         )
     listed = [(oids[name], name) for name in end.tables[first:]]
     wanted = dict(listed[: end.done - first])
+    again = start is not None and end.at is not None
     return BatchRows(
         end.point,
         wanted,
         tuple(planned[oid] for oid in wanted if oid in planned),
         tuple(planned[oid] for oid, _ in listed if oid in planned),
-        start is not None and end.at is not None,
+        again,
+        dict.fromkeys(wanted, end.point) if again else {},
     )
 
 

@@ -180,7 +180,9 @@ class Capture:
             return end if limited else self._at_end_of_wal(replace(end, done=len(end.tables)), end.members or ())
         self._history.require_common(start.identity, start.position)
         self._layouts.resume(start)
-        self._membership.resume(start)
+        if self._membership.resume(start):
+            # It would take the new name for a change that comes while it reads.
+            self._reader.close()
         if start.is_reading:
             if limited:
                 return replace(start, done=self._beginning.read_through(start.tables, start.done))
@@ -374,49 +376,57 @@ class Capture:
         is_anew = end.at == end.origin
         begin = position if is_anew else rows.begin(position)
         plan = rows.plan_from(self._membership.plan, begin, position)
-        parts: list[SnapshotPart] = []
-        chunks: list[Chunk] = []
+        changes: list[Chunk] = []
         known = start.members if start is not None and begin < position else None
         had = {member.oid: position for member in known or ()}
+        if end.position > begin and not is_anew:
+            if end.at is not None:
+                self._joins.stay(end.at, begin)
+            reader = self._open_reader(begin, lambda: plan)
+            reader.read_through(end.position, self._is_driver_there)
+            changes += reader.batch(begin, end.position) + self._layouts.guessed(start, end)
+            rows = self._with_due(rows, start, end, joined)
+        elif not is_anew:
+            # Nothing was read, and the next batch begins with these layouts.
+            changes += self._layouts.guessed(start, end)
+        parts: list[SnapshotPart] = []
+        olds: list[Chunk] = []
         first = [emptying_rows(plan, rows, had)] if rows.again and rows.wanted else []
         first += self._layouts.of_snapshot(rows.wanted, rows.point)
         if rows.tables:
             rows = self._as_said(rows)
             if not self._snapshot.keep_for(rows):
                 self._reader.close()
-            parts, chunks = self._snapshot.parts(plan, self._layouts.match_back(plan), rows, begin.next_lsn)
-        if end.position > begin and not is_anew:
-            if end.at is not None:
-                self._joins.stay(end.at, begin)
-            reader = self._open_reader(begin, lambda: plan)
-            reader.read_through(end.position, self._is_driver_there)
-            chunks += reader.batch(begin, end.position) + self._layouts.guessed(start, end)
-            if end != self._planned:
-                self._given = self._with_due(start, end, position)
-        elif not is_anew:
-            # Nothing was read, and the next batch begins with these layouts.
-            chunks += self._layouts.guessed(start, end)
-        chunks += self._layouts.left(start, end, self._membership.published.refused)
-        chunks += self._layouts.gaps(start, end, rows.missing)
+            parts, olds = self._snapshot.parts(plan, self._layouts.match_back(plan), rows, begin.next_lsn)
+        changes += self._layouts.left(start, end, self._membership.published.refused)
+        changes += self._layouts.gaps(start, end, rows.missing)
         # Of a slot that was lost, some tables come again in later batches.
         at = _within(end.position) if is_anew and end.is_reading else end.position
-        return Batch(tuple(first), tuple(parts), tuple(chunks), at)
+        return Batch(tuple(first), tuple(parts), (*olds, *changes), at)
 
-    def _with_due(self, start: StreamOffset | None, end: StreamOffset, position: Position) -> StreamOffset:
-        """``end`` with all tables that are due there. One that was given before its start was known cannot say them.
+    def _with_due(
+        self, rows: BatchRows, start: StreamOffset | None, end: StreamOffset, joined: Sequence[Member]
+    ) -> BatchRows:
+        """``rows`` with those that are due at ``end``. One that was given before its start was known cannot say them.
 
-        Nor can the next one, if another process gives it. So the stream asks for them as anybody else does, in the WAL.
+        Nor can the next one, if another process gives it. So they come with this batch; or, where it has rows as of
+        another point, the stream asks for them as anybody else does, in the WAL.
         """
-        if end.at is not None:
-            return end
-        since = replace(end, position=position, due=()) if start is None else replace(start, due=())
-        unsaid = tuple(name for name in self._due(since, end.position) if name not in end.due)
+        if end.at is not None or end == self._planned:
+            return rows
+        since = replace(end, position=Position.before(end.origin)) if start is None else start
+        known = (*end.due, *(member.name for member in joined))
+        unsaid = [name for name in self._due(replace(since, due=()), end.position) if name not in known]
         if not unsaid or end == self._asked:
-            return end
+            return rows
+        if not rows.wanted or joined:
+            late = [planned.member for planned in self._membership.plan.named(unsaid)]
+            return self._rows(start, end, (*joined, *late))
         if self._joins.ask_again(unsaid, self._source):
             self._asked = end
-            return end
-        return replace(end, due=(*end.due, *unsaid))
+        else:
+            self._given = replace(end, due=(*end.due, *unsaid))
+        return rows
 
     def _rows(self, start: StreamOffset | None, end: StreamOffset, joined: Sequence[Member]) -> BatchRows:
         rows = rows_of(start, end, joined, self._membership.plan)

@@ -87,20 +87,27 @@ class Membership:
         self.gaps, self.has_waiting = {}, False
         return self._plan
 
-    def resume(self, offset: StreamOffset) -> None:
-        """Go on from an offset. Raises SchemaChangedError where changes after it are missing and nobody reads anew."""
-        if not self._is_compared:
-            # What is seen here need not be looked at again at once.
-            self._looked_at = time.monotonic()
-            whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
-            self._found = _Found.of(mark, difference)
-            self._settle(whole, mark, difference, offset)
-            self._is_compared = True
+    def resume(self, offset: StreamOffset) -> bool:
+        """Go on from an offset. Return whether a table has another name than in the batch that was repeated before.
+
+        Raises SchemaChangedError where changes after the offset are missing and nobody reads anew.
+        """
+        if self._is_compared:
+            return False
+        before = self._plan
+        # What is seen here need not be looked at again at once.
+        self._looked_at = time.monotonic()
+        whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
+        self._found = _Found.of(mark, difference)
+        self._settle(whole, mark, difference, offset)
+        self._is_compared = True
+        return before is not None and bool(find_renamed(before.members, self.plan.members))
 
     def repeat(self, start: StreamOffset | None, end: StreamOffset, *, guessed: bool) -> tuple[Member, ...]:
-        """Follow what the batch from ``start`` to ``end`` has. Return the tables that join at its end, if it guesses.
+        """Follow what the batch from ``start`` to ``end`` has. Return the tables whose rows end it, if it guesses.
 
-        Some of those may be gone by now.
+        Some of those may be gone by now. Their ``since`` is the end where they join there; those that the stream had
+        before also have their changes in the batch.
 
         An end that was given before its start was known (``guessed``), or without a limit, has the tables of its time.
         Those that the start does not have join at the end, and so do those whose rows are due, or that have a gap.
@@ -119,23 +126,24 @@ class Membership:
             lambda session: self._difference(session, then, start.publication, end.members or (), end.publication)
         )
         self._settle(whole, end.publication, difference, start)
-        oids = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
+        anew = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
+        anew |= {planned.oid for planned in self.plan.with_oids(start.gap_oids - end.gap_oids)}
         # Those of an end that knew its start are still due there.
-        ended = (start.due_oids - end.due_oids) | (start.gap_oids - end.gap_oids)
-        oids |= {planned.oid for planned in self.plan.with_oids(ended)}
+        oids = anew | {planned.oid for planned in self.plan.with_oids(start.due_oids - end.due_oids)}
+        point = end.position.next_lsn
+
+        def since(member: Member) -> Member:
+            return replace(member, since=point) if member.oid in anew else member
+
         # By the names that the offset has, as when the batch comes again.
-        named, point = whole.following(end.members or ()), end.position.next_lsn
-        self.join(
-            [_since(planned, point) for planned in named.planned if planned.oid in oids],
-            end.publication,
-            [replace(member, since=point) for member in named.gone if member.oid in oids],
-        )
+        named = whole.following(tuple(map(since, end.members or ())))
+        self.join(named.with_oids(oids), end.publication, tuple(member for member in named.gone if member.oid in oids))
         if self.leaving is not None:
             self.leaving = replace(self.leaving, through=end.position)
             if self._options.on_schema_change == "fail":
                 # The end does not have them any more: this is the last time that they are missed.
                 self.leave()
-        return tuple(member for member in end.members if member.oid in oids)
+        return tuple(member for member in map(since, end.members) if member.oid in oids)
 
     def guess(self, since: Lsn) -> tuple[tuple[Member, ...], str]:
         """All tables that the stream would have now, and the publication's mark: for an end without a start."""
@@ -323,12 +331,13 @@ class Membership:
 
     def join(self, tables: Sequence[PlannedTable], mark: str, gone: Sequence[Member] = ()) -> None:
         """Follow tables from their points on, also those that are gone by now, of which there are only changes."""
+        before = {member.oid: member.since for member in self.plan.members}
         self._plan, self.mark, self.has_waiting = self.plan.joined_by(tables, gone), mark, False
         self._seen = None
         names, oids = {p.name for p in tables}, {p.oid for p in tables}
         self.gaps = {name: oid for name, oid in self.gaps.items() if name not in names and oid not in oids}
-        if tables:
-            log.info("%s joins the stream at %s", ", ".join(p.name for p in tables[:10]), tables[0].member.since)
+        if new := [planned.member for planned in tables if planned.member.since != before.get(planned.oid)]:
+            log.info("%s joins the stream at %s", ", ".join(member.name for member in new[:10]), new[0].since)
 
     def follow_new(self, position: Position) -> None:
         """Follow tables that are new with all changes after ``position`` (onNewTable=changes)."""
