@@ -30,6 +30,7 @@ from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors import delta
 from pg_cdc_source.mirrors.catalog_tables import refresh
 from pg_cdc_source.mirrors.delta_rs import DeltaRsTable, DeltaRsTask
+from pg_cdc_source.mirrors.delta_rs_commits import is_of
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 from pg_cdc_source.mirrors.iceberg_of_jvm import IcebergTableOfJvm
 from pg_cdc_source.mirrors.spark_commits import COMPACT_STEP, KEYS_SUFFIX, Commit
@@ -104,6 +105,18 @@ class Lake(ABC):
     def _read(self, table: str, version: int | None) -> pa.Table:
         """The rows of a table."""
 
+    def is_of(self, table: str, row: LedgerRow) -> bool:
+        """Whether the version of a table that a row of the ledger has is still that one."""
+        return self._is_of(f"public.{table}", row.tables[f"public.{table}"], Mark(row.query, row.batch_id))
+
+    @abstractmethod
+    def _is_of(self, table: str, version: int, mark: Mark) -> bool:
+        """As :meth:`pg_cdc_source.mirrors.lakes.Lake.is_of`."""
+
+    @abstractmethod
+    def move_away(self, table: str) -> None:
+        """Have a table no more."""
+
     def _look(self, table: str, version: int) -> object:
         return self._read(table.removeprefix("public."), version)
 
@@ -153,6 +166,12 @@ class DeltaRsLake(Lake):
 
     def _read(self, table: str, version: int | None) -> pa.Table:
         return DeltaTable(self.targets[f"public.{table}"], version=version).to_pyarrow_table()
+
+    def _is_of(self, table: str, version: int, mark: Mark) -> bool:
+        return is_of(self.targets[table], version, mark)
+
+    def move_away(self, table: str) -> None:
+        shutil.rmtree(self.targets[f"public.{table}"])
 
     def ledger_rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = DeltaTable(self.targets.ledger).to_pyarrow_table().sort_by("batch_id").to_pylist()
@@ -210,6 +229,12 @@ class CatalogLake(Lake):
             return self._lake.read(f"public.{table}", version).toArrow()
         refresh(self._spark, f"{self._namespace}.{table}", self._lake._kind.provider)
         return self._spark.table(f"{self._namespace}.{table}").toArrow()
+
+    def _is_of(self, table: str, version: int, mark: Mark) -> bool:
+        return self._lake.is_of(table, version, mark)
+
+    def move_away(self, table: str) -> None:
+        self._spark.sql(f"DROP TABLE {self._namespace}.{table}")
 
     def ledger_rows(self) -> list[dict[str, Any]]:
         refresh(self._spark, self.targets.ledger, self._lake._kind.provider)

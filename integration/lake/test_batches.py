@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,19 @@ from lake import Begin, CatalogLake, Lake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
+from pg_cdc_source.lake.ledger import LedgerRow
 from pg_cdc_source.lake.sink import CATCHING_UP
 from pg_cdc_source.mirrors import spark_commits
 from pg_cdc_source.postgres.publication import identity
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
+
+
+def newest(lake: Lake) -> LedgerRow:
+    last = lake.ledger.last()
+    assert last is not None
+    return last
 
 
 @pytest.mark.corner
@@ -302,6 +310,33 @@ def test_a_table_that_somebody_else_changed_is_set_aside_and_taken_up_again(pg: 
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
+
+
+@pytest.mark.corner
+def test_versions_of_a_table_that_was_moved_away_are_not_those_of_the_one_that_has_its_place(
+    pg: Session, begin: Begin, format: str
+) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages")
+    lake = begin(*T)
+    then = newest(lake)
+    lake.keep_house_as_somebody_else("t")
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    wait_until(is_same(lake, pg, "t"))
+    assert lake.is_of("t", then)
+    assert lake.is_of("t", newest(lake))
+    lake.move_away("t")
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    wait_until(lambda: lake.step() and "is gone" in newest(lake).set_aside.get("public.t", ""))
+    run(pg, f"""SELECT pg_logical_emit_message(true, 'pgcdc', '{json.dumps({"snapshot": ["public.t"]})}')""")
+    wait_until(lambda: lake.step() and not newest(lake).set_aside)
+    assert lake.is_of("t", newest(lake))
+    if format == "iceberg":
+        with pytest.raises(Exception, match=f"{then.tables['public.t']}"):
+            lake.rows("t", then.tables["public.t"])
+    else:
+        # As if the former one had come as far.
+        assert not lake.is_of("t", replace(then, tables=newest(lake).tables))
 
 
 @pytest.mark.corner

@@ -36,6 +36,7 @@ from watch import wait_until
 
 from pg_cdc_source import mirror, mirror_at
 from pg_cdc_source.errors import OptionError
+from pg_cdc_source.mirrors.delta_rs_lake import DeltaRsLake
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 
 SHOP = (
@@ -75,7 +76,7 @@ def source(spark: SparkSession, db: str, table: str) -> Counter[tuple[Any, ...]]
 
 
 def test_tables_are_loaded_and_followed(
-    spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
+    spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A name that is not one of a file's everywhere.
     run(pg, *SHOP, 'CREATE TABLE "two wörds" (id int PRIMARY KEY)', 'INSERT INTO "two wörds" VALUES (1), (2)')
@@ -103,6 +104,10 @@ def test_tables_are_loaded_and_followed(
         "UPDATE customers SET called = 'again' WHERE id < 5", "ALTER TABLE items DROP COLUMN note",
         "INSERT INTO items VALUES (2, 2, 2)")  # fmt: skip
     wait_until(same, 60)
+    newest = DeltaRsLedger(f"{tmp_path}/lake/_pgcdc").last()
+    assert newest is not None
+    monkeypatch.setattr(DeltaRsLake, "is_of", lambda _, table, version, mark: table != "public.items")
+    assert mirror_at(spark, f"{tmp_path}/lake/_pgcdc", newest.lsn).keys() == newest.tables.keys() - {"public.items"}
 
 
 # One table for each mode. All of them change alike, so that the triggers of one have seen what happened to all.

@@ -9,11 +9,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.sessions import parallelism
-from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, Commit, read_said
+from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, RECENT, Commit, read_said
 from pg_cdc_source.mirrors.spark_table import SparkTable
 
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
@@ -50,9 +51,17 @@ class DeltaTable(SparkTable):
         return self.commits(1)[0].version
 
     def commits(self, limit: int | None) -> list[Commit]:
-        bound = "" if limit is None else f" LIMIT {limit}"
-        rows = self._spark.sql(f"DESCRIBE HISTORY {self._name}{bound}").select("version", "operation", "userMetadata")
-        return [Commit(at, at - 1, operation, read_said(said)) for at, operation, said in rows.collect()]
+        return _commits(self._spark, self._name, limit)
+
+    @classmethod
+    def is_of(cls, spark: SparkSession, name: str, version: int, mark: Mark) -> bool:
+        behind = _commits(spark, name, 1)[0].version - version
+        if behind < 0:
+            return False
+        commits = (commit for commit in _commits(spark, name, behind + RECENT) if commit.version <= version)
+        # Behind it there may be some of others, who kept house. Where the log has lost them all, so it has the version.
+        said = next((commit.said for commit in commits if commit.said), None)
+        return said is None or (said["query"] == mark.query and said["batch"] <= mark.batch)
 
     def committed(self) -> int | None:
         found = self._spark.conf.get(_LAST_COMMIT, None)
@@ -102,3 +111,9 @@ class DeltaTable(SparkTable):
     def write_together(cls, session: SparkSession, name: str, text: str) -> None:
         # The session says the text.
         session.sql(f"OPTIMIZE {name}").collect()
+
+
+def _commits(spark: SparkSession, name: str, limit: int | None) -> list[Commit]:
+    bound = "" if limit is None else f" LIMIT {limit}"
+    rows = spark.sql(f"DESCRIBE HISTORY {name}{bound}").select("version", "operation", "userMetadata")
+    return [Commit(at, at - 1, operation, read_said(said)) for at, operation, said in rows.collect()]

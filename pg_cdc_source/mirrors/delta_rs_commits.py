@@ -45,6 +45,28 @@ def _begun(mark: Mark) -> str:
     return f"{mark.query}/steps"
 
 
+def is_of(path: str, version: int, mark: Mark) -> bool:
+    """Whether the version of a table is of this batch, or of one before.
+
+    Where a table was moved away, another one has its path, and the numbers of its versions.
+    """
+    if not DeltaTable.is_deltatable(path):
+        return False
+    table = DeltaTable(path)
+    while True:
+        present = table.version()
+        if present < version:
+            return False
+        commits = table.history(present - version + _RECENT)[present - version :]
+        # delta-rs gives those as well that were made since it has loaded the table.
+        table.update_incremental()
+        if table.version() == present:
+            break
+    # Behind it there may be some of compactions. Where the log has lost them all, so it has the version.
+    found = next((commit for commit in commits if QUERY in commit), None)
+    return found is None or (found[QUERY] == mark.query and int(found[BATCH]) <= mark.batch)
+
+
 class CommittedTable:
     """The commits of the table at ``path``, which may not be there, for one batch."""
 

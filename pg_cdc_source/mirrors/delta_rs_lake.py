@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.shape_of_table import require_shape
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.mirrors.delta_rs import DeltaRsTask, read_at
+from pg_cdc_source.mirrors.delta_rs_commits import is_of
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 from pg_cdc_source.mirrors.lakes import Outcome, run_task
 from pg_cdc_source.spark.edge import spark_schema
@@ -49,6 +51,9 @@ class DeltaRsLake:
 
         with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
             list(pool.map(look, tables))
+
+    def is_of(self, table: str, version: int, mark: Mark) -> bool:
+        return is_of(self._targets[table], version, mark)
 
     def read(self, table: str, version: int) -> DataFrame:
         files, schema = read_at(self._targets[table], version)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pyspark.sql import SparkSession
 
+from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.catalog_tables import catalog_of, read_properties
@@ -43,6 +44,11 @@ class IcebergTable(SparkTable):
     def present(self, properties: Mapping[str, str]) -> int | None:
         found = properties.get("current-snapshot-id", "none")
         return None if found == "none" else int(found)
+
+    @classmethod
+    def is_of(cls, spark: SparkSession, name: str, version: int, mark: Mark) -> bool:
+        # No other table's snapshot has its id: to read it would be an error.
+        return True
 
     def commits(self, limit: int | None) -> list[Commit]:
         # A table that was turned back has newer snapshots than its present one.

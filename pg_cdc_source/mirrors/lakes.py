@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.ledger import Ledger
@@ -39,6 +40,12 @@ class Lake(Protocol):
 
     def read(self, table: str, version: int) -> DataFrame:
         """The table as it was at a version."""
+
+    def is_of(self, table: str, version: int, mark: Mark) -> bool:
+        """Whether a version that the ledger's row of a batch has is still that one.
+
+        Where the lake's table was moved away, another one has its place, and may have the number.
+        """
 
 
 def run_task(batch: DataFrame, task: Task, files: FirstFiles) -> list[Outcome]:

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.first_files import FIRST_FILES
 from pg_cdc_source.lake.ledger import Ledger
 from pg_cdc_source.lake.shape import Shapes
@@ -193,7 +194,9 @@ def mirror_at(
 ) -> dict[str, DataFrame]:
     """The tables of a mirror, all as of one LSN: the newest of the ledger that is not after ``lsn``.
 
-    Tables that were set aside then are left out. Raises OptionError where the ledger has no such row.
+    Tables that were set aside then are left out, and with ``lsn`` those that are not there any more as they were: a
+    table was moved away, and the stream's next rows have made another. The log names them. Raises OptionError where
+    the ledger has no such row.
     """
     found = ledger_at(spark, ledger, format)
     lake = _lake(spark, format, Targets(found.template, _place(spark, ledger)))
@@ -205,6 +208,8 @@ def mirror_at(
     for table, version in row.tables.items():
         if table in row.set_aside:
             log.warning("%s is set aside, and left out: %s", table, row.set_aside[table])
+        elif lsn is not None and not lake.is_of(table, version, Mark(row.query, row.batch_id)):
+            log.warning("%s is left out: the lake's table was moved away, and begun anew behind %d", table, row.lsn)
         else:
             tables[table] = lake.read(table, version)
     return tables

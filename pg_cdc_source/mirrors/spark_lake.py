@@ -17,7 +17,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pg_cdc_source.errors import PgCdcError, TransientError
-from pg_cdc_source.lake.bring import Work, bring
+from pg_cdc_source.lake.bring import Mark, Work, bring
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
@@ -96,6 +96,11 @@ class SparkLake:
         name = self._name(table)
         refresh(self._spark, name, self._kind.provider)
         return self._spark.sql(f"SELECT * FROM {name} VERSION AS OF {version}")
+
+    def is_of(self, table: str, version: int, mark: Mark) -> bool:
+        name = self._name(table)
+        refresh(self._spark, name, self._kind.provider)
+        return read_properties(self._spark, name) is not None and self._kind.is_of(self._spark, name, version, mark)
 
     def _name(self, table: str) -> str:
         return table_in_sql(self._targets, table, self._kind.provider)

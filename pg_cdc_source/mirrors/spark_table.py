@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import ForeignWriterError
-from pg_cdc_source.lake.bring import Step
+from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.kept_columns import require_allowed
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
@@ -59,6 +59,11 @@ class SparkTable(CommittedTable):
     @abstractmethod
     def write_together(cls, session: SparkSession, name: str, text: str) -> None:
         """Write a table's small files together, in commits that say ``text``."""
+
+    @classmethod
+    @abstractmethod
+    def is_of(cls, spark: SparkSession, name: str, version: int, mark: Mark) -> bool:
+        """Whether a version of the table is of this batch, or of one before."""
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
