@@ -158,6 +158,17 @@ def test_the_old_name_of_a_renamed_table_is_no_part_of_later_points(pg: Session,
     assert "was called public.t before" in set_aside(lake)["public.u"]
 
 
+def test_the_old_name_of_a_table_whose_rows_come_again_is_no_part_of_later_points(pg: Session, begin: Begin) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages")
+    lake = begin(*T)
+    run(pg, "ALTER TABLE t RENAME TO u",
+        """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.u"]}')""")  # fmt: skip
+    wait_until(lambda: lake.step() and "public.u" in tables_of(lake))
+    assert (tables_of(lake), set_aside(lake)) == ({"public.u"}, {})
+    assert lake.rows("u") == rows_of(pg, "u")
+
+
 def test_rows_that_come_again_in_several_batches_are_one_point_behind_the_last(pg: Session, begin: Begin) -> None:
     """A slot was lost, and with it changes of all tables."""
     fill = "INSERT INTO {} SELECT i, repeat('x', 500) FROM generate_series(10, 300) AS i"

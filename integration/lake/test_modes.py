@@ -174,6 +174,29 @@ def test_columns_change_and_rows_come_again(
         assert kinds == {"truncate": 1, "snapshot": 3}
 
 
+@pytest.mark.corner
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize(("mode", "deletes"), [("merge", "soft"), ("history", "hard")])
+def test_rows_that_stay_have_what_a_new_column_gave_them_where_all_rows_come_again(
+    mode: str, deletes: str, down: bool, pg: Session, begin: Begin
+) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages, by which rows are asked for")
+    lake = begin(*FIRST, mode=mode, deletes=deletes)
+    run(pg, "DELETE FROM t WHERE id = 2")
+    wait_for(lake, pg, lake.step)
+    if down:
+        lake.driver.stop()
+    # No change of a row has said the column before.
+    run(pg, "ALTER TABLE t ADD f int DEFAULT 5",
+        """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.t"]}')""")  # fmt: skip
+    if down:
+        lake.driver.start()
+    wait_for(lake, pg, lake.step)
+    found = lake.found("t")
+    assert [row["f"] for row in found] == [5] * (4 if mode == "merge" else 7)
+
+
 @pytest.mark.parametrize("mode", ["append", "history"])
 def test_changes_that_come_again_with_a_tables_rows_are_there_once(
     mode: str, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch

@@ -150,7 +150,13 @@ def test_a_change_is_said_right_before_its_first_row(change: str, how: str, pg: 
         run(pg, *statements)
     if how == "while it is down":
         driver.start()
-    rows = take(driver, 4)
+    if how == "while it is down" and not HAS_LIMITS and "rewritten" in expected[1]:
+        # The first batch of a process ends with the rows that come again.
+        rows = sorted(take(driver, 9), key=lambda row: (row["_commit_lsn"], row["_seq"]))
+        assert kinds(rows[4:]) == ["truncate", *["snapshot"] * 4]
+        rows = rows[:4]
+    else:
+        rows = take(driver, 4)
     if change in EARLY and rows[0]["_change_type"] == "schema":
         rows = [rows[1], rows[0], *rows[2:]]
         assert rows[0]["_commit_lsn"] == rows[1]["_commit_lsn"]
@@ -197,6 +203,20 @@ def test_a_changed_key_gives_deletes_their_key(pg: Session, drive: Drive) -> Non
     driver.restart()
     run(pg, "INSERT INTO t VALUES (3, 30)")
     assert values(take(driver, 1), "key") == [('{"code":30}',)]
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_a_restart_says_no_change_where_there_is_none(identity: str, pg: Session, drive: Drive) -> None:
+    run(pg, *TABLE, f"ALTER TABLE t REPLICA IDENTITY {identity}")
+    driver = drive(**EMIT)
+    take(driver, 2)
+    run(pg, "UPDATE t SET a = 11")
+    assert kinds(take(driver, 1)) == ["update"]
+    driver.stop()
+    run(pg, "UPDATE t SET a = 12")
+    driver.start()
+    assert kinds(take(driver, 1)) == ["update"]
 
 
 def test_a_layout_and_its_row_come_in_one_batch(pg: Session, drive: Drive) -> None:

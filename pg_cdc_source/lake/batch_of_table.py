@@ -90,6 +90,7 @@ class TableBatch:
     is_emptied: bool = False  # before its files, or where it has no rows behind
     truncates: list[Mapping[str, Any]] = field(default_factory=list)
     shape: Shape = REPLACED
+    _added: dict[int, Place] = field(default_factory=dict)  # where columns were added that have a fill
 
     @property
     def comes_whole(self) -> bool:
@@ -134,6 +135,8 @@ class TableBatch:
         files = [row for row in ordered if row["_change_type"] == FILE]
         emptied = max(map(place_of, truncates), default=BEGINNING)
         begin = max([emptied, *map(place_of, files)])
+        # No commit is right behind: what is said there is of rows that come anew, also where there are none.
+        anew = {(row["_commit_lsn"] + 1, 0) for row in truncates if row["_xid"] is None}
         keeps = shape.keeps and not stands_still
         had = BEGINNING
         if keeps and shape.is_log:
@@ -145,9 +148,9 @@ class TableBatch:
         batch = cls(table, layout, [], files, truncates=truncates, shape=shape)
         for row in ordered:
             if row["_change_type"] == "schema":
-                batch._note(
-                    json.loads(row["after"]), read_layout(row["layout"]).identity, is_void=place_of(row) <= begin
-                )
+                identity, place = read_layout(row["layout"]).identity, place_of(row)
+                is_void = place <= begin
+                batch._note(json.loads(row["after"]), identity, place, is_void=is_void, is_anew=place in anew)
         # Values of a table that was rewritten are of other types, and nobody takes them.
         if layout is not None and not batch.is_rewritten:
             batch._require_names(layout)
@@ -156,25 +159,24 @@ class TableBatch:
             if shape.keeps_values_of_dropped:
                 there = len(layout.columns)
                 batch.layout = layout = with_dropped(layout, layouts)
-                # Rows behind the drop have nothing in it.
-                for column in layout.columns[there:]:
-                    batch.fills.pop(column.attnum or 0, None)
+                batch._require_filled_files(layout.columns[there:])
             runs = (row for row in ordered if row["_change_type"] == CHANGES)
             batch._read(layout, runs, had if keeps else begin)
         if truncates and not shape.keeps:
             batch._empty()
         return batch
 
-    def _note(self, said: Mapping[str, Any], identity: str, *, is_void: bool) -> None:
+    def _note(self, said: Mapping[str, Any], identity: str, place: Place, *, is_void: bool, is_anew: bool) -> None:
         for change in said["changes"]:
             kind, attnum = change["change"], change["attnum"]
             if kind == "added" and attnum is not None:
                 if not self.shape.is_log:
                     self.fills[attnum] = change["fill"]
-            elif kind == "rewritten" and not is_void:
+                    self._added[attnum] = place
+            elif kind == "rewritten" and not (is_void or is_anew):
                 # What a log says of rows was so when they were written.
                 self.is_rewritten = not self.shape.is_log
-            elif kind == "renamed" and attnum is None and not is_void:
+            elif kind == "renamed" and attnum is None and not (is_void or is_anew):
                 raise SchemaChangedError(
                     f"{self.table} was called {change['was']} before: the lake has not its rows under this name",
                     remedy=_RESNAPSHOT,
@@ -189,9 +191,9 @@ class TableBatch:
             elif self.shape.is_log:
                 # Nothing is told apart by a key.
                 continue
-            elif kind == "rekeyed" and (self.shape.keeps or not is_void):
+            elif kind == "rekeyed" and (self.shape.keeps or not (is_void or is_anew)):
                 self.is_rekeyed = True
-                if not is_void and identity == "f" and change["name"] != change["was"]:
+                if not (is_void or is_anew) and identity == "f" and change["name"] != change["was"]:
                     # The primary key is the catalog's, which may be ahead: it may not have told rows apart here.
                     raise SchemaChangedError(
                         f"{self.table} got another key under REPLICA IDENTITY FULL: {change['name'] or 'none'} instead "
@@ -236,6 +238,13 @@ class TableBatch:
                 if not fits:
                     raise changed_behind(self.table, column.name)
 
+    def _require_filled_files(self, dropped: Iterable[MirroredColumn]) -> None:
+        """Rows of files have nothing in columns that were ``dropped``, also where these were added behind them."""
+        for column in dropped:
+            number = column.attnum or 0
+            if self.fills.get(number) is not None and any(place_of(f) < self._added[number] for f in self.files):
+                raise changed_behind(self.table, column.name)
+
     def _require_exact_fills(self, layout: MirroredLayout) -> None:
         for column in layout.columns:
             fill = self.fills.get(column.attnum or 0)
@@ -254,7 +263,7 @@ class TableBatch:
             if layout.oid != last.oid:
                 raise SchemaChangedError(f"{self.table} is not the table that had the name before", remedy=_RESNAPSHOT)
             key = () if self.shape.is_log else self._key(last, layout)
-            part = self._in_last_layout(last, layout, read_run(row["data"]))
+            part = self._in_last_layout(last, layout, read_run(row["data"]), place_of(row))
             if not groups or groups[-1][0] != key:
                 groups.append((key, []))
             groups[-1][1].append(part)
@@ -285,16 +294,19 @@ class TableBatch:
             raise keyless(self.table)
         return tuple(names)
 
-    def _in_last_layout(self, last: MirroredLayout, layout: MirroredLayout, run: pa.RecordBatch) -> pa.Table:
+    def _in_last_layout(
+        self, last: MirroredLayout, layout: MirroredLayout, run: pa.RecordBatch, begin: Place
+    ) -> pa.Table:
         n, arrays, names = run.num_rows, [], {}
         for column in last.columns:
             place = layout.place_of(column)
             if place is None and self.shape.is_log:
                 place = layout.place_of_former(column, last)
             if place is None:
-                fill = self.fills.get(column.attnum or 0)
-                texts = pa.nulls(n, pa.string())
-                if fill is not None:
+                number, texts = column.attnum or 0, pa.nulls(n, pa.string())
+                fill = self.fills.get(number)
+                # Rows behind a drop have nothing in it.
+                if fill is not None and begin < self._added[number]:
                     texts = from_texts([fill]).take(from_numpy(np.zeros(n, np.int32)))
             else:
                 texts = run.column(f"c{place}")

@@ -61,6 +61,11 @@ def find_layout(
     return layout, () if known is None else tuple(_changes(known, layout, catalog, present))
 
 
+def find_changes(known: TableLayout, layout: TableLayout, catalog: CatalogLayout) -> tuple[LayoutChange, ...]:
+    """Return what changed since the ``known`` layout in one that ``catalog`` has."""
+    return tuple(_changes(known, layout, catalog, catalog))
+
+
 def _is_at(catalog: CatalogLayout, sent: Sequence[RelationColumn]) -> bool:
     """Whether the catalog has just the columns that were sent."""
     return [column.sent for column in catalog.columns if column.published] == list(map(sent_of, sent))

@@ -392,7 +392,7 @@ class Capture:
         parts: list[SnapshotPart] = []
         olds: list[Chunk] = []
         first = [emptying_rows(plan, rows, had)] if rows.again and rows.wanted else []
-        first += self._layouts.of_snapshot(rows.wanted, rows.point)
+        first += self._layouts.of_snapshot(rows.wanted, rows.point, plan.members)
         if rows.tables:
             rows = self._as_said(rows)
             if not self._snapshot.keep_for(rows):

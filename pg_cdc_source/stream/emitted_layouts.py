@@ -92,7 +92,7 @@ class EmittedLayouts:
         if self.are_emitted:
             self._has_begun = True
             found = self._catalog.read(session, tuple(tables), _of_snapshot(point))
-            self._history.add(replace(record, changes=()) for record in found)
+            self._history.add(self._history.behind(record, as_catalog(record)) for record in found)
 
     def guess(
         self, session: Session, tables: Sequence[Member], end: StreamOffset, end_of_wal: Callable[[], Position]
@@ -113,11 +113,11 @@ class EmittedLayouts:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def of_snapshot(self, oids: Iterable[int], point: Lsn) -> list[Chunk]:
-        """The rows that stand before the rows of tables as of ``point``."""
-        position = _of_snapshot(point)
+    def of_snapshot(self, oids: Iterable[int], point: Lsn, members: Iterable[Member]) -> list[Chunk]:
+        """The rows that stand before the rows of tables as of ``point``; ``members`` are all tables of the stream."""
+        position, known = _of_snapshot(point), _oids(members)
         records = [record for oid in oids if (record := self._history.at(oid, position)) is not None]
-        return [self._row(record.layout.as_streamed(), record.to_object(), position) for record in records]
+        return [self._row(r.layout.as_streamed(), self._history.said(r, known), position) for r in records]
 
     def as_said(self, planned: PlannedTable, point: Lsn) -> PlannedTable:
         """``planned`` with the columns and the key that stand before its rows as of ``point``.
@@ -178,17 +178,16 @@ class EmittedLayouts:
         """
         if not self.are_emitted:
             return []
-        position = Position(end.position.lsn, 0)
         oids = {member.name: member.oid for member in end.members or ()}
         new = [] if start is None else [name for name in end.gaps if name not in start.gaps]
         return [
-            *(self._gap(oids[name], name, _GAP, position) for name in new),
-            *(self._gap(oid, name, _UNREAD, position) for oid, name in unread.items()),
+            *(self._gap(oids[name], name, _GAP, end) for name in new),
+            *(self._gap(oid, name, _UNREAD, end) for oid, name in unread.items()),
         ]
 
-    def _gap(self, oid: int, name: str, why: Refused, position: Position) -> Chunk:
+    def _gap(self, oid: int, name: str, why: Refused, end: StreamOffset) -> Chunk:
         # Changes may follow, so the row has the columns that they have.
-        record = self._history.last(oid, position)
+        record, position = self._history.last(oid, end.position), Position(end.position.lsn, 0)
         if record is None:
             return self._without_rows(oid, name, "gap", why, position)
         said = {**json.loads(record.to_object()), "changes": [_change("gap", why)]}

@@ -51,7 +51,7 @@ def guesses_at(start: StreamOffset | None, end: StreamOffset) -> tuple[LayoutRec
 
 
 def as_catalog(record: LayoutRecord) -> CatalogLayout:
-    """What the catalog had where a guess was made."""
+    """What the catalog had where a record was read from it."""
     fills = {change.attnum: change.fill for change in record.changes}
     layout = record.layout
     columns = tuple(
@@ -59,6 +59,5 @@ def as_catalog(record: LayoutRecord) -> CatalogLayout:
         for c in layout.columns
         if c.attnum is not None
     )
-    return CatalogLayout(
-        columns, layout.identity, layout.key, layout.last or 0, layout.files or "", layout.altered or ""
-    )
+    facts = layout.last or 0, layout.files or "", layout.altered or "", layout.primary
+    return CatalogLayout(columns, layout.identity, layout.key, *facts)

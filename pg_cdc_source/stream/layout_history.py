@@ -21,7 +21,7 @@ from dataclasses import replace
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import Described
-from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
+from pg_cdc_source.protocol.layout_match import TypeOf, find_changes, find_layout
 from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.protocol.table_layout import CatalogLayout, LayoutChange, LayoutRecord, TableLayout, to_text
 
@@ -154,6 +154,15 @@ class LayoutHistory:
             return replace(record, changes=())
         _, changes = self._compare(record.layout.as_sent(), of_table[-1].layout, record.position)
         return replace(record, changes=changes) if changes else None
+
+    def behind(self, record: LayoutRecord, catalog: CatalogLayout) -> LayoutRecord:
+        """The layout of rows as of a point, with what changed since the rows before; ``catalog`` is what it has there.
+
+        That those have other values now is no change: all rows come anew. A sink may keep the ones that it has.
+        """
+        of_table = [r for r in self._records if r.layout.oid == record.layout.oid and r.position < record.position]
+        changes = find_changes(of_table[-1].layout, record.layout, catalog) if of_table else ()
+        return replace(record, changes=tuple(change for change in changes if change.change != "rewritten"))
 
     def _put(self, record: LayoutRecord, instead_of: LayoutRecord | None = None) -> None:
         self._records = _in_order((*(known for known in self._records if known is not instead_of), record))

@@ -10,6 +10,7 @@ from runs import Change, Row, announced, changed, layout, truncated, written
 
 from pg_cdc_source.errors import SchemaChangedError, UnrepresentableError
 from pg_cdc_source.lake.batch_of_table import KIND, LSN, SEQ, UNCHANGED, TableBatch
+from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.protocol.layout import StreamedTable
 
 ID, V = (1, "id", "int4"), (2, "v", "text")
@@ -72,6 +73,22 @@ def test_rows_of_layouts_that_change_are_in_the_last_one() -> None:
     # The column that is called v in the end is another one than that which did not travel.
     assert batch.segments[0].rows[UNCHANGED].to_pylist() == [[], ["w"], [None, "w"], []]
     assert batch.fills == {3: "7", 4: "t"}
+
+
+def test_rows_of_before_a_column_that_came_and_went_have_what_it_gave_them() -> None:
+    wide = layout([ID, V, (3, "n", "int4")])
+    rows = [
+        *one(T, 10, "1", "a"),
+        announced(wide, (20, 1), {"change": "added", "attnum": 3, "name": "n", "fill": "7"}),
+        *one(wide, 20, "2", "b", "8"),
+        announced(T, (30, 1), {"change": "dropped", "attnum": 3, "name": "n"}),
+        *one(T, 30, "3", "c"),
+    ]
+    batch = TableBatch.of("public.t", rows, Shape("history"))
+    assert rows_of(batch) == [[("id",), False, (1, "a", 7), (2, "b", 8), (3, "c", None)]]
+    assert batch.fills == {3: "7"}
+    with pytest.raises(SchemaChangedError, match="column n was changed right behind the rows that came anew"):
+        TableBatch.of("public.t", [written(T, (9, 0)), *rows], Shape("history"))
 
 
 def test_a_column_that_is_not_known_by_its_number_is_known_by_its_name() -> None:
@@ -152,6 +169,18 @@ def test_a_rewritten_table_is_not_whole_unless_its_rows_came_behind() -> None:
         assert (batch.is_rewritten, batch.comes_whole) == expected
     batch = of(truncated(T, (8, 0)), written(T, (9, 0)), rewritten, row)
     assert (batch.is_rewritten, batch.comes_whole) == (True, False)
+
+
+def test_what_is_said_right_behind_a_snapshot_that_has_no_rows_is_of_that_snapshot() -> None:
+    emptied = {**truncated(T, (18, 0)), "_xid": None}
+    full = layout([ID, V], identity="f")
+    for change in ({"change": "rewritten"}, {"change": "renamed", "name": "public.t", "was": "public.s"},
+                   {"change": "rekeyed", "name": "id", "was": "v"}):  # fmt: skip
+        batch = of(emptied, announced(full, (19, 0), change))
+        assert (batch.is_rewritten, batch.is_rekeyed, batch.comes_whole) == (False, False, True)
+    # That rows are missing is said there, too.
+    with pytest.raises(SchemaChangedError, match="no rows"):
+        of(emptied, announced(T, (19, 0), {"change": "gap", "why": "no rows", "remedy": "wait"}))
 
 
 def test_values_of_before_a_table_was_rewritten_need_not_fit_its_types() -> None:
