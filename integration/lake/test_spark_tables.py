@@ -17,7 +17,7 @@ import pytest
 from driving import run
 from lake import Begin, CatalogLake, is_same, rows_of
 from psycopg2.extensions import connection as Session
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sessions import SparkSessions
 from threads import at_work
@@ -235,6 +235,24 @@ def test_a_table_that_a_crash_has_left_without_its_entry_in_the_catalog_is_creat
     wait_until(is_same(lake, pg, "u"))
 
 
+def test_a_ledger_that_a_crash_has_left_without_its_entry_in_the_catalog_is_created(
+    format: str, begin: Begin, tmp_path: Path
+) -> None:
+    if format != "delta":
+        pytest.skip("its catalog has the table, or nothing is there")
+    lake = begin(*T)
+    assert isinstance(lake, CatalogLake)
+    other = SparkLedger(lake._spark, f"{lake._namespace}.other", "delta", {}, DeltaTable.create)
+    other.create("one")
+    lake.lose_entry("other", tmp_path / "kept")
+    other.create("two")
+    assert (other.template, other.last()) == ("two", None)
+    # One that has batches is nothing that has only begun.
+    lake.lose_entry("_pgcdc", tmp_path / "ledger")
+    with pytest.raises(AnalysisException, match="NON_EMPTY"):
+        lake.ledger.create("two")
+
+
 def test_values_that_were_fetched_in_vain_are_fetched_again(
     pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,7 +345,7 @@ def test_names_that_spark_takes_for_secrets_are_names(pg: Session, begin: Begin)
     wait_until(is_same(lake, pg, "tokens"))
     run(pg, "ALTER TABLE tokens ADD password text", "INSERT INTO tokens VALUES (3, 'c', 'd')")
     wait_until(is_same(lake, pg, "tokens"))
-    other = SparkLedger(lake._spark, f"{lake._namespace}.other", lake._lake._kind.provider, {})
+    other = SparkLedger(lake._spark, f"{lake._namespace}.other", lake._lake._kind.provider, {}, lake._lake._kind.create)
     other.create("lake.secrets.{table}")
     assert other.template == "lake.secrets.{table}"
     assert lake.ledger.queries() == {"q"}

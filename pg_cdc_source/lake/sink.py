@@ -149,7 +149,14 @@ class Sink:
         lsn = max([start.lsn, *(outcome["lsn"] for outcome in outcomes)])
         for table in [table for table, why in set_aside.items() if _is_over(why, lsn)]:
             del set_aside[table]
-        self._targets.require_distinct(versions)
+        # A table that is new does not stop the others.
+        in_order = [*start.tables, *sorted(versions.keys() - start.tables.keys())]
+        for table, error in self._targets.shared(in_order).items():
+            if not start.tables:
+                raise error
+            log.error("%s is set aside: %s", table, error)
+            set_aside[table] = str(error)
+            versions.pop(table, None)
         times = [o["commit_ts"] for o in outcomes if o["commit_ts"] is not None]
         return LedgerRow(
             start.query,

@@ -80,18 +80,20 @@ class Targets:
                 )
         return self.template.format(schema=schema, table=name)
 
-    def require_distinct(self, tables: Iterable[str]) -> None:
-        """Raise OptionError where two tables would have one place, or one that of the ledger."""
+    def shared(self, tables: Iterable[str]) -> dict[str, OptionError]:
+        """The tables whose place is that of the ledger, or of one before them; what is to be said of each."""
+        found: dict[str, OptionError] = {}
         taken = {self.ledger.lower(): "the ledger"}
-        for table in sorted(tables):
+        for table in tables:
             # Catalogs and some file systems do not tell upper from lower case.
             place = self[table]
             if (other := taken.setdefault(place.lower(), table)) != table:
-                raise OptionError(
+                found[table] = OptionError(
                     f"target {self.template!r} has one place for {other} and {table}: {place}",
                     remedy="use {schema} and {table}, as in '/lake/{schema}/{table}'; or mirror them with two queries, "
                     "each with a ledger of its own",
                 )
+        return found
 
 
 def _placeholder(name: str, spec: str | None, conversion: str | None) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql import DataFrameWriterV2, SparkSession
 
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
-from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.sessions import parallelism
-from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, RECENT, Commit, read_said
+from pg_cdc_source.mirrors.spark_commits import RECENT, Commit, read_said
 from pg_cdc_source.mirrors.spark_table import SparkTable
 
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
@@ -88,24 +86,17 @@ class DeltaTable(SparkTable):
     def age(self, version: int | None) -> int:
         return version or 0
 
-    def _write_empty(self, schema: StructType, properties: Mapping[str, str], *, replaces: bool) -> None:
+    @classmethod
+    def create(cls, spark: SparkSession, writer: DataFrameWriterV2, has_begun: Callable[[str], bool]) -> None:
         try:
-            super()._write_empty(schema, properties, replaces=replaces)
+            writer.create()
         except AnalysisException as error:
-            if error.getCondition() != _NOT_EMPTY:
-                raise
             location = (error.getMessageParameters() or {}).get("tableLocation", "")
-            if not self._has_only_begun(location):
+            if error.getCondition() != _NOT_EMPTY or not has_begun(location):
                 raise
             filesystem, root = open_directory(location)
             filesystem.delete_dir(root)
-            super()._write_empty(schema, properties, replaces=replaces)
-
-    def _has_only_begun(self, location: str) -> bool:
-        """Whether files without an entry in the catalog are what a kill has left of a table that this query created."""
-        rows = self._spark.sql(f"DESCRIBE HISTORY delta.{quoted(location)}").select("userMetadata").collect()
-        said = [read_said(text) for (text,) in rows]
-        return len(said) == 1 and (said[0].get("query"), said[0].get("step")) == (self._mark.query, ANEW_STEP)
+            writer.create()
 
     @classmethod
     def write_together(cls, session: SparkSession, name: str, text: str) -> None:

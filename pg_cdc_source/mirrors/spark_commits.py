@@ -122,7 +122,7 @@ class CommittedTable(ABC):
         """The recent commits when the batch began: at least those since the version that the ledger knows."""
         if self._found is None:
             self._found = self.commits(RECENT)
-            if len(self._found) == RECENT and all(commit.version != self._expected for commit in self._found):
+            if all(commit.version != self._expected for commit in self._found):
                 self._found = self.commits(None)
         return self._found
 

@@ -85,7 +85,7 @@ class SparkLake:
         self._compacts = compacts
         name = ledger_in_sql(targets, kind.provider)
         compact = partial(kind.write_together, spark, name, "ledger") if compacts else None
-        self.ledger = SparkLedger(spark, name, kind.provider, kind.upkeep, compact)
+        self.ledger = SparkLedger(spark, name, kind.provider, kind.upkeep, kind.create, compact)
         self._sessions: SimpleQueue[SparkSession] = SimpleQueue()
 
     @property

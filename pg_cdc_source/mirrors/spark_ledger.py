@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, OF_BATCH, TEMPLATE, LedgerRow, newest_by
-from pg_cdc_source.mirrors.catalog_names import namespace_of
+from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
 from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh, veiled
 from pg_cdc_source.spark.edge import spark_schema
+
+# As SparkTable.create().
+Create = Callable[[SparkSession, DataFrameWriterV2, Callable[[str], bool]], None]
 
 
 class SparkLedger:
@@ -24,13 +27,15 @@ class SparkLedger:
         name: str,
         provider: str,
         upkeep: Mapping[str, str],
+        create: Create,
         compact: Callable[[], None] | None = None,
     ) -> None:
-        """``upkeep`` are properties of the table; ``compact`` writes its small files together."""
+        """``upkeep`` are properties of the table; ``create`` creates it, and ``compact`` writes its small files together."""
         self._spark = spark
         self._name = name
         self._provider = provider
         self._upkeep = upkeep
+        self._create = create
         self._compact = compact
 
     def create(self, template: str) -> None:
@@ -43,7 +48,12 @@ class SparkLedger:
         writer = empty.writeTo(self._name).using(self._provider)
         for key, value in {TEMPLATE: veiled(template), **self._upkeep}.items():
             writer = writer.tableProperty(key, value)
-        writer.create()
+        self._create(self._spark, writer, self._has_begun)
+
+    def _has_begun(self, location: str) -> bool:
+        """Whether files at a place, for which the catalog has no entry, are what a kill has left of a ledger."""
+        name = f"{self._provider}.{quoted(location)}"
+        return TEMPLATE in (read_properties(self._spark, name) or {}) and self._spark.table(name).isEmpty()
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         if self._template() is None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import uuid
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -59,6 +59,11 @@ class SparkTable(CommittedTable):
     @abstractmethod
     def write_together(cls, session: SparkSession, name: str, text: str) -> None:
         """Write a table's small files together, in commits that say ``text``."""
+
+    @classmethod
+    def create(cls, spark: SparkSession, writer: DataFrameWriterV2, has_begun: Callable[[str], bool]) -> None:
+        """Create a table. ``has_begun`` says of a place with files whether a kill has left them there of just this."""
+        writer.create()
 
     @classmethod
     @abstractmethod
@@ -143,7 +148,13 @@ class SparkTable(CommittedTable):
         if replaces:
             writer.createOrReplace()
         else:
-            writer.create()
+            self.create(self._spark, writer, self._has_begun)
+
+    def _has_begun(self, location: str) -> bool:
+        """Whether files at a place, for which the catalog has no entry, are what a kill has left of this table."""
+        name = f"{self.provider}.{quoted(location)}"
+        commits = type(self)(self._spark, name, self._table, self._mark, None, self._shape).commits(None)
+        return [(c.said.get("query"), c.said.get("step")) for c in commits] == [(self._mark.query, ANEW_STEP)]
 
     def _fill(self, layout: MirroredLayout, filled: Mapping[str, str], columns: Columns) -> None:
         values = {column.name: column for column in layout.columns}

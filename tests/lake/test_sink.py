@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ledgers import Rows
 
-from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.errors import DefiniteError, OptionError
 from pg_cdc_source.lake.ledger import LedgerRow
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
@@ -62,6 +62,18 @@ def test_a_bad_table_does_not_end_the_query_where_it_is_alone_in_its_batch() -> 
     assert lake.apply(outcome(A, LOST)) == {A: LOST}
     assert lake.read == [B]
     assert lake.apply(outcome(A, LOST), outcome(B)) == {A: LOST}
+
+
+def test_a_new_table_that_has_another_ones_place_does_not_end_the_query() -> None:
+    lake = Lake()
+    (why,) = lake.apply(outcome('public."A"'), outcome(B)).values()
+    assert 'one place for public.a and public."A": /lake/A' in why
+    assert lake.apply(outcome(A)) == {'public."A"': why}
+    assert lake.ledger.rows[-1].tables.keys() == {A, B, C}
+    # Who has begun so has chosen the wrong target.
+    sink = Sink(TARGETS, Rows(TARGETS.template))
+    with pytest.raises(OptionError, match="one place for"):
+        sink.apply("q", 0, lambda start: [outcome(A), outcome('public."A"')])
 
 
 def test_a_lake_that_is_away_sets_nothing_aside() -> None:
