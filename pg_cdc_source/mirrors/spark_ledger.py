@@ -30,7 +30,7 @@ class SparkLedger:
         create: Create,
         compact: Callable[[], None] | None = None,
     ) -> None:
-        """``upkeep`` are properties of the table; ``create`` creates it, and ``compact`` writes its small files together."""
+        """``upkeep`` are properties of the table. ``create`` creates it; ``compact`` writes small files together."""
         self._spark = spark
         self._name = name
         self._provider = provider
