@@ -24,7 +24,7 @@ from pg_cdc_source.offsets import Member, StreamOffset
 from pg_cdc_source.postgres import trees
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS, PgCdcDataSource
-from pg_cdc_source.stream import capture, membership
+from pg_cdc_source.stream import membership, next_offset
 
 Row = dict[str, Any]
 
@@ -221,7 +221,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     # Partitions are read here and not in a task.
     monkeypatch.setattr(pgcdc, "execution", lambda: "test")
     # What is found in passing is found sooner.
-    monkeypatch.setattr(capture, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(next_offset, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(membership, "WATCH_SECONDS", 0.5)
     # Each table of a snapshot is a batch, as large ones are, so that much can happen between them.
     monkeypatch.setattr(trees, "read_sizes", lambda session, oids: dict.fromkeys(oids, 1 << 40))

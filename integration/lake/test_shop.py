@@ -45,6 +45,7 @@ POINTS = int(os.environ.get("SHOP_POINTS", "6"))
 SEED = int(os.environ.get("SHOP_SEED", "1"))
 MODE = os.environ.get("SHOP_MODE", "merge")
 IS_WHOLE = POINTS >= 20
+POINTS_OF_A_JVM = 15
 
 SERVER = {"wal_keep_size": "8GB", "checkpoint_timeout": "30s"}
 # Why a table may stand aside for a while; the operator has its rows come again where this does not come by itself.
@@ -111,23 +112,30 @@ def test_every_point_of_the_ledger_is_one_of_postgresql(
         with connect(server.url) as pg:
             run(pg, "SELECT pg_switch_wal()")
             drop_slots(pg)
-        # Delta remembers much of each version of each table that is read.
         conf = {} if format == "deltalake" else lake_jars.conf(tmp_path / "warehouse")
-        spark = spark_sessions.get(**conf, **{"spark.driver.memory": "6g"})
+
+        def fresh() -> SparkSession:
+            """A session in a JVM of its own: Delta remembers much of each version of each table that is read."""
+            spark_sessions.end_jvm()
+            return spark_sessions.get(**conf, **{"spark.driver.memory": "6g"})
+
         ledger = arguments(tmp_path, server.url, format)["target"].format(table="_pgcdc")
-        shop = Shop(spark, format, ledger, load.alterations.gone, mode, graves)
+        shop = Shop(fresh(), format, ledger, load.alterations.gone, mode, graves)
         try:
             strange = shop.expect_ledger()
             with connect(server.url) as session:
                 last = seen_by(session)
-            for row in shop.points(POINTS, end):
+            for number, row in enumerate(shop.points(POINTS, end), start=1):
+                if number % POINTS_OF_A_JVM == 0:
+                    print(f"at point {number}, batch {row.batch_id}")
+                    shop.spark = fresh()
                 with past.at(row.lsn) as session:
                     shop.compare(session, row, last)
             shop.compare_last(server.url)
         finally:
             shop.judge.say()
             # A warehouse of its own is of no use to other tests.
-            spark_sessions.stop()
+            spark_sessions.end_jvm()
     print(f"{format}, {MODE}: {len(shop.rows)} batches, killed {drivers.kills}, ended {len(drivers.ends)}")
     if graves is not None:
         print(f"{graves.known} deleted rows are as they were, {graves.unknown} were deleted as rows came again")
@@ -199,7 +207,7 @@ class Shop:
         self.judge = Judge(mode)
         self._graves = graves
         self._mode = mode
-        self._spark = spark
+        self.spark = spark
         self._format = format
         self._ledger = ledger
         self._gone = gone
@@ -232,8 +240,8 @@ class Shop:
         return [*newest[:-1][::step][: count - 1], newest[-1]]
 
     def compare(self, session: Any, row: LedgerRow, last: Mapping[str, Seen]) -> None:
-        assert ledger_at(self._spark, self._ledger, self._format).last(row.lsn) == row
-        tables = mirror_at(self._spark, self._ledger, row.lsn, format=self._format)
+        assert ledger_at(self.spark, self._ledger, self._format).last(row.lsn) == row
+        tables = mirror_at(self.spark, self._ledger, row.lsn, format=self._format)
         # Those that stand aside are not in the lake; new ones may still be to come.
         absent = set(row.set_aside) | {name for name in _names(session) if name not in row.tables}
         reads = {name: self._reading(name, row.tables[name], found) for name, found in tables.items()}
@@ -268,7 +276,7 @@ class Shop:
             self.judge.compare(session, "at the end", lsn, self._last_reads(), self._gone, set(self._mode.aside))
 
     def _last_reads(self) -> dict[str, Callable[[], pa.Table]]:
-        tables = mirror_at(self._spark, self._ledger, format=self._format)
+        tables = mirror_at(self.spark, self._ledger, format=self._format)
         return {name: self._reading(name, self.rows[-1].tables[name], found) for name, found in tables.items()}
 
     def _reading(self, name: str, version: int, found: DataFrame) -> Callable[[], pa.Table]:

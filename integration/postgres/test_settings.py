@@ -30,7 +30,7 @@ from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.snapshot.source import plan_ranges
 from pg_cdc_source.spark.open_snapshot import open_snapshot
-from pg_cdc_source.stream import capture
+from pg_cdc_source.stream import next_offset
 
 Drive = Callable[..., Driver]
 RANGES = 140000  # the version that brought what reads a table by ctid
@@ -220,7 +220,7 @@ def test_bytes_that_are_not_utf_8_are_refused_by_their_place(
 def ascii_database(server: str) -> Iterator[tuple[Drive, Session]]:
     with pytest.MonkeyPatch.context() as patch, database(server, "ENCODING 'SQL_ASCII' LOCALE 'C'") as (url, pg):
         # An error waits for the batch before it, and that one, without rows, for this time.
-        patch.setattr(capture, "IDLE_SECONDS", 0.1)
+        patch.setattr(next_offset, "IDLE_SECONDS", 0.1)
         run(pg, r"CREATE TYPE e AS ENUM (E'\xe9')", "CREATE TYPE r AS (a text, b int)")
         with driving(pg, url, patch) as drive:
             yield drive, pg

@@ -10,7 +10,7 @@ from driving import Drive, driving
 from obedient import Obedient
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.stream import capture, membership
+from pg_cdc_source.stream import membership, next_offset
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def drive(db: str, pg: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dri
 def obedient(pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Obedient]:
     """``obedient(tables=…)`` starts a stream with a sink and an operator."""
     # Batches are asked for until all is there, so nothing is to be waited for and everything to be looked at.
-    monkeypatch.setattr(capture, "PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr(capture, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(next_offset, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(next_offset, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
     return functools.partial(Obedient, pg, drive)

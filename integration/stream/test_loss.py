@@ -29,7 +29,7 @@ from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import capture
+from pg_cdc_source.stream import next_offset
 
 Drive = Callable[..., Driver]
 THERE = "FROM pg_replication_slots WHERE slot_name = 's'"
@@ -372,7 +372,7 @@ def test_the_slot_of_a_quiet_table_moves_and_batches_are_few(pg: Session, drive:
         run(pg, "INSERT INTO u VALUES (1)")
     # The position moves by empty batches, one in IDLE_SECONDS and not one a question; the first is confirmed with the
     # second.
-    assert driver.batches - batches <= 2 + (time.monotonic() - started) / capture.IDLE_SECONDS
+    assert driver.batches - batches <= 2 + (time.monotonic() - started) / next_offset.IDLE_SECONDS
 
 
 def test_an_idle_query_does_nothing(spark: SparkSession, tmp_path: Path, db: str, pg: Session) -> None:
@@ -445,7 +445,7 @@ def test_a_server_that_was_restored(to_next_timeline: bool, monkeypatch: pytest.
             wait_until(lambda: run(pg, "SELECT count(*) FROM pg_replication_slots WHERE active") == [(2,)])
             run(pg, LOST)
         ahead.take(1)
-        reader = wait_until(lambda: buffered._reader._capture._reader.current)
+        reader = wait_until(lambda: buffered._reader._capture._parts.reader.current)
         wait_until(lambda: reader.waiting(buffered.offset.position).rows)
         server.stop("immediate")
         shutil.rmtree(server.data)

@@ -237,7 +237,7 @@ def test_turning_back_ends_with_its_driver(db: str, pg: Session) -> None:
     with source(db, dbtable="t") as first:
         end = first.next(None)
     with source(db, dbtable="t") as orphan:
-        orphan.capture._driver = Process(pid=(1 << 31) - 1, started="")
+        orphan.capture._parts.driver = Process(pid=(1 << 31) - 1, started="")
         with pytest.raises(TransientError, match="the driver's JVM is gone"):
             orphan.rows(None, end)
 

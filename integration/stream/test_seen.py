@@ -21,7 +21,7 @@ from watch import wait_until
 
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import capture
+from pg_cdc_source.stream import next_offset
 
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 SECRET = "a value of a row"
@@ -93,7 +93,7 @@ def test_the_latest_offset_says_how_far_the_stream_is_behind(pg: Session, drive:
 @reported
 def test_wal_of_other_tables_is_no_lag(pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     # The offset stays where it is, without batches that only move the slot.
-    monkeypatch.setattr(capture, "IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(next_offset, "IDLE_SECONDS", 3600.0)
     driver = drive(dbtable="t")
     driver.take(5)
     run(pg, "CREATE TABLE other (v text)", "INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 2000)")

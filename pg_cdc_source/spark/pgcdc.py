@@ -25,7 +25,8 @@ from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.shipped_modules import find_shipped_modules
 from pg_cdc_source.spark.worker_tuning import small_task
 from pg_cdc_source.stream.batch_log import described, log_batch
-from pg_cdc_source.stream.capture import Batch, Capture
+from pg_cdc_source.stream.batch_reading import Batch
+from pg_cdc_source.stream.capture import Capture
 from pg_cdc_source.stream.chunks import Chunk, from_ipc
 from pg_cdc_source.stream.held_snapshot import SnapshotPart
 from pg_cdc_source.stream.stream_plan import layout_of, read_typed_schema

@@ -1,0 +1,166 @@
+"""Where the next batch of a stream ends: with changes, with tables that join or leave, or with what may be missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
+from pg_cdc_source.offsets import Member, Position, StreamOffset
+from pg_cdc_source.stream.batch_rows import rows_of
+from pg_cdc_source.stream.joins import Join
+from pg_cdc_source.stream.leaving import Leaving
+from pg_cdc_source.stream.schema_history import NewTableError
+from pg_cdc_source.stream.stream_parts import StreamParts
+
+# How long an answer may wait for changes: it spares Spark's loop its polling, and stop() waits no longer than this.
+PATIENCE_SECONDS = 0.25
+# How often the offset of a quiet stream moves on: each move is an empty batch, and lets the slot forget WAL.
+IDLE_SECONDS = 10.0
+
+
+class NextOffset:
+    """Finds the end of the batch behind a start whose initial snapshot is read."""
+
+    def __init__(self, parts: StreamParts) -> None:
+        self._parts = parts
+        self._target: Position | None = None
+        self._moved_at = time.monotonic()
+
+    def stop_at_present(self) -> None:
+        """Take nothing that is committed from now on."""
+        self._target = Position.before(self._parts.source.read_end_of_wal())
+
+    def after(self, start: StreamOffset) -> StreamOffset:
+        """The end of the next batch; ``start`` if there is nothing for one."""
+        parts = self._parts
+        membership, joins = parts.membership, parts.joins
+        membership.look_sometimes()
+        leaving = membership.leaving
+        if leaving is not None and start.position >= leaving.through:
+            membership.leave()
+            # It would still bring rows of one that is published again, which a repeated batch would not have.
+            parts.reader.close()
+            left = self._offset(start, start.position)
+            parts.layouts.keep(membership.plan.members)
+            return left
+        if self._gaps(start) != start.gaps:
+            # Before more of their changes come.
+            return self._offset(start, start.position)
+        if start.due and not joins.are_awaited(start):
+            # They have left since.
+            return replace(self._offset(start, start.position), due=())
+        while True:
+            join = joins.ready(start, 0.0 if self._target is None else PATIENCE_SECONDS)
+            if join is not None and join.position <= start.position and start.position.is_whole:
+                return self._join_offset(start, join)
+            if self._target is not None and start.position >= self._target and not joins.are_awaited(start):
+                return start
+            end = self._cut(start, join, leaving)
+            if end > start.position:
+                break
+            # To give the start again would say that there is no more, so on the way to a target it waits.
+            if self._target is None:
+                return start
+            if not parts.is_driver_there():
+                raise TransientError("the driver's JVM is gone")
+        self._moved_at = time.monotonic()
+        start = replace(start, due=parts.due(start, end), members=membership.plan.members)
+        # Tables that join at this end do so with the next batch. A session that has decoded what comes before their
+        # point has built its view of the publication there, and older servers never renew it: it would leave out their
+        # changes. What was decoded before would also be decoded anew, and compared with a later catalog.
+        return self._offset(start, end)
+
+    def at_end_of_wal(self, offset: StreamOffset, members: Sequence[Member]) -> StreamOffset:
+        """``offset``, moved to the end of what is committed by now; where it starts may not be known."""
+        session = self._parts.source.open()
+        return self._parts.layouts.guess(session, members, offset, lambda: self._end_of_wal(offset.position))
+
+    def _end_of_wal(self, at_least: Position) -> Position:
+        return max(at_least, self._target or Position.before(self._parts.source.read_end_of_wal()))
+
+    def _cut(self, start: StreamOffset, join: Join | None, leaving: Leaving | None) -> Position:
+        """Where the next batch ends; where it starts, if there is nothing for one."""
+        parts = self._parts
+        stops = [] if leaving is None else [leaving.through]
+        if join is not None:
+            stops.append(join.position)
+        elif self._target is not None and not parts.joins.are_awaited(start):
+            stops.append(self._target)
+        ceiling = min((stop for stop in stops if stop > start.position), default=None)
+        # A batch without rows only moves the slot, which need not happen all the time.
+        only_rows = ceiling is None and time.monotonic() < self._moved_at + IDLE_SECONDS
+        reader = parts.open_reader(start.position, lambda: parts.membership.plan)
+        try:
+            return reader.cut(start.position, ceiling, PATIENCE_SECONDS, only_rows=only_rows)
+        except NewTableError:
+            parts.membership.follow_new(start.position)
+            parts.reader.close()
+            return start.position
+        except SlotLostError:
+            before = parts.history.identify()
+            parts.history.forget_identity()
+            if parts.history.identify() == before:
+                raise
+            # What the reader had ahead of Spark is of a timeline that the server has left; what Spark has may not be.
+            parts.history.require_common(start.identity, start.position)
+            parts.reader.close()
+            return start.position
+        except SchemaChangedError:
+            # A column that the publication leaves out looks like one that was dropped.
+            parts.membership.look()
+            raise
+
+    def _offset(self, start: StreamOffset, position: Position) -> StreamOffset:
+        membership, gaps = self._parts.membership, self._gaps(start)
+        members = membership.plan.members
+        layouts = self._parts.layouts.text(start.position, position, (*(start.members or ()), *members))
+        return replace(
+            start, position=position, publication=membership.mark, members=members, gaps=gaps, layouts=layouts
+        )
+
+    def _gaps(self, start: StreamOffset) -> tuple[str, ...]:
+        """The tables whose changes may be missing, by the names that they have in the stream."""
+        membership = self._parts.membership
+        there = {member.oid: member.name for member in membership.plan.members}
+        oids = {member.name: member.oid for member in start.members or ()}
+        # One may have been renamed since it was said.
+        said = [there[oids[name]] for name in start.gaps if oids.get(name) in there]
+        return tuple(dict.fromkeys((*said, *(name for name in membership.gaps if name in there.values()))))
+
+    def _join_offset(self, start: StreamOffset, join: Join) -> StreamOffset:
+        parts = self._parts
+        membership, layouts = parts.membership, parts.layouts
+        position = start.position
+        parts.snapshot.hold(join.held)
+        parts.joins.done(join)
+        # The one that was read by the plan of before has left out their changes.
+        parts.reader.close()
+        layouts.keep((*(start.members or ()), *membership.plan.members))
+        names = tuple(planned.name for planned in join.tables)
+        session, _ = join.held.holders[0]
+        layouts.note_snapshot(session, [planned.member for planned in join.tables], join.point)
+        end = replace(self._offset(start, position), tables=names, done=len(names), at=join.point)
+        if join.position < position:
+            self._read_layouts(start, end)
+        # What was rewritten after the point is said again behind these rows.
+        again = layouts.rewritten(join.position, position)
+        later = membership.plan.with_oids(start.due_oids - join.due)
+        due = tuple(dict.fromkeys((*(planned.name for planned in later), *again)))
+        # What these tables' layouts were from the point on comes again, too.
+        text = layouts.text(join.position, position, (*(start.members or ()), *(end.members or ())))
+        gaps = tuple(name for name in end.gaps if name not in names)
+        return replace(end, due=due, gaps=gaps, layouts=text)
+
+    def _read_layouts(self, start: StreamOffset, end: StreamOffset) -> None:
+        """Come to the layouts that the tables which join had since their point: the stream went past it without them.
+
+        A batch's end carries them, so they have to be known before it is given.
+        """
+        parts = self._parts
+        if parts.layouts.are_emitted:
+            rows = rows_of(start, end, (), parts.membership.plan)
+            begin = rows.begin(start.position)
+            plan = rows.plan_from(parts.membership.plan, begin, start.position)
+            parts.open_reader(begin, lambda: plan).read_through(end.position, parts.is_driver_there)

@@ -1,0 +1,69 @@
+"""What a stream has in the driver's source process: kept there, it only makes answering fast (see ``capture``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pg_cdc_source.offsets import Position, StreamOffset
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.snapshot.driver import Process, driver_process
+from pg_cdc_source.stream.beginning import Beginning
+from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
+from pg_cdc_source.stream.held_snapshot import HeldSnapshot
+from pg_cdc_source.stream.joins import Joins
+from pg_cdc_source.stream.membership import Membership
+from pg_cdc_source.stream.planned_reader import PlannedReader
+from pg_cdc_source.stream.slot_history import SlotHistory
+from pg_cdc_source.stream.slot_reader import SlotReader
+from pg_cdc_source.stream.source_session import SourceSession
+from pg_cdc_source.stream.stream_plan import StreamPlan
+
+
+class StreamParts:
+    """The parts of a stream, which its offsets and its batches share."""
+
+    def __init__(self, options: StreamOptions, schema: pa.Schema) -> None:
+        self.options = options
+        self.driver: Process = driver_process()
+        self.source = SourceSession(options)
+        self.history = SlotHistory(options, self.source)
+        self.membership = Membership(options, schema, self.source)
+        self.snapshot = HeldSnapshot(options, self.source, self.history, self.is_driver_there)
+        self.layouts = EmittedLayouts(options, schema)
+        self.beginning = Beginning(options, self.source, self.history, self.membership, self.snapshot, self.layouts)
+        self.reader = PlannedReader(options, self.history, self.layouts)
+        self.joins = Joins(options, self.membership)
+
+    def is_driver_there(self) -> bool:
+        """Whether the driver's JVM still runs."""
+        return self.driver.runs()
+
+    def open_reader(self, position: Position, plan: Callable[[], StreamPlan]) -> SlotReader:
+        """The slot's reader; see :meth:`PlannedReader.open`."""
+        return self.reader.open(position, plan, self.joins.safe(position))
+
+    def due(self, start: StreamOffset, end: Position) -> tuple[str, ...]:
+        """The tables whose rows have to come again behind the batch from ``start`` to ``end``."""
+        return self.joins.due(start, end, self.reader, self.layouts.rewritten(start.position, end))
+
+    def close(self) -> None:
+        """End the reader, the snapshots and the session."""
+        self.reader.close()
+        self.joins.close()
+        self.snapshot.end()
+        self.layouts.close()
+        self.source.close()
+
+
+@dataclass(slots=True)
+class GivenOffsets:
+    """The newest offsets that this process has given out: of all, of those given without their start or without a
+    limit, and of those of which all was known when they were given.
+    """
+
+    newest: StreamOffset | None = None
+    guessed: StreamOffset | None = None
+    planned: StreamOffset | None = None
