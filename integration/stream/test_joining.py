@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from databases import connect
@@ -26,6 +27,7 @@ from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import joins, membership
 from pg_cdc_source.stream.joining import Joining
+from pg_cdc_source.stream.membership import Membership
 
 Drive = Callable[..., Driver]
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
@@ -351,7 +353,7 @@ def test_the_slot_moves_on_where_a_table_is_gone_whose_snapshot_came_to_nothing(
     monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
     driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*")
     refused = threading.Event()
-    monkeypatch.setattr(joins, "_have_their_files", lambda *_: refused.set())
+    monkeypatch.setattr(joins, "_with_their_files", lambda *_: refused.set())
     run(pg, *U)
     going_on(driver, refused.is_set)
     run(pg, "DROP TABLE u")
@@ -454,6 +456,42 @@ def test_changes_of_a_table_that_is_gone_do_not_come_again_with_another_that_joi
     assert sorted((row["_table"], row["_change_type"]) for row in rows) == [
         ("public.u", "snapshot"), ("public.u", "snapshot"), ("public.u", "truncate")
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("published", "statement"),
+    [
+        ("FOR TABLE t", "ALTER PUBLICATION s ADD TABLE u, w"),
+        ("FOR TABLE t, u, w", f"SELECT pg_logical_emit_message(true, 'pgcdc', '{write_request(Asked(('*',)))}')"),
+        ("FOR TABLE t, u, w WITH (publish = 'insert')", "ALTER PUBLICATION s SET (publish = 'insert, truncate')"),
+    ],
+    ids=["new", "asked for", "published otherwise"],
+)
+def test_a_table_that_is_truncated_again_and_again_holds_up_no_other(
+    published: str, statement: str, pg: Session, db: str, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pg.server_version < MESSAGES_VERSION and "message" in statement:
+        pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
+    run(pg, *T, *U, "CREATE TABLE w (id int PRIMARY KEY, v text)", "INSERT INTO w VALUES (1, 'w')",
+        f"CREATE PUBLICATION s {published}")  # fmt: skip
+    driver = drive(tables="public.*")
+    driver.take(1 if published == "FOR TABLE t" else 4)
+    seen = len(driver.rows)
+    plan_join = Membership.plan_join
+
+    def truncate(self: Membership, *args: Any) -> Any:
+        with connect(db) as other:
+            run(other, "TRUNCATE u", "INSERT INTO u VALUES (5, 'x')")
+        return plan_join(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Membership, "plan_join", truncate)
+        run(pg, statement)
+        going_on(driver, lambda: ("public.w", "snapshot") in values(driver.rows[seen:], "_table", "_change_type"))
+        assert ("public.u", "snapshot") not in values(driver.rows[seen:], "_table", "_change_type")
+    going_on(driver, lambda: ("public.u", "snapshot") in values(driver.rows[seen:], "_table", "_change_type"))
+    until_equal(driver, pg, "t", "u", "w")
+    assert values(driver.rows[seen:], "_table", "_change_type").count(("public.w", "snapshot")) == 1
 
 
 def test_nothing_is_kept_for_a_table_that_was_dropped_while_it_waited(pg: Session, db: str, drive: Drive) -> None:

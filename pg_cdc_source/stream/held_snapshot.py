@@ -217,10 +217,12 @@ def _has_same_columns(present: PlannedTable | None, said: PlannedTable) -> bool:
 
 def check_files(held: Held, tables: Sequence[PlannedTable]) -> None:
     """Make sure that no table was rewritten between its plan and the snapshot, under locks that do not stay."""
-    held.lock([planned.oid for planned in tables], timeout="60s")
-    for session, _ in held.holders:
-        locks.check_files(session, "starting the snapshot")
-    held.unlock()
+    try:
+        held.lock([planned.oid for planned in tables], timeout="60s")
+        for session, _ in held.holders:
+            locks.check_files(session, "starting the snapshot")
+    finally:
+        held.unlock()
 
 
 def emptying_rows(plan: StreamPlan, rows: BatchRows, had: Mapping[int, Position]) -> Chunk:

@@ -28,12 +28,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Tables that join at the consistent point of a snapshot, and the publication's mark there."""
+    """Tables that join at the consistent point of a snapshot, and the publication's mark there.
+
+    ``due`` has the oids of what had been asked for when it was planned, and ``late`` those that wait for another one.
+    """
 
     held: Held
     tables: tuple[PlannedTable, ...]
     mark: str
-    due: frozenset[int]  # the oids of what had been asked for when it was planned
+    due: frozenset[int]
+    late: frozenset[int]
 
     @property
     def point(self) -> Lsn:
@@ -116,8 +120,9 @@ class Joins:
         try:
             # A gap that a row has said ends with the table's rows, also where its cause has gone again.
             tables, mark = self._membership.plan_join(held, start.due_oids | start.gap_oids)
-            if tables and _have_their_files(held, tables):
-                self._ready = Join(held, tables, mark, start.due_oids)
+            if there := _with_their_files(held, tables):
+                late = frozenset(planned.oid for planned in tables if planned not in there)
+                self._ready = Join(held, there, mark, start.due_oids - late, late)
             self._refused = ""
         except SchemaChangedError:
             raise
@@ -170,11 +175,13 @@ class Joins:
         self._stays.clear()
 
 
-def _have_their_files(held: Held, tables: Sequence[PlannedTable]) -> bool:
-    """Whether none of the tables was rewritten after the snapshot was taken: then another one is needed."""
+def _with_their_files(held: Held, tables: tuple[PlannedTable, ...]) -> tuple[PlannedTable, ...]:
+    """The tables that were not rewritten after the snapshot was taken; others need another one."""
     try:
         check_files(held, tables)
     except SchemaChangedError as error:
-        log.warning("tables that join the stream have to wait: %s", error.what)
-        return False
-    return True
+        if len(tables) > 1:
+            return tuple(planned for planned in tables if _with_their_files(held, (planned,)))
+        log.warning("%s has to wait before it joins the stream: %s", tables[0].name, error.what)
+        return ()
+    return tables

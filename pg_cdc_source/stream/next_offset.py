@@ -146,7 +146,7 @@ class NextOffset:
             self._read_layouts(start, end)
         # What was rewritten after the point is said again behind these rows.
         again = layouts.rewritten(join.position, position)
-        later = membership.plan.with_oids(start.due_oids - join.due)
+        later = membership.plan.with_oids((start.due_oids - join.due) | join.late)
         due = tuple(dict.fromkeys((*(planned.name for planned in later), *again)))
         # What these tables' layouts were from the point on comes again, too.
         text = layouts.text(join.position, position, (*(start.members or ()), *(end.members or ())))
