@@ -512,6 +512,29 @@ def test_nothing_is_kept_for_a_table_that_was_dropped_while_it_waited(pg: Sessio
     assert run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'") == []
 
 
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark gives no start")
+@pytest.mark.parametrize("policy", ["fail", "ignore", "emit"])
+def test_a_table_that_waits_at_a_start_and_is_dropped_before_it_joins_is_said_to_have_left(
+    policy: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange=policy)
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s DROP TABLE u", "INSERT INTO u VALUES (3, 'c')", "ALTER PUBLICATION s ADD TABLE u")
+    hold_joins_back(monkeypatch)
+    driver.start()
+    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    run(pg, "DROP TABLE u", "INSERT INTO t VALUES (3, 'c')")
+    gone = "publication s has lost public.u, which was dropped"
+    if policy == "fail":
+        driver.refusal(gone, rows=None)
+        return
+    going_on(driver, lambda: [member.name for member in driver.members or ()] == ["public.t"], 30)
+    assert caplog.text.count(gone) == 1
+    said = [row["_table"] for row in driver.rows if '"left"' in (row["after"] or "")]
+    assert said == (["public.u"] if policy == "emit" else [])
+
+
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_batch_in_which_a_table_joins_may_be_asked_for_twice(crash: bool, pg: Session, drive: Drive) -> None:
     run(pg, *T, *U, "CREATE PUBLICATION s FOR TABLE t")

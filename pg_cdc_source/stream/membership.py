@@ -13,31 +13,27 @@ every few seconds while it runs.
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import AccessError, OptionError, SchemaChangedError, ServerSetupError, TransientError
+from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
-from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.stream.leaving import Leaving
 from pg_cdc_source.stream.members import (
     Difference,
-    compare,
     find_renamed,
     members_at,
-    members_of,
-    with_filled_partitions,
 )
+from pg_cdc_source.stream.publication_watch import Found, PublicationWatch
 from pg_cdc_source.stream.published_tables import PublishedTables
 from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
 from pg_cdc_source.stream.second_look import settled
@@ -62,9 +58,9 @@ class Membership:
         self._source = source
         self._plan: StreamPlan | None = None
         self._is_compared = False  # with the catalog, in this process
-        self._seen: object = None  # of the publication, at the last look
         self._looked_at = 0.0
-        self._found = _Found("", frozenset())  # at the last look
+        self._watch = PublicationWatch(options, self.published)
+        self._found = Found("", frozenset())  # at the last look
         self._found_before = self._found  # the snapshot for those that join was begun
 
     @property
@@ -98,7 +94,7 @@ class Membership:
         # What is seen here need not be looked at again at once.
         self._looked_at = time.monotonic()
         whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
-        self._found = _Found.of(mark, difference)
+        self._found = Found.of(mark, difference)
         self._settle(whole, mark, difference, offset)
         self._is_compared = True
         return before is not None and bool(find_renamed(before.members, self.plan.members))
@@ -123,7 +119,7 @@ class Membership:
             return ()
         then = self._source.ask(lambda session: members_at(start, end.members or (), session))
         difference = self._source.ask(
-            lambda session: self._difference(session, then, start.publication, end.members or (), end.publication)
+            lambda session: self._watch.compare(session, then, start.publication, end.members or (), end.publication)
         )
         self._settle(whole, end.publication, difference, start)
         anew = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
@@ -154,15 +150,7 @@ class Membership:
     def _compare(self, session: Session, offset: StreamOffset) -> tuple[StreamPlan, str, Difference]:
         whole, mark = self.published.read(session, offset.members)
         then = members_at(offset, whole.members, session)
-        return whole, mark, self._difference(session, then, offset.publication, whole.members, mark)
-
-    def _difference(
-        self, session: Session, then: Sequence[Member], mark: str, now: Sequence[Member], mark_now: str
-    ) -> Difference:
-        options = self._options
-        says_names = options.on_schema_change == "emit"
-        found = compare(then, mark, now, mark_now, options.publication, says_names=says_names)
-        return with_filled_partitions(session, found, then)
+        return whole, mark, self._watch.compare(session, then, offset.publication, whole.members, mark)
 
     def _settle(self, whole: StreamPlan, mark: str, difference: Difference, offset: StreamOffset) -> None:
         """Follow what is complete, and take note of what waits and of what leaves."""
@@ -203,7 +191,7 @@ class Membership:
         self._looked_at = time.monotonic()
         try:
             session = self._source.open()
-            difference = settled(lambda: self._find_difference(session))
+            self._found, difference = settled(lambda: self._watch.look(session, self.plan, self.mark))
         except TransientError:
             # The next look is soon enough.
             self._source.close()
@@ -218,46 +206,6 @@ class Membership:
             self.has_waiting = bool(difference.joined) and self._options.on_new_table == "snapshot"
             anew = {joined.member.name for joined in difference.joined}
             self._note_left([member for member in difference.left if member.name not in anew])
-
-    def _find_difference(self, session: Session) -> Difference | None:
-        """What of the publication is not as it is followed; None where all is as it was when nothing was found."""
-        options = self._options
-        published = publication.read_publication(session, options.publications)
-        if published is None:
-            raise SchemaChangedError(
-                f"publication {quoted(options.publication)} was dropped, so changes may be missing",
-                remedy=publication.CREATE_AGAIN,
-            )
-        refused = self.published.find_refused(session, published)
-        followed = [planned.member for planned in self.plan.planned]
-        seen = published, refused, followed, self.mark
-        mark = publication.mark_of(published, session.server_version)
-        if seen == self._seen:
-            self._found = _Found(mark, frozenset())
-            return None
-        try:
-            may_lack = functools.partial(self.published.may_lack, self.plan.members, published)
-            relations = publication.stream_tables(session, options, published, may_lack)
-        except (OptionError, AccessError, ServerSetupError):
-            # A table that was dropped is not found by its name. One that was renamed is, at its next change.
-            if self._are_found(published):
-                raise
-            relations = tuple(t.relation for t in published.tables if t.relation.oid in _oids(followed))
-        relations = tuple(relation for relation in relations if relation.oid not in refused)
-        now = members_of(published, relations, self.plan.lsn)
-        difference = self._difference(session, followed, self.mark, now, mark)
-        self._found = _Found.of(mark, difference)
-        if not difference.joined and not difference.left:
-            self._seen = seen
-        return difference
-
-    def _are_found(self, published: Publication) -> bool:
-        """Whether all that is followed, and all that is listed, is published by its name."""
-        relations = {table.relation.oid: table.relation for table in published.tables}
-        listed = {pattern.name for pattern in self._options.tables if pattern.name is not None}
-        return listed <= {relation.name for relation in relations.values()} and all(
-            planned.oid in relations and str(relations[planned.oid]) == planned.name for planned in self.plan.planned
-        )
 
     def _refuse(self, difference: Difference) -> None:
         if self._options.on_new_table == "snapshot":
@@ -302,9 +250,9 @@ class Membership:
         published = publication.require_publication(session, self._options.publications)
         whole, mark = self.published.plan_of(session, self.plan.members, published, point)
         followed = [planned.member for planned in self.plan.planned]
-        difference = self._difference(session, followed, self.mark, whole.members, mark)
+        difference = self._watch.compare(session, followed, self.mark, whole.members, mark)
         self._refuse(difference)
-        before, found = self._found_before, _Found.of(mark, difference)
+        before, found = self._found_before, Found.of(mark, difference)
         late = {oid for oid, _ in found.joined - before.joined}
         if late or mark != before.mark:
             # The next one is begun behind another look.
@@ -333,7 +281,7 @@ class Membership:
         """Follow tables from their points on, also those that are gone by now, of which there are only changes."""
         before = {member.oid: member.since for member in self.plan.members}
         self._plan, self.mark, self.has_waiting = self.plan.joined_by(tables, gone), mark, False
-        self._seen = None
+        self._watch.forget()
         names, oids = {p.name for p in tables}, {p.oid for p in tables}
         self.gaps = {name: oid for name, oid in self.gaps.items() if name not in names and oid not in oids}
         if new := [planned.member for planned in tables if planned.member.since != before.get(planned.oid)]:
@@ -360,18 +308,6 @@ class Membership:
         )
         self.gaps = {name: oid for name, oid in self.gaps.items() if name not in {m.name for m in leaving.members}}
         self.leaving = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The publication's mark, and the oids and entries of the tables that are not followed as they are published."""
-
-    mark: str
-    joined: frozenset[tuple[int, str]]
-
-    @classmethod
-    def of(cls, mark: str, difference: Difference) -> _Found:
-        return cls(mark, frozenset((joined.member.oid, joined.member.entry) for joined in difference.joined))
 
 
 def _oids(members: Sequence[Member]) -> set[int]:

@@ -1,0 +1,99 @@
+"""What of a publication is not as a stream follows it, found by looking at the catalog every now and then."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import AccessError, OptionError, SchemaChangedError, ServerSetupError
+from pg_cdc_source.offsets import Member
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.stream.members import Difference, compare, members_of, with_filled_partitions
+from pg_cdc_source.stream.published_tables import PublishedTables
+from pg_cdc_source.stream.stream_plan import StreamPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The publication's mark, and the oids and entries of the tables that are not followed as they are published."""
+
+    mark: str
+    joined: frozenset[tuple[int, str]]
+
+    @classmethod
+    def of(cls, mark: str, difference: Difference) -> Found:
+        return cls(mark, frozenset((joined.member.oid, joined.member.entry) for joined in difference.joined))
+
+
+class PublicationWatch:
+    """Compares a publication with what a stream follows."""
+
+    def __init__(self, options: StreamOptions, published: PublishedTables) -> None:
+        self._options = options
+        self._published = published
+        self._seen: object = None  # of the publication, when nothing was found
+
+    def compare(
+        self, session: Session, then: Sequence[Member], mark: str, now: Sequence[Member], mark_now: str
+    ) -> Difference:
+        """What became of the tables ``then``; both marks are the publication's."""
+        options = self._options
+        says_names = options.on_schema_change == "emit"
+        found = compare(then, mark, now, mark_now, options.publication, says_names=says_names)
+        return with_filled_partitions(session, found, then)
+
+    def look(self, session: Session, plan: StreamPlan, mark: str) -> tuple[Found, Difference | None]:
+        """What is not as it is followed; None where all is as it was when nothing was found.
+
+        Raises SchemaChangedError where the publication is gone.
+        """
+        options = self._options
+        published = publication.read_publication(session, options.publications)
+        if published is None:
+            raise SchemaChangedError(
+                f"publication {quoted(options.publication)} was dropped, so changes may be missing",
+                remedy=publication.CREATE_AGAIN,
+            )
+        refused = self._published.find_refused(session, published)
+        followed = [planned.member for planned in plan.planned]
+        seen = published, refused, followed, mark
+        mark_now = publication.mark_of(published, session.server_version)
+        if seen == self._seen:
+            return Found(mark_now, frozenset()), None
+        try:
+            may_lack = functools.partial(self._published.may_lack, plan.members, published)
+            relations = publication.stream_tables(session, options, published, may_lack)
+        except (OptionError, AccessError, ServerSetupError):
+            # A table that was dropped is not found by its name. One that was renamed is, at its next change.
+            if self._are_found(plan, published):
+                raise
+            oids = {member.oid for member in followed}
+            relations = tuple(table.relation for table in published.tables if table.relation.oid in oids)
+        relations = tuple(relation for relation in relations if relation.oid not in refused)
+        now = members_of(published, relations, plan.lsn)
+        difference = self.compare(session, followed, mark, now, mark_now)
+        # Those that wait to join again are not compared: they wait also where all is as it was before.
+        there = {table.relation.oid for table in published.tables}
+        waited = tuple(member for member in plan.gone if member.oid not in there)
+        difference = replace(difference, left=(*difference.left, *waited))
+        if not difference.joined and not difference.left:
+            self._seen = seen
+        return Found.of(mark_now, difference), difference
+
+    def forget(self) -> None:
+        """Have the next look find anew what there is."""
+        self._seen = None
+
+    def _are_found(self, plan: StreamPlan, published: Publication) -> bool:
+        """Whether all that is followed, and all that is listed, is published by its name."""
+        relations = {table.relation.oid: table.relation for table in published.tables}
+        listed = {pattern.name for pattern in self._options.tables if pattern.name is not None}
+        return listed <= {relation.name for relation in relations.values()} and all(
+            planned.oid in relations and str(relations[planned.oid]) == planned.name for planned in plan.planned
+        )
