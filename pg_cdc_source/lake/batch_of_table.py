@@ -135,9 +135,12 @@ class TableBatch:
         files = [row for row in ordered if row["_change_type"] == FILE]
         emptied = max(map(place_of, truncates), default=BEGINNING)
         begin = max([emptied, *map(place_of, files)])
-        # No commit is right behind: what is said there is of rows that come anew, also where there are none.
-        anew = {(row["_commit_lsn"] + 1, 0) for row in truncates if row["_xid"] is None}
         keeps = shape.keeps and not stands_still
+        # No commit is right behind: what is said there is of rows that come anew, also where there are none.
+        again = [row for row in truncates if row["_xid"] is None]
+        anew = {(row["_commit_lsn"] + 1, 0) for row in again}
+        # What keeps a past lacks the changes of a gap, also where the table was truncated since.
+        mended = max(map(place_of, again), default=BEGINNING) if keeps else begin
         had = BEGINNING
         if keeps and shape.is_log:
             # Rows came again as of a point that the log was past: changes since are there.
@@ -149,8 +152,9 @@ class TableBatch:
         for row in ordered:
             if row["_change_type"] == "schema":
                 identity, place = read_layout(row["layout"]).identity, place_of(row)
-                is_void = place <= begin
-                batch._note(json.loads(row["after"]), identity, place, is_void=is_void, is_anew=place in anew)
+                said = json.loads(row["after"])["changes"]
+                said = [change for change in said if change["change"] != "gap" or place > mended]
+                batch._note(said, identity, place, is_void=place <= begin, is_anew=place in anew)
         # Values of a table that was rewritten are of other types, and nobody takes them.
         if layout is not None and not batch.is_rewritten:
             batch._require_names(layout)
@@ -166,8 +170,10 @@ class TableBatch:
             batch._empty()
         return batch
 
-    def _note(self, said: Mapping[str, Any], identity: str, place: Place, *, is_void: bool, is_anew: bool) -> None:
-        for change in said["changes"]:
+    def _note(
+        self, said: Iterable[Mapping[str, Any]], identity: str, place: Place, *, is_void: bool, is_anew: bool
+    ) -> None:
+        for change in said:
             kind, attnum = change["change"], change["attnum"]
             if kind == "added" and attnum is not None:
                 if not self.shape.is_log:
@@ -186,7 +192,7 @@ class TableBatch:
                     f"{self.table} is not streamed any more: {change['why']}",
                     remedy=f"{change['remedy']}; its rows come again then",
                 )
-            elif kind == "gap" and not is_void:
+            elif kind == "gap":
                 raise SchemaChangedError(f"{self.table}: {change['why']}", remedy=change["remedy"])
             elif self.shape.is_log:
                 # Nothing is told apart by a key.
