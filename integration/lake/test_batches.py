@@ -20,6 +20,8 @@ from pg_cdc_source.lake.ledger import LedgerRow
 from pg_cdc_source.lake.sink import CATCHING_UP
 from pg_cdc_source.mirrors import spark_commits
 from pg_cdc_source.postgres.publication import identity
+from pg_cdc_source.stream.batch_reading import BatchReading
+from pg_cdc_source.stream.batch_rows import BatchRows
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
@@ -99,6 +101,29 @@ def test_rows_of_a_snapshot_are_what_changes_make_of_them(flat: bool, pg: Sessio
     changed = [{**row, "c0": "None", "renamed": row["c1"]} for row in snapshot]
     changed = [{name: row[name] for name in row if name != "c1"} for row in changed]
     assert found(1, 2, 3, 4, 5, 11, 12, 13) == [*changed, changed[2], changed[2], *changed]
+
+
+def test_a_column_that_goes_before_rows_are_read_is_not_said_to_have_been_empty(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change that says so comes with a later batch, and the ledger's row is of a point where the column was."""
+    if pg.server_version < 140000:
+        pytest.skip("rows are asked for by a message from PostgreSQL 14 on")
+    lake = begin(*T)
+    ask = """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.t"]}')"""
+    as_said = BatchReading._as_said
+
+    def dropping(self: BatchReading, rows: BatchRows) -> BatchRows:
+        run(pg, "ALTER TABLE t DROP COLUMN IF EXISTS v")
+        return as_said(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchReading, "_as_said", dropping)
+        run(pg, ask)
+        wait_until(lambda: set_aside(lake))
+    assert "column v was changed right behind the rows that came anew" in newest(lake).set_aside["public.t"]
+    run(pg, ask)
+    wait_until(is_same(lake, pg, "t"))
 
 
 @pytest.mark.corner

@@ -26,7 +26,6 @@ from second_opinion import SecondOpinion
 from watch import session_names, slots, wait_until
 
 from pg_cdc_source.offsets import StreamOffset
-from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "1").split()]
 SECONDS = 7.0
@@ -215,9 +214,8 @@ def test_tables_that_come_and_go_end_right(
     renamed = sorted(tables.renamed)
     try:
         stream.live_until(lambda: not wrong(pg, stream, columns, renamed), 60)
-        # A table that took another's name: its rows are there under the old one until somebody asks. Before Spark 4.2,
-        # those of a table that was rewritten when the process ended are asked for as well.
-        for name in renamed if HAS_LIMITS or pg.server_version < 140000 else published(pg):
+        # A table that took another's name: its rows are there under the old one until somebody asks.
+        for name in renamed:
             run(pg, f"""SELECT pg_logical_emit_message(true, 'pgcdc', '{{"snapshot": ["public.{name}"]}}')""")
         stream.live_until(lambda: not wrong(pg, stream, columns), 60)
     finally:

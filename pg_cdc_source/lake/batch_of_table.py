@@ -164,6 +164,7 @@ class TableBatch:
                 there = len(layout.columns)
                 batch.layout = layout = with_dropped(layout, layouts)
                 batch._require_filled_files(layout.columns[there:])
+            batch._require_sent_values(layout.columns)
             runs = (row for row in ordered if row["_change_type"] == CHANGES)
             batch._read(layout, runs, had if keeps else begin)
         if truncates and not shape.keeps:
@@ -250,6 +251,14 @@ class TableBatch:
             number = column.attnum or 0
             if self.fills.get(number) is not None and any(place_of(f) < self._added[number] for f in self.files):
                 raise changed_behind(self.table, column.name)
+
+    def _require_sent_values(self, columns: Iterable[MirroredColumn]) -> None:
+        """Rows of files lack the values of columns that were altered before they were read; a log says so of each."""
+        for row in () if self.shape.is_log else self.files:
+            written, unsent = read_layout(row["layout"]), json.loads(row["after"]).get("unsent", ())
+            for column in columns:
+                if (place := written.place_of(column)) is not None and written.columns[place].name in unsent:
+                    raise changed_behind(self.table, column.name)
 
     def _require_exact_fills(self, layout: MirroredLayout) -> None:
         for column in layout.columns:

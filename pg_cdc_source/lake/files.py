@@ -121,6 +121,8 @@ class FileWriter:
             "stats": {"numRecords": file["rows"], "nullCount": dict(self._nulls), **_bounds(self._footers[0])},
             # How far behind the point of the snapshot its rows may be, if they are not of just that point.
             "through": self._last["after"],
+            # Columns that were altered before the rows were read, and are NULL in all of them.
+            "unsent": self._last.get("unsent", ()),
         }
         row = {**self._last, "_change_type": FILE, "rows": file["rows"], "data": None, "after": json.dumps(action)}
         yield _batch([row])

@@ -45,6 +45,7 @@ def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) ->
             "_seq": 0,
             "layout": layout,
             "after": str(int(part.through)) if part.through > part.lsn else None,
+            "unsent": part.table.unsent,
         }
         try:
             files.directory_of(part.table.name)

@@ -82,7 +82,13 @@ def announced(table: StreamedTable, place: tuple[int, int], *changes: Mapping[st
     return dict(row)
 
 
-def written(table: StreamedTable, place: tuple[int, int], *, through: int | None = None) -> Row:
-    """A file of a snapshot's rows, each as of some point up to ``through``; None: as of the snapshot's."""
+def written(
+    table: StreamedTable, place: tuple[int, int], *, through: int | None = None, unsent: Sequence[str] = ()
+) -> Row:
+    """A file of a snapshot's rows, each as of some point up to ``through``; None: as of the snapshot's.
+
+    ``unsent``: columns that were altered before the rows were read.
+    """
     (row,) = changed(table, Change("snapshot", place, [None] * len(table.codecs)))
-    return {**row, "_change_type": "file", "data": None, "after": json.dumps({"path": "p", "through": through})}
+    said = {"path": "p", "through": through, "unsent": list(unsent)}
+    return {**row, "_change_type": "file", "data": None, "after": json.dumps(said)}

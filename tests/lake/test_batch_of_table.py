@@ -286,6 +286,18 @@ def test_files_have_to_have_the_columns_of_the_table(columns: Any, change: dict[
         assert "was changed right behind the rows that came anew" in refused(*rows)
 
 
+def test_files_have_to_have_the_values_of_columns_that_stay_or_are_kept() -> None:
+    """One that was dropped before the rows were read: what says so may come with a later batch."""
+    file, gone = written(T, (9, 0), unsent=["v"]), layout([ID])
+    assert "column v was changed right behind the rows that came anew" in refused(file)
+    dropped = [file, announced(gone, (20, 1), {"change": "dropped", "attnum": 2, "name": "v"}), *one(gone, 20, "1")]
+    assert len(of(*dropped).files) == 1
+    with pytest.raises(SchemaChangedError, match="column v was changed right behind the rows that came anew"):
+        TableBatch.of("public.t", dropped, Shape("history"))
+    # A log's rows say so themselves.
+    assert len(TableBatch.of("public.t", dropped, Shape("append")).files) == 1
+
+
 def test_a_value_that_its_type_cannot_hold_is_refused_with_its_place() -> None:
     table = layout([ID, (2, "d", "date")])
     rows = changed(table, Change("insert", (10, 1), ["1", "2024-01-01"]), Change("insert", (10, 2), ["2", "infinity"]))
