@@ -49,12 +49,12 @@ integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa $(VENV)/lake-jars
 	TMPDIR="$$($(BIN)/python integration/helpers/scratch.py)" \
 	  $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder integration -m '$(MARKS)'
 
-# Both once in a virtual environment. Where a JVM cannot make the archive, tests run without it, and take longer.
+# Both once in a virtual environment. Where a JVM cannot make the archives, tests run without them, and take longer.
 $(VENV)/.pyspark-compiled: | $(VENV)/.dev
 	$(BIN)/python integration/helpers/compile_pyspark.py
 	@touch $@
 
-$(VENV)/spark-classes.jsa: | java $(VENV)/.dev $(VENV)/.pyspark-compiled
+$(VENV)/spark-classes.jsa: | java $(VENV)/.dev $(VENV)/.pyspark-compiled $(VENV)/lake-jars
 	-$(BIN)/python integration/helpers/archive_classes.py
 
 # Delta's and Iceberg's, from Maven Central; where they cannot be fetched, or are not made for the Spark, tests say so.

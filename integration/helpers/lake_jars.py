@@ -12,12 +12,17 @@ import urllib.request
 from pathlib import Path
 
 import pyspark
+from sessions import archive_option
 
 # Neither is released for every Spark.
 DELTA, DELTA_SPARKS = "4.4.0", ("4.0", "4.1", "4.2")
 ICEBERG, ICEBERG_SPARKS = "1.11.0", ("4.0", "4.1")
+# Hadoop without its native library starts a `chmod` for each file. This is its local file system, less that.
+BARE_FILES = "com/globalmentor/hadoop-bare-naked-local-fs/0.1.0/hadoop-bare-naked-local-fs-0.1.0.jar"
 MAVEN = os.environ.get("MAVEN_URL", "https://repo1.maven.org/maven2")
 CACHE = Path(sys.prefix, "lake-jars")
+# What archive_classes.py has made of them and of Spark's classes.
+CLASSES = Path(sys.prefix, "lake-classes.jsa")
 
 _SPARK = ".".join(pyspark.__version__.split(".")[:2])
 
@@ -41,12 +46,18 @@ def jars(format: str) -> list[Path]:
     return [CACHE / name for name in names[format]]
 
 
+def present() -> list[Path]:
+    """The jars of all formats that can be tested here."""
+    found = [jar for format in ("delta", "iceberg") if lacking(format) is None for jar in jars(format)]
+    return [*found, CACHE / BARE_FILES] if found else []
+
+
 def lacking(format: str) -> str | None:
     """Why tables of a format cannot be tested here; None if they can."""
     wanted = jars(format)
     if not wanted:
         return f"{format} has no release for Spark {_SPARK}"
-    if not all(jar.exists() for jar in wanted):
+    if not all(jar.exists() for jar in (*wanted, CACHE / BARE_FILES)):
         return f"the jars of {format} are not here: python integration/helpers/lake_jars.py"
     return None
 
@@ -55,15 +66,17 @@ def conf(warehouse: Path) -> dict[str, str]:
     """Settings of a session with all formats that can be tested here."""
     # To compile a plan of a few rows, which never comes again, takes a quarter of what a merge of theirs takes.
     settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    extensions, classes = [], []
+    # A fifth of it was to write plans out for a UI that is off.
+    settings |= {"spark.sql.debug.maxToStringFields": "0", "spark.sql.ui.explainMode": "simple"}
+    if classes := present():
+        settings["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+    extensions = []
     if lacking("delta") is None:
-        classes += jars("delta")
         extensions.append("io.delta.sql.DeltaSparkSessionExtension")
         settings["spark.sql.catalog.spark_catalog"] = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
         settings["spark.sql.warehouse.dir"] = str(warehouse / "delta")
         settings["spark.databricks.delta.snapshotPartitions"] = "1"
     if lacking("iceberg") is None:
-        classes += jars("iceberg")
         extensions.append("org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions")
         settings["spark.sql.catalog.lake"] = "org.apache.iceberg.spark.SparkCatalog"
         settings["spark.sql.catalog.lake.type"] = "hadoop"
@@ -71,6 +84,8 @@ def conf(warehouse: Path) -> dict[str, str]:
     settings["spark.sql.extensions"] = ",".join(extensions)
     for where in ("driver", "executor"):
         settings[f"spark.{where}.extraClassPath"] = os.pathsep.join(map(str, classes))
+    if CLASSES.exists():
+        settings["spark.driver.extraJavaOptions"] = archive_option(CLASSES)
     return settings
 
 
@@ -88,8 +103,8 @@ def _fetch(jar: Path) -> None:
 
 if __name__ == "__main__":
     CACHE.mkdir(exist_ok=True)
-    for format in ("delta", "iceberg"):
-        for jar in jars(format):
-            if not jar.exists():
-                print(jar.name)
-                _fetch(jar)
+    wanted = [*jars("delta"), *jars("iceberg")]
+    for jar in [*wanted, CACHE / BARE_FILES] if wanted else []:
+        if not jar.exists():
+            print(jar.name)
+            _fetch(jar)

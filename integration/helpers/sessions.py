@@ -14,9 +14,15 @@ from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 # and takes half of all that Spark takes.
 # The 48 MB that such a JVM keeps for code are too few for Spark, which then compiles again what was thrown out.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
-# What archive_classes.py has made; a JVM that cannot use it would say so on its standard output.
+
+
+def archive_option(classes: Path) -> str:
+    """Have a JVM use an archive that archive_classes.py has made; one that cannot would say so on standard output."""
+    return f"-XX:SharedArchiveFile={classes} -Xlog:disable"
+
+
 CLASSES = Path(sys.prefix, "spark-classes.jsa")
-JVM_OPTIONS = f"{QUICK} -XX:SharedArchiveFile={CLASSES} -Xlog:disable" if CLASSES.exists() else QUICK
+JVM_OPTIONS = f"{QUICK} {archive_option(CLASSES)}" if CLASSES.exists() else QUICK
 CONF = {
     "spark.executor.extraJavaOptions": JVM_OPTIONS,
     "spark.executor.memory": "1g",

@@ -28,11 +28,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.stream.leaving import Leaving
-from pg_cdc_source.stream.members import (
-    Difference,
-    find_renamed,
-    members_at,
-)
+from pg_cdc_source.stream.members import Difference, find_renamed, members_at
 from pg_cdc_source.stream.publication_watch import Found, PublicationWatch
 from pg_cdc_source.stream.published_tables import PublishedTables
 from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
