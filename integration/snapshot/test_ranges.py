@@ -94,13 +94,13 @@ def test_ten_thousand_ranges_are_planned_in_a_second(db: str, pg: Session) -> No
         options = parse_snapshot_options(given)
         plan = make_plan(options)
         seconds = []
-        # The best of ten, because something else may take the machine for a while.
+        # The best of ten, and CPU time: other work on the machine slows planning down, and is not its own.
         for _ in range(10):
-            start = time.perf_counter()
+            start = time.process_time()
             source, ranges = plan_ranges(plan, options)
             # As Spark does: each partition on its own.
             pickled = [pickle.dumps(RangePartition(source, scan_range)) for scan_range in ranges]
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
     assert len(pickled) == ranged(pg, 10_000, 1)
     assert min(seconds) < PLANNING_SECONDS, seconds
 

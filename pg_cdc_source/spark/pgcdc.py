@@ -20,7 +20,7 @@ from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import runs_of
 from pg_cdc_source.protocol.stream_rows import position_row, snapshot_rows, with_unsent
 from pg_cdc_source.snapshot.reader import read_range
-from pg_cdc_source.spark.copies import Sealed, SealedClass
+from pg_cdc_source.spark.copies import Sealed, SealedClass, SealedPartition
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.shipped_modules import find_shipped_modules
 from pg_cdc_source.spark.worker_tuning import small_task
@@ -48,7 +48,7 @@ except ImportError:
 BYTES_PER_TASK = 16 << 20
 
 
-class SnapshotPartition(Sealed, InputPartition):
+class SnapshotPartition(SealedPartition):
     """Ranges of tables of the initial snapshot: one of a large table, or several of small ones.
 
     The task reads them from PostgreSQL.
@@ -58,7 +58,7 @@ class SnapshotPartition(Sealed, InputPartition):
         self.parts = parts
 
 
-class ChangesPartition(Sealed, InputPartition):
+class ChangesPartition(SealedPartition):
     """Changes that the driver has received, as Arrow IPC; read from the reader's file when Spark pickles this."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:

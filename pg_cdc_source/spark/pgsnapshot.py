@@ -14,13 +14,13 @@ from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapsh
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import Plan, ScanRange
 from pg_cdc_source.snapshot.source import Planned, Source, plan_load, plan_ranges
-from pg_cdc_source.spark.copies import Sealed, SealedClass
+from pg_cdc_source.spark.copies import Sealed, SealedClass, SealedPartition
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker_tuning import small_task, tune_process
 
 
 @dataclass
-class RangePartition(Sealed, InputPartition):
+class RangePartition(SealedPartition):
     """One range of a scan. It carries what planning found: Spark pickles the reader before planning."""
 
     source: Source
