@@ -7,7 +7,6 @@ in the driver's.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -21,4 +20,7 @@ def find_shipped_modules() -> None:
         archives = sorted(file for file in own.parent.glob("*") if file.suffix in _ARCHIVES)
         found = [str(path) for path in (own.parent, *archives)]
         sys.path += [path for path in found if path not in sys.path]
-    importlib.invalidate_caches()
+        # Not importlib.invalidate_caches(): it reads each archive on the path anew, and Spark's own takes 0.2 s of CPU.
+        for finder in map(sys.path_importer_cache.get, found):
+            if finder is not None and hasattr(finder, "invalidate_caches"):
+                finder.invalidate_caches()

@@ -37,7 +37,8 @@ class LayoutHistory:
 
     def __init__(self, look: Look) -> None:
         self._look = look
-        self._records: tuple[LayoutRecord, ...] = ()
+        # By the tables' oids, in the order of their positions: a stream may have thousands of tables.
+        self._records: dict[int, tuple[LayoutRecord, ...]] = {}
         self._settled = _NOWHERE
         # Up to some position, the catalog as an offset has it, by the tables' oids.
         self._catalog_until = _NOWHERE
@@ -46,18 +47,17 @@ class LayoutHistory:
 
     def begin(self, records: Iterable[LayoutRecord], settled: Position) -> None:
         """Take over the layouts of an offset that ends at ``settled``."""
-        self._records = tuple(records)
+        self._records = {}
+        for record in records:
+            self._put(record)
         self._settled = settled
 
     def add(self, records: Iterable[LayoutRecord]) -> None:
         """Add layouts, one a table, from a snapshot on. Rows behind it that have the same begin nothing any more."""
-        kept: list[LayoutRecord] = []
-        new = {record.layout.oid: record for record in records}
-        for known in self._records:
-            record = new.get(known.layout.oid)
-            if record is None or known.position < record.position or known.layout != record.layout:
-                kept.append(known)
-        self._records = _in_order((*kept, *new.values()))
+        for record in records:
+            known = self._of(record.layout.oid)
+            kept = [k for k in known if k.position < record.position or k.layout != record.layout]
+            self._records[record.layout.oid] = _in_order((*kept, record))
 
     def look_until(self, position: Position, catalog: dict[int, CatalogLayout]) -> None:
         """For rows up to ``position``, ask ``catalog`` instead of the one that there is now."""
@@ -65,7 +65,7 @@ class LayoutHistory:
 
     def keep(self, oids: Collection[int]) -> None:
         """Forget all other tables: no rows of theirs come any more."""
-        self._records = tuple(record for record in self._records if record.layout.oid in oids)
+        self._records = {oid: records for oid, records in self._records.items() if oid in oids}
 
     def text(self, start: Position, end: Position, oids: Collection[int]) -> str:
         """What the offset at ``end`` of a batch from ``start`` carries of these tables."""
@@ -76,15 +76,16 @@ class LayoutHistory:
 
     def rewritten(self, start: Position, end: Position) -> tuple[LayoutRecord, ...]:
         """The tables that a batch says are rewritten: their rows have to come again, as of a point after ``end``."""
-        return tuple(r for r in self._records if start < r.position <= end and r.is_rewritten)
+        records = (record for of_table in self._records.values() for record in of_table)
+        return _in_order(r for r in records if start < r.position <= end and r.is_rewritten)
 
     def at(self, oid: int, position: Position) -> LayoutRecord | None:
         """The layout that begins at ``position``."""
-        return next((r for r in self._records if (r.layout.oid, r.position) == (oid, position)), None)
+        return next((record for record in self._of(oid) if record.position == position), None)
 
     def last(self, oid: int, position: Position) -> LayoutRecord | None:
         """The layout that a table has up to ``position``; None where no row has had one."""
-        return next((r for r in reversed(self._records) if r.layout.oid == oid and r.position <= position), None)
+        return next((record for record in reversed(self._of(oid)) if record.position <= position), None)
 
     def describe(
         self, relation: RelationMessage, position: Position, oids: Collection[int], since: Lsn = _BEGINNING
@@ -104,23 +105,21 @@ class LayoutHistory:
 
     def said(self, record: LayoutRecord, oids: Collection[int]) -> str:
         """The JSON object that announces a layout. It also tells whether another of the tables has its former name."""
-        before = (r for r in self._records if r.position <= record.position and r.layout.oid in oids)
-        name = {r.layout.oid: r.layout.name for r in before}
-        taken = any(name[oid] == record.former_name for oid in name if oid != record.layout.oid)
+        others = (self.last(oid, record.position) for oid in oids if oid != record.layout.oid)
+        name = record.former_name
+        taken = name is not None and any(other is not None and other.layout.name == name for other in others)
         return record.to_object(former_name_taken=taken)
 
     def _layout_at(self, relation: RelationMessage, position: Position) -> TableLayout:
         """A layout of ``relation`` that no row begins."""
-        of_table = [r for r in self._records if r.layout.oid == relation.oid and r.position <= position]
-        known = of_table[-1].layout if of_table else None
-        if known is not None and known.is_sent_as(relation.columns):
-            return known
-        return self._compare(relation, known, position)[0]
+        last = self.last(relation.oid, position)
+        if last is not None and last.layout.is_sent_as(relation.columns):
+            return last.layout
+        return self._compare(relation, None if last is None else last.layout, position)[0]
 
     def _find(self, relation: RelationMessage, position: Position) -> tuple[LayoutRecord, bool]:
         """The record that a row has, and whether it begins there."""
-        of_table = [record for record in self._records if record.layout.oid == relation.oid]
-        known = next((record for record in reversed(of_table) if record.position <= position), None)
+        known = self.last(relation.oid, position)
         if known is not None and (known.position == position or position <= self._settled):
             if not known.layout.is_sent_as(relation.columns):
                 name = known.layout.name
@@ -149,10 +148,10 @@ class LayoutHistory:
 
     def reach(self, record: LayoutRecord) -> LayoutRecord | None:
         """Come to a layout without a row that has it; the record to be announced, None where nothing is new."""
-        of_table = [r for r in self._records if r.layout.oid == record.layout.oid and r.position < record.position]
-        if not of_table:
+        before = self._before(record)
+        if before is None:
             return replace(record, changes=())
-        _, changes = self._compare(record.layout.as_sent(), of_table[-1].layout, record.position)
+        _, changes = self._compare(record.layout.as_sent(), before.layout, record.position)
         return replace(record, changes=changes) if changes else None
 
     def behind(self, record: LayoutRecord, catalog: CatalogLayout) -> LayoutRecord:
@@ -160,19 +159,28 @@ class LayoutHistory:
 
         That those have other values now is no change: all rows come anew. A sink may keep the ones that it has.
         """
-        of_table = [r for r in self._records if r.layout.oid == record.layout.oid and r.position < record.position]
-        changes = find_changes(of_table[-1].layout, record.layout, catalog) if of_table else ()
+        before = self._before(record)
+        changes = () if before is None else find_changes(before.layout, record.layout, catalog)
         return replace(record, changes=tuple(change for change in changes if change.change != "rewritten"))
 
+    def _of(self, oid: int) -> tuple[LayoutRecord, ...]:
+        return self._records.get(oid, ())
+
+    def _before(self, record: LayoutRecord) -> LayoutRecord | None:
+        return next((r for r in reversed(self._of(record.layout.oid)) if r.position < record.position), None)
+
     def _put(self, record: LayoutRecord, instead_of: LayoutRecord | None = None) -> None:
-        self._records = _in_order((*(known for known in self._records if known is not instead_of), record))
+        oid = record.layout.oid
+        self._records[oid] = _in_order((*(known for known in self._of(oid) if known is not instead_of), record))
 
     def _between(self, start: Position, end: Position, oids: Collection[int]) -> tuple[LayoutRecord, ...]:
         """The last record of each table up to ``start``, and all behind it up to ``end``."""
-        of_tables = [record for record in self._records if record.layout.oid in oids]
-        before = {record.layout.oid: record for record in of_tables if record.position <= start}
-        within = [record for record in of_tables if start < record.position <= end]
-        return (*before.values(), *within)
+        found = []
+        # What is said of the same layouts is always the same text.
+        for oid in sorted(self._records.keys() & set(oids)):
+            found += [] if (last := self.last(oid, start)) is None else [last]
+            found += [record for record in self._of(oid) if start < record.position <= end]
+        return _in_order(found)
 
 
 def _in_order(records: Iterable[LayoutRecord]) -> tuple[LayoutRecord, ...]:
