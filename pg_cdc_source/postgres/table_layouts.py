@@ -45,14 +45,7 @@ SELECT c.oid::bigint, left(md5(concat_ws(' ', f.later, several.attnums)), 12),
             FROM pg_catalog.pg_attribute AS a
             WHERE a.attrelid = c.oid AND a.attnum > 0
         ),
-        (
-            SELECT string_agg(DISTINCT e.said, ',' ORDER BY e.said)
-            FROM tree AS t
-            JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.oid AND a.attgenerated = 's'
-            JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-            CROSS JOIN LATERAL (SELECT a.attname || '=' || pg_get_expr(d.adbin, d.adrelid)) AS e (said)
-            WHERE t.root = c.oid AND t.oid <> c.oid
-        )
+        expressions.said
     )), 12),
     c.relnatts,
     (SELECT p.oid::bigint FROM pg_catalog.pg_constraint AS p WHERE p.conrelid = c.oid AND p.contype = 'p')
@@ -82,6 +75,16 @@ LEFT JOIN (
     ) AS m
     GROUP BY m.root
 ) AS several ON several.root = c.oid
+-- Of all at once: for each table by itself, all trees would be read.
+LEFT JOIN (
+    SELECT t.root, string_agg(DISTINCT e.said, ',' ORDER BY e.said) AS said
+    FROM tree AS t
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.oid AND a.attgenerated = 's'
+    JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    CROSS JOIN LATERAL (SELECT a.attname || '=' || pg_get_expr(d.adbin, d.adrelid)) AS e (said)
+    WHERE t.oid <> t.root
+    GROUP BY t.root
+) AS expressions ON expressions.root = c.oid
 """
 
 # A partitioned table has no rows. Each of its partitions knows what its own have.

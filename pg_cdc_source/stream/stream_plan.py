@@ -81,11 +81,13 @@ class StreamPlan:
 
     def named(self, names: Collection[str]) -> tuple[PlannedTable, ...]:
         """The tables of these names."""
-        return tuple(planned for planned in self.planned if planned.name in names)
+        wanted = frozenset(names)
+        return tuple(planned for planned in self.planned if planned.name in wanted)
 
     def with_oids(self, oids: Collection[int]) -> tuple[PlannedTable, ...]:
         """The tables of these oids."""
-        return tuple(planned for planned in self.planned if planned.oid in oids)
+        wanted = frozenset(oids)
+        return tuple(planned for planned in self.planned if planned.oid in wanted)
 
     def following(self, members: Sequence[Member]) -> StreamPlan:
         """The plan for these members alone, by the names that they have there; those that it does not know are gone."""
