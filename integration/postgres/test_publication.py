@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,32 @@ def test_a_snapshot_has_the_tables_that_were_published_when_it_was_taken(session
         ["public.a"],
         ["public.a", "public.b"],
     ]
+
+
+@pytest.mark.parametrize("analyzed", [True, False])
+def test_what_a_table_costs_does_not_grow_with_their_number(analyzed: bool, pg: Session, session: Session) -> None:
+    # A stream looks at its publication all the time, the first time right after it was made.
+    def least_seconds(first: int, last: int) -> float:
+        if not analyzed:
+            run(pg, "ANALYZE")
+        names = [f"t_{number}" for number in range(first, last)]
+        run(pg, *(f"CREATE TABLE {name} (id int)" for name in names))
+        run(pg, "DROP PUBLICATION IF EXISTS p", f"CREATE PUBLICATION p FOR TABLE {', '.join(names)}")
+        if analyzed:
+            run(pg, "ANALYZE")
+        taken = []
+        for _ in range(5):
+            started = time.perf_counter()
+            found = read_publication(session, Publications("p"))
+            taken.append(time.perf_counter() - started)
+            assert found is not None
+            assert len(found.tables) == len(names)
+        return min(taken)
+
+    few, many = 400, 3200
+    of_few = least_seconds(0, few)
+    of_many = least_seconds(few, few + many)
+    assert of_many < 2 * many / few * of_few
 
 
 def options(**given: str) -> StreamOptions:

@@ -39,6 +39,8 @@ from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 2.0
+# Of thousands of tables, a look takes the server a while: so many times that long nobody looks.
+_PAUSE = 20
 
 
 class Membership:
@@ -54,7 +56,7 @@ class Membership:
         self._source = source
         self._plan: StreamPlan | None = None
         self._is_compared = False  # with the catalog, in this process
-        self._looked_at = 0.0
+        self._next_look = 0.0
         self._watch = PublicationWatch(options, self.published)
         self._found = Found("", frozenset())  # at the last look
         self._found_before = self._found  # the snapshot for those that join was begun
@@ -88,7 +90,7 @@ class Membership:
             return False
         before = self._plan
         # What is seen here need not be looked at again at once.
-        self._looked_at = time.monotonic()
+        self._next_look = time.monotonic() + WATCH_SECONDS
         whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
         self._found = Found.of(mark, difference)
         self._settle(whole, mark, difference, offset)
@@ -179,12 +181,12 @@ class Membership:
 
     def look_sometimes(self) -> None:
         """Look at the publication, unless that was done within the last seconds."""
-        if time.monotonic() >= self._looked_at + WATCH_SECONDS:
+        if time.monotonic() >= self._next_look:
             self.look()
 
     def look(self) -> None:
         """Find out which tables have joined and left. Raises SchemaChangedError as :meth:`resume` does."""
-        self._looked_at = time.monotonic()
+        began = time.monotonic()
         try:
             session = self._source.open()
             self._found, difference = settled(lambda: self._watch.look(session, self.plan, self.mark))
@@ -192,6 +194,9 @@ class Membership:
             # The next look is soon enough.
             self._source.close()
             return
+        finally:
+            ended = time.monotonic()
+            self._next_look = ended + max(WATCH_SECONDS, _PAUSE * (ended - began))
         if difference is None:
             # What waited may be gone again.
             self.has_waiting = False
@@ -252,7 +257,7 @@ class Membership:
         late = {oid for oid, _ in found.joined - before.joined}
         if late or mark != before.mark:
             # The next one is begun behind another look.
-            self._looked_at = -WATCH_SECONDS
+            self._next_look = 0.0
         if mark != before.mark:
             raise TransientError(f"publication {quoted(self._options.publication)} was altered meanwhile")
         self._take_over(difference)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
@@ -49,7 +50,7 @@ class PlannedTable:
         return replace(self, member=member, table=table if table.name == name else replace(table, name=name))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StreamPlan:
     """What a stream reads.
 
@@ -77,7 +78,12 @@ class StreamPlan:
         return tuple(sorted((*(planned.member for planned in self.planned), *self.gone), key=lambda m: m.oid))
 
     def find(self, oid: int) -> PlannedTable | None:
-        return next((planned for planned in self.planned if planned.oid == oid), None)
+        return self._by_oid.get(oid)
+
+    @cached_property
+    def _by_oid(self) -> Mapping[int, PlannedTable]:
+        # Each Relation message asks, and a stream may have thousands of tables.
+        return {planned.oid: planned for planned in self.planned}
 
     def named(self, names: Collection[str]) -> tuple[PlannedTable, ...]:
         """The tables of these names."""

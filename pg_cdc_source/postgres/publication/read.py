@@ -76,68 +76,87 @@ FROM pg_catalog.pg_publication AS p
 WHERE p.pubname = %s
 """
 
-_SCHEMA_ENTRIES = "UNION ALL SELECT oid, pnnspid FROM pg_catalog.pg_publication_namespace WHERE pnpubid = %(oid)s"
+_SCHEMA_ENTRIES = """
+UNION ALL
+SELECT s.oid FROM pg_catalog.pg_publication_namespace AS s WHERE s.pnnspid = p.object AND s.pnpubid = %(oid)s
+"""
 
 # Before 15, pg_publication_tables also has partitions whose root is there, though their changes have the root's name.
 # A table is listed by its own name, by a root's, or by the name of a schema of either. FOR ALL TABLES EXCEPT lists what
 # it leaves out.
+#
+# A publication may have thousands of tables, and be new: the server's statistics say that it has one. It would join by
+# comparing all with all, so what an index finds is asked for by subqueries. A cast keeps prpubid's own index out of it.
 _READ_TABLES = """
-WITH entry (oid, object) AS (
-    SELECT r.oid, r.prrelid
-    FROM pg_catalog.pg_publication_rel AS r
-    WHERE r.prpubid = %(oid)s AND NOT coalesce((to_jsonb(r) ->> 'prexcept')::boolean, false)
-    {schema_entries}
+WITH published (namespace, nspname, relname, said) AS MATERIALIZED (
+    SELECT (SELECT n.oid FROM pg_catalog.pg_namespace AS n WHERE n.nspname = t.schemaname), t.schemaname, t.tablename,
+        to_jsonb(t)
+    FROM pg_catalog.pg_publication_tables AS t
+    WHERE t.pubname = %(name)s
+),
+relation AS (
+    SELECT c.oid, t.nspname, c.relname, c.relkind, c.relispartition, t.said
+    FROM published AS t
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = t.namespace AND c.relname = t.relname
+),
+covered (oid) AS (
+    SELECT c.oid
+    FROM relation AS c
+    CROSS JOIN pg_partition_ancestors(c.oid) AS up (oid)
+    JOIN relation AS a ON a.oid = up.oid
+    WHERE %(via_root)s AND c.relispartition AND a.oid <> c.oid
 ),
 found AS (
-    SELECT c.oid, n.nspname, c.relname, c.relkind, n.oid AS namespace,
-        CASE WHEN to_jsonb(r) ->> 'prattrs' IS NOT NULL THEN to_jsonb(t) -> 'attnames' END AS columns,
-        to_jsonb(t) ->> 'rowfilter' AS row_filter
-    FROM pg_catalog.pg_publication_tables AS t
-    JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
-    JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
-    LEFT JOIN pg_catalog.pg_publication_rel AS r ON r.prrelid = c.oid AND r.prpubid = %(oid)s
-    WHERE t.pubname = %(name)s
-        AND NOT (
-            %(via_root)s
-            AND c.relispartition
-            AND EXISTS (
-                SELECT
-                FROM pg_catalog.pg_publication_tables AS o
-                JOIN pg_catalog.pg_namespace AS m ON m.nspname = o.schemaname
-                JOIN pg_catalog.pg_class AS a ON a.relnamespace = m.oid AND a.relname = o.tablename
-                JOIN pg_partition_ancestors(c.oid) AS up (oid) ON up.oid = a.oid
-                WHERE o.pubname = %(name)s AND a.oid <> c.oid
-            )
-        )
+    SELECT c.oid, c.nspname, c.relname, c.relkind,
+        CASE
+            WHEN (
+                SELECT to_jsonb(r) ->> 'prattrs'
+                FROM pg_catalog.pg_publication_rel AS r
+                WHERE r.prrelid = c.oid AND r.prpubid::bigint = %(oid)s
+            ) IS NOT NULL THEN c.said -> 'attnames'
+        END AS columns,
+        c.said ->> 'rowfilter' AS row_filter
+    FROM relation AS c
+    WHERE c.oid NOT IN (SELECT oid FROM covered)
 ),
 -- The table and what it is a partition of, from the bottom to the top; and what has made it one.
 branch (table_oid, oid, level, link) AS (
     SELECT oid, oid, 1::bigint, NULL::text FROM found
     UNION ALL
-    SELECT f.oid, up.oid, up.level, i.xmin::text
+    SELECT f.oid, up.oid, up.level, (SELECT i.xmin::text FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = below.oid)
     FROM found AS f
     CROSS JOIN pg_partition_ancestors(f.oid) WITH ORDINALITY AS up (oid, level)
     JOIN pg_partition_ancestors(f.oid) WITH ORDINALITY AS below (oid, level) ON below.level = up.level - 1
-    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = below.oid
 ),
 attached (table_oid, oid, links) AS (
-    SELECT table_oid, oid, array_agg(link) OVER (PARTITION BY table_oid ORDER BY level) FROM branch
+    SELECT table_oid, oid, array_agg(link) OVER (PARTITION BY table_oid ORDER BY level)
+    FROM branch
+    WHERE level = 1 OR link IS NOT NULL
 ),
 place (table_oid, object, links) AS (
     SELECT table_oid, oid, links FROM attached
     UNION ALL
-    SELECT a.table_oid, c.relnamespace, a.links || d.xmin::text
+    SELECT a.table_oid, c.relnamespace, a.links || (
+        -- SET SCHEMA replaces it. In WHERE, the schema would have the server read all that depends on it.
+        SELECT max(d.xmin::text) FILTER (
+            WHERE d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.refobjid = c.relnamespace
+        )
+        FROM pg_catalog.pg_depend AS d
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = a.oid AND d.objsubid = 0
+    )
     FROM attached AS a
     JOIN pg_catalog.pg_class AS c ON c.oid = a.oid
-    -- SET SCHEMA replaces it.
-    LEFT JOIN pg_catalog.pg_depend AS d
-        ON d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = a.oid AND d.objsubid = 0
-        AND d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.refobjid = c.relnamespace
 ),
 listed (table_oid, entries) AS (
     SELECT p.table_oid, array_agg(DISTINCT concat_ws('/', e.oid, nullif(array_to_string(p.links, '-'), '')))
     FROM place AS p
-    JOIN entry AS e ON e.object = p.object
+    CROSS JOIN unnest(ARRAY(
+        SELECT r.oid
+        FROM pg_catalog.pg_publication_rel AS r
+        WHERE r.prrelid = p.object AND r.prpubid::bigint = %(oid)s
+            AND NOT coalesce((to_jsonb(r) ->> 'prexcept')::boolean, false)
+        {schema_entries}
+    )) AS e (oid)
     GROUP BY p.table_oid
 )
 SELECT f.oid, f.nspname, f.relname, f.relkind, f.columns, f.row_filter, l.entries
