@@ -39,8 +39,8 @@ from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 2.0
-# Of thousands of tables, a look takes the server a while: so many times that long nobody looks.
-_PAUSE = 20
+# A look at thousands of tables takes the server longer than this, and looks are as much further apart.
+QUICK_SECONDS = 0.1
 
 
 class Membership:
@@ -196,7 +196,7 @@ class Membership:
             return
         finally:
             ended = time.monotonic()
-            self._next_look = ended + max(WATCH_SECONDS, _PAUSE * (ended - began))
+            self._next_look = ended + WATCH_SECONDS * max(1.0, (ended - began) / QUICK_SECONDS)
         if difference is None:
             # What waited may be gone again.
             self.has_waiting = False
