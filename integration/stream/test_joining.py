@@ -1177,29 +1177,6 @@ def test_rows_that_are_asked_for_bring_no_table_that_is_not_wanted(
         ]  # fmt: skip
 
 
-def test_looks_that_take_the_server_long_are_further_apart(
-    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[float] = []
-    look = Membership.look
-
-    def counted(membership: Membership) -> None:
-        looks.append(time.monotonic())
-        look(membership)
-
-    monkeypatch.setattr(Membership, "look", counted)
-    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*")
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.01)
-    going_on(driver, lambda: len(looks) >= 5)
-    # From the next one on, each is as one that took minutes.
-    monkeypatch.setattr(membership, "QUICK_SECONDS", 1e-7)
-    seen = len(looks)
-    going_on(driver, lambda: len(looks) > seen)
-    until = time.monotonic() + 1
-    going_on(driver, lambda: time.monotonic() > until)
-    assert len(looks) == seen + 1
-
-
 # --- rows that were asked for ----------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.stream.leaving import Leaving
+from pg_cdc_source.stream.look_pace import LookPace
 from pg_cdc_source.stream.members import Difference, find_renamed, members_at
 from pg_cdc_source.stream.publication_watch import Found, PublicationWatch
 from pg_cdc_source.stream.published_tables import PublishedTables
@@ -39,8 +40,6 @@ from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 2.0
-# A look at thousands of tables takes the server longer than this, and looks are as much further apart.
-QUICK_SECONDS = 0.1
 
 
 class Membership:
@@ -56,7 +55,7 @@ class Membership:
         self._source = source
         self._plan: StreamPlan | None = None
         self._is_compared = False  # with the catalog, in this process
-        self._next_look = 0.0
+        self._pace = LookPace()
         self._watch = PublicationWatch(options, self.published)
         self._found = Found("", frozenset())  # at the last look
         self._found_before = self._found  # the snapshot for those that join was begun
@@ -90,7 +89,7 @@ class Membership:
             return False
         before = self._plan
         # What is seen here need not be looked at again at once.
-        self._next_look = time.monotonic() + WATCH_SECONDS
+        self._pace.rest(WATCH_SECONDS)
         whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
         self._found = Found.of(mark, difference)
         self._settle(whole, mark, difference, offset)
@@ -181,22 +180,22 @@ class Membership:
 
     def look_sometimes(self) -> None:
         """Look at the publication, unless that was done within the last seconds."""
-        if time.monotonic() >= self._next_look:
+        if self._pace.is_due():
             self.look()
 
     def look(self) -> None:
         """Find out which tables have joined and left. Raises SchemaChangedError as :meth:`resume` does."""
-        began = time.monotonic()
+        # From here on: one that waits for a lock, behind what it should see, is followed by another at once.
+        self._pace.rest(WATCH_SECONDS)
         try:
             session = self._source.open()
+            began = time.monotonic()
             self._found, difference = settled(lambda: self._watch.look(session, self.plan, self.mark))
+            self._pace.took(time.monotonic() - began)
         except TransientError:
             # The next look is soon enough.
             self._source.close()
             return
-        finally:
-            ended = time.monotonic()
-            self._next_look = ended + WATCH_SECONDS * max(1.0, (ended - began) / QUICK_SECONDS)
         if difference is None:
             # What waited may be gone again.
             self.has_waiting = False
@@ -257,7 +256,7 @@ class Membership:
         late = {oid for oid, _ in found.joined - before.joined}
         if late or mark != before.mark:
             # The next one is begun behind another look.
-            self._next_look = 0.0
+            self._pace.hurry()
         if mark != before.mark:
             raise TransientError(f"publication {quoted(self._options.publication)} was altered meanwhile")
         self._take_over(difference)

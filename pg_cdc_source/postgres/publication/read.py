@@ -123,7 +123,9 @@ found AS (
 branch (table_oid, oid, level, link) AS (
     SELECT oid, oid, 1::bigint, NULL::text FROM found
     UNION ALL
-    SELECT f.oid, up.oid, up.level, (SELECT i.xmin::text FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = below.oid)
+    SELECT f.oid, up.oid, up.level,
+        -- In an old snapshot, what is a partition now may inherit from several tables.
+        (SELECT max(i.xmin::text) FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = below.oid)
     FROM found AS f
     CROSS JOIN pg_partition_ancestors(f.oid) WITH ORDINALITY AS up (oid, level)
     JOIN pg_partition_ancestors(f.oid) WITH ORDINALITY AS below (oid, level) ON below.level = up.level - 1
