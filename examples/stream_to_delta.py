@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pg_cdc_source import collapse
 
-KEPT = """CASE WHEN array_contains(s._unchanged, '{0}') THEN t."{0}" ELSE s."{0}" END"""
+# What an update leaves unchanged may not have travelled.
+KEPT = """CASE WHEN s._change_type = 'update' AND array_contains(s._unchanged, '{0}') THEN t."{0}" ELSE s."{0}" END"""
 
 
 def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:

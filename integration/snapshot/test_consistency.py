@@ -128,6 +128,25 @@ def scalar_subquery(checking: DataFrame, savings: DataFrame) -> DataFrame:
 ACTIONS: tuple[Action, ...] = (union, join, broadcast_join, self_join, scalar_subquery)
 
 
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_on_what_another_one_has_run_is_at_a_later_point(
+    action: Action, db: str, pg: Session, spark: SparkSession
+) -> None:
+    """With ``select("*")``, as the documentation says: a DataFrame keeps what it has broadcast or shuffled."""
+    open_bank(pg)
+    frame = action(*(load(spark, db, dbtable=table, numPartitions=2, lsnColumn="lsn") for table in TABLES))
+    ((_, _, before),) = frame.collect()
+    with pg.cursor() as cursor:
+        cursor.execute(
+            f"WITH paid AS (UPDATE {TABLES[0]} SET balance = balance - 5 WHERE id = 1)"
+            f" UPDATE {TABLES[1]} SET balance = balance + 5 WHERE id = 1"
+        )
+    ((total, rows, lsns),) = frame.select("*").collect()
+    assert (total, rows) == (TOTAL, ACCOUNTS)
+    assert len(before) == len(lsns) == 1
+    assert lsns > before
+
+
 @pytest.mark.debian
 @pytest.mark.parametrize(("master", "rounds"), [("local[2]", 2), ("local-cluster[2,1,1024]", 1)])
 def test_an_action_sees_one_point_where_jdbc_does_not(

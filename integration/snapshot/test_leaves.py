@@ -129,6 +129,44 @@ def test_leaves_of_any_shape_are_read_by_as_many_tasks_as_the_options_say(
     ]
 
 
+def test_a_table_of_the_system_catalog_may_be_rewritten_between_two_tasks(db: str, pg: Session) -> None:
+    """The files of some stand in no catalog, so nothing would tell that a range is one of another file."""
+    columns = ", ".join(f"c{i} int" for i in range(1500))
+    run(pg, *(f"CREATE TABLE {name} ({columns})" for name in "abcdef"), "DROP TABLE a, b, c")
+    with contextlib.closing(psycopg2.connect(db)) as holder:
+        holder.set_session(isolation_level="REPEATABLE READ", readonly=True)
+        # It locks no catalog, as a session of this package's does by its questions.
+        [(snapshot,)] = run(holder, "SELECT pg_export_snapshot()")
+        parsed = parse_snapshot_options(
+            {"url": db, "snapshot": snapshot, "dbtable": "pg_catalog.pg_attribute", "columns": "attrelid,attnum",
+             "numPartitions": "4"}
+        )  # fmt: skip
+        plan = make_plan(parsed)
+        source, ranges = plan_ranges(plan, parsed)
+        first = rows_of((plan, source, ranges[:2]))
+        run(pg, "SET lock_timeout = '20s'", "VACUUM FULL pg_catalog.pg_attribute")
+        rows = first + rows_of((plan, source, ranges[2:]))
+    [(expected,)] = run(pg, "SELECT count(*) FROM pg_catalog.pg_attribute")
+    assert len(rows) == expected
+
+
+def test_tables_that_inherit_are_not_read_one_by_one_where_timescaledb_is(db: str, pg: Session) -> None:
+    """Its compressed chunks have all of their rows only where they are not asked for with ONLY."""
+    run(pg, "CREATE TABLE h (id int)", "CREATE TABLE chunk () INHERITS (h)", "CREATE TABLE plain (id int)",
+        *(f"INSERT INTO {table} SELECT generate_series(1, 10)" for table in ("h", "chunk", "plain")))  # fmt: skip
+    with open_snapshot(db, tables=[]) as opened:
+        assert all(planned(opened, dbtable=table)[2][0].pieces for table in ("h", "chunk", "plain"))
+    # As far as the catalog shows it.
+    run(pg, "SET allow_system_table_mods = on",
+        "INSERT INTO pg_extension (oid, extname, extowner, extnamespace, extrelocatable, extversion)"
+        " VALUES (99999, 'timescaledb', 10, 'public'::regnamespace, false, '2')")  # fmt: skip
+    with open_snapshot(db, tables=[]) as opened:
+        for table, rows, whole in (("h", 20, True), ("chunk", 10, True), ("plain", 10, False)):
+            found = planned(opened, dbtable=table)
+            assert len(ids(found)) == rows
+            assert [not scan_range.pieces for scan_range in found[2]] == [whole]
+
+
 @pytest.mark.usefixtures("leaves")
 def test_a_predicate_may_qualify_columns_with_the_tables_name(db: str, pg: Session) -> None:
     run(pg, "CREATE TABLE flagged AS SELECT id FROM p WHERE id % 10000 = 3")

@@ -28,8 +28,10 @@ from pyspark.sql import DataFrame, SparkSession
 from refusals import refusal
 from roles import SETTINGS_OF_ROLES, TELLING_COLUMNS, conninfo, role
 from servers import second_server
+from typer.testing import CliRunner
 
 from pg_cdc_source import open_snapshot
+from pg_cdc_source.cli.app import app
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.snapshot.scan import make_plan
@@ -135,6 +137,25 @@ def test_the_right_to_some_columns_is_enough_for_these(
     run(pg, f"CREATE TABLE staff AS SELECT 1 AS id, 'x' AS salary; GRANT SELECT (id) ON staff TO {reader['user']}")
     refusal(lambda: load(spark, conninfo(reader), dbtable="staff"), "AccessError", "staff", "GRANT SELECT")
     assert [tuple(row) for row in load(spark, conninfo(reader), dbtable="staff", columns="id").collect()] == [(1,)]
+
+
+# --- what the server does not keep -----------------------------------------------------------------------------------
+
+
+@pytest.mark.corner
+def test_a_server_that_removes_rows_a_snapshot_sees_is_refused(pg: Session, spark: SparkSession) -> None:
+    """Sessions that import a snapshot would find fewer rows, without an error."""
+    if pg.server_version >= 170000:
+        pytest.skip("old_snapshot_threshold is gone in PostgreSQL 17")
+    with second_server({"old_snapshot_threshold": "1h"}) as url:
+        with connect(url) as session:
+            run(session, "CREATE TABLE t (id int PRIMARY KEY)")
+        expected = ("ServerSetupError", "old_snapshot_threshold is 1h", "old_snapshot_threshold = -1")
+        refusal(lambda: load(spark, url, dbtable="t").count(), *expected)
+        refusal(lambda: load(spark, url, query="SELECT 1 AS one").count(), *expected)
+        checked = CliRunner().invoke(app, ["check", "pgsnapshot", "-o", f"url={url}", "-o", "dbtable=t"])
+        assert checked.exit_code == 1
+        assert "old_snapshot_threshold is 1h" in checked.output
 
 
 # --- what is not there ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from psycopg2.extensions import parse_dsn
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options import jdbc
-from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, OWN_KEYWORDS, SECRET_KEYWORDS
+from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, OWN_KEYWORDS, SECRET_KEYWORDS, VALUE_SETTINGS
 from pg_cdc_source.options.malformed_url import PERCENT_ENCODE, check_address, unknown_parameter
 from pg_cdc_source.options.names import check_characters
 
@@ -27,6 +27,8 @@ _URI_PREFIXES = ("postgresql://", "postgres://")
 _USER_INFO = re.compile(r"[^@/]*@")
 _CONNINFO_PART = re.compile(r"([^=\s]+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)\s*", re.ASCII | re.DOTALL)
 _PORTS = re.compile(r"\d{0,5}(?:,\d{0,5})*", re.ASCII)
+# A setting in the keyword options, as postgres takes it on its command line: -c name=value, or --name=value.
+_SETTING = re.compile(r"(?:^|\s)(?:-c\s*|--)([\w.-]+)=((?:[^\s\\]|\\.)*)", re.ASCII | re.DOTALL)
 # What a password looks like that was separated in another driver's manner (host=h;password=x).
 _STRAY_PASSWORD = re.compile(r"(?:password|passwd|pass|pwd)\s*=", re.IGNORECASE)
 
@@ -202,3 +204,18 @@ def check_settings(settings: Mapping[str, str]) -> None:
         raise OptionError("the port is not a number from 1 to 65535", remedy=f"correct it; in a url, {PERCENT_ENCODE}")
     if "://" in settings.get("dbname", ""):
         raise OptionError("the database is a URL", remedy="pass it in the option url")
+    _check_server_settings(settings.get("options", ""))
+
+
+def _check_server_settings(options: str) -> None:
+    """Refuse a setting that sessions override, because SQL of the user's would mean something else than it seems."""
+    own = {name.lower(): (name, value) for name, value in VALUE_SETTINGS.items()}
+    for match in _SETTING.finditer(options):
+        name, value = own.get(match[1].lower().replace("-", "_"), ("", ""))
+        given = re.sub(r"\\(.)", r"\1", match[2])
+        if name and given.lower().replace(" ", "") != value.lower().replace(" ", ""):
+            raise OptionError(
+                f"options sets {name}, which the connector sets to {value!r} in all of its sessions",
+                remedy="leave it out, and write into the SQL what it is to mean: timestamps with their zone, dates as "
+                "year-month-day, AT TIME ZONE",
+            )

@@ -10,7 +10,7 @@ from typing import Any
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import AccessError, OptionError
+from pg_cdc_source.errors import AccessError, OptionError, ServerSetupError
 from pg_cdc_source.options.names import MAX_NAME_BYTES, QualifiedName, dotted, quoted
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.services import SERVICES, Service, service_of
@@ -23,6 +23,7 @@ class Server:
     """What the server is and what this role may do there.
 
     ``wal_level`` is the setting; ``effective_wal_level`` is what is written now (PostgreSQL 19), before 19 the same.
+    ``old_snapshot_threshold`` is the setting as it is shown, None where there is none (from 17 on).
     """
 
     version_num: int
@@ -32,6 +33,7 @@ class Server:
     block_size: int
     role: str
     may_replicate: bool
+    old_snapshot_threshold: str | None
     service: Service | None
 
     @property
@@ -42,6 +44,19 @@ class Server:
         """
         on_demand = self.version_num >= DECODING_ON_DEMAND_VERSION and self.wal_level == "replica"
         return on_demand and self.effective_wal_level != "logical" and not self.in_recovery
+
+    def require_lasting_snapshots(self) -> None:
+        """Raise ServerSetupError where the server removes rows that a snapshot still sees.
+
+        "Snapshot too old" is an error only in a session whose own snapshot is that old. A session that has imported one
+        since finds fewer rows, in silence: imported snapshots have the time and the LSN of the import.
+        """
+        if self.old_snapshot_threshold not in (None, "-1"):
+            raise ServerSetupError(
+                f"the server's old_snapshot_threshold is {self.old_snapshot_threshold}: after that time it removes "
+                "rows that a snapshot still sees, and sessions that share the snapshot miss them without an error",
+                remedy="set old_snapshot_threshold = -1, which is the default, and restart the server",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,7 @@ SELECT current_setting('server_version_num')::int,
         WHERE r.rolname = current_user AND (r.rolreplication OR r.rolsuper)
             OR r.rolname IN ('rds_replication', 'rds_superuser') AND pg_has_role(current_user, r.oid, 'MEMBER')
     ),
+    current_setting('old_snapshot_threshold', true),
     ARRAY(SELECT r.rolname::pg_catalog.text FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY (%s)),
     EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.proname = 'aurora_version')
 """

@@ -15,6 +15,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.errors import ServerFullError, ServerSetupError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.options.libpq_keywords import VALUE_SETTINGS
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.passwords import ask_password
 from pg_cdc_source.postgres.server_errors import connect_error, is_refused_login, translate, translated
@@ -52,14 +53,7 @@ _SETTINGS = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
     "client_connection_check_interval": "5s",  # a COPY whose reader is gone ends within seconds
-    "standard_conforming_strings": "on",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "iso_8601",
-    "TimeZone": "UTC",
-    "bytea_output": "hex",
-    "extra_float_digits": "1",
-    "quote_all_identifiers": "off",  # regclass and its like are names
-    "xmloption": "content",
+    **VALUE_SETTINGS,
     # Ranges are read in physical order, each by one backend: no parallel workers on the source, no start in the
     # middle of the table, and the same order again when a lost session is repeated.
     "max_parallel_workers_per_gather": "0",

@@ -19,9 +19,14 @@ from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.trees import TREE
 
+# What Spark has broadcast, shuffled or read for a subquery of a DataFrame, it does not run again.
+RUN_AGAIN = (
+    "run the action again: it takes a new snapshot. Call it on df.select('*') or on a DataFrame loaded anew, because "
+    "Spark keeps parts of one that has run"
+)
 # A new action does not help where the snapshot outlives actions.
 _RETAKE = (
-    "run the action again: it takes a new snapshot. A snapshot that open_snapshot() or a stream's query holds is "
+    f"{RUN_AGAIN}. A snapshot that open_snapshot() or a stream's query holds is "
     "replaced by opening or starting that again"
 )
 

@@ -39,7 +39,7 @@ from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.postgres.catalog import Server, read_server
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.instances import Instance, read_instance, require_instance
-from pg_cdc_source.postgres.locks import begin_locking, lock_relation, release_locks
+from pg_cdc_source.postgres.locks import RUN_AGAIN, begin_locking, lock_relation, release_locks
 from pg_cdc_source.postgres.server_errors import translate, translated
 from pg_cdc_source.postgres.slot_creation import (
     NewSlot,
@@ -332,8 +332,8 @@ def require_exporter(session: Session, snapshot_id: str, doing: str) -> None:
     if not is_there:
         raise SnapshotLostError(
             f"{doing}: snapshot {snapshot_id} has ended meanwhile, and the standby may have removed rows that it sees",
-            remedy="run the action again: it takes a new snapshot. Where recovery conflicts end snapshots often, set "
-            "hot_standby_feedback = on on the standby",
+            remedy=f"{RUN_AGAIN}. Where recovery conflicts end snapshots often, set hot_standby_feedback = on on the "
+            "standby",
         )
 
 

@@ -161,7 +161,15 @@ _READS_OTHERWISE = f"""(%(virtual)s AND EXISTS (
 
 _READ_HEAPS = f"""
 WITH RECURSIVE {_TREE_AS_READ}
-SELECT c.oid, n.nspname, c.relname, c.relkind, am.amname,
+SELECT c.oid, n.nspname, c.relname, c.relkind,
+    am.amname = 'heap'
+        -- Else the catalog does not say which file it has, so that a rewrite would not be noticed.
+        AND c.relfilenode <> 0
+        -- A compressed chunk has all rows only where it is not asked for with ONLY.
+        AND NOT (
+            (c.relhassubclass OR EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhrelid = c.oid))
+            AND EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'timescaledb')
+        ),
     has_table_privilege(c.oid, 'SELECT')
         AND has_schema_privilege(n.oid, 'USAGE')
         AND (c.oid = tree.root OR NOT row_security_active(c.oid))
@@ -196,9 +204,9 @@ def read_heaps(
     With ``only``, its own heap alone. ``virtual`` says whether the relation has virtual generated columns, and
     ``whole_row`` whether rows as such may be read besides the columns. The number is that of :func:`identify_heaps`.
 
-    As a whole: views, foreign tables, tables of other access methods, servers without TID range scans; and trees in
-    which this role may read the root but not each leaf, or in which a leaf has policies, expressions of generated
-    columns or a row type that do not apply through the root.
+    As a whole: views, foreign tables, tables of other access methods, catalogs with a mapped file, tables of
+    TimescaleDB's, servers without TID range scans; and trees in which this role may read the root but not each leaf, or
+    in which a leaf has policies, expressions of generated columns or a row type that do not apply through the root.
     """
     if relation.kind == "f":
         _warn_of_foreign(relation)
@@ -213,8 +221,8 @@ def read_heaps(
     if foreign := [row for row in rows if row[3] == "f"]:
         _warn_of_foreign(Relation(*foreign[0][:4]))
     heaps = []
-    for oid, schema, name, kind, access_method, readable, size_bytes, attnums, _ in rows:
-        if access_method != "heap" or not readable or size_bytes is None:
+    for oid, schema, name, kind, has_all_rows, readable, size_bytes, attnums, _ in rows:
+        if not has_all_rows or not readable or size_bytes is None:
             return None
         heaps.append(Heap(Relation(oid, schema, name, kind), -(-size_bytes // server.block_size), tuple(attnums or ())))
     return (heaps, rows[0][-1]) if rows else None

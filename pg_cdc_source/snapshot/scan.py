@@ -279,7 +279,11 @@ def _where(spec: ScanSpec, blocks: BlockRange | None, conditions: Sequence[sql.C
 
 
 def ranges_in(session: Session, plan: Plan, *, begins: bool = False) -> list[ScanRange]:
-    """Cut a scan into ranges as the session's transaction sees its heaps. With ``begins``, it begins one for that."""
+    """Cut a scan into ranges as the session's transaction sees its heaps. With ``begins``, it begins one for that.
+
+    Raises ServerSetupError where the server does not keep the rows of a snapshot.
+    """
+    plan.server.require_lasting_snapshots()
     if plan.relation is None:
         return [whole(plan)]
     _expect_same_columns(session, plan, plan.relation, begins=begins)

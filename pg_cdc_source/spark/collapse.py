@@ -50,7 +50,10 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
             rows = collapse(batch, ["id"]).persist()
             if not rows.where("_change_type = 'truncate'").isEmpty():
                 target.delete()
-            kept = "CASE WHEN array_contains(s._unchanged, '{0}') THEN t.`{0}` ELSE s.`{0}` END"
+            kept = (
+                "CASE WHEN s._change_type = 'update' AND array_contains(s._unchanged, '{0}') "
+                "THEN t.`{0}` ELSE s.`{0}` END"
+            )
             (
                 target.alias("t")
                 .merge(rows.where("_change_type <> 'truncate'").alias("s"), "t.id = s.id")
@@ -61,9 +64,10 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
             )
 
     A value that did not travel is taken from an earlier row of the same key in the batch, and its column is then no
-    longer listed. Values also follow one change of the key. An ``insert`` that still lists columns in ``_unchanged``
-    had another key before the batch; the sink's row of that key has the values, and this function does not see it. If
-    keys change in a table with TOASTed values, set REPLICA IDENTITY FULL.
+    longer listed. Values that came with a change also follow one change of the key. An ``insert`` that still lists
+    columns in ``_unchanged`` had another key before, and only the sink's row of that key has their values: they are
+    NULL here, and a merge by key writes NULL. If keys change in a table with TOASTed values, set REPLICA IDENTITY FULL,
+    or use :func:`mirror`, which looks for them in the row of the old key.
 
     Under REPLICA IDENTITY FULL without a primary key, only ``_before`` (option ``beforeImage``) shows that an update
     changed the key; with it, the old key becomes a delete. If a DEFERRABLE constraint guards the key, two rows may

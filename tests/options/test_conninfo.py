@@ -6,7 +6,7 @@ import pytest
 from given_options import TABLE, keywords, refused
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from psycopg2.extensions import parse_dsn
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions
@@ -101,6 +101,25 @@ def test_what_the_url_says_cannot_be_an_option_too(url: str, option: str) -> Non
     keyword = "dbname" if option == "database" else option
     message = refused({**TABLE, "url": url, option: "1"})
     assert message.startswith(f"[OPTION] both url and the option {option} say {keyword}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("-c TimeZone=Europe/Berlin", "TimeZone"),
+        ("-ctimezone=Europe/Berlin", "TimeZone"),
+        ("-c search_path=a,b --datestyle=ISO,\\ MDY", "DateStyle"),
+        ("--extra-float-digits=0", "extra_float_digits"),
+        ("-c TimeZone=utc -c DateStyle=ISO,\\ YMD -c statement_timeout=5s -c search_path=timezone", None),
+        ("-c TimeZone=UTC -c timezone=CET", "TimeZone"),
+    ],
+)
+def test_a_setting_that_sessions_override_is_refused(options: str, named: str | None) -> None:
+    if named is None:
+        assert keywords(host="h", options=options) == {"host": "h", "options": options}
+        return
+    for connection in ({"host": "h", "options": options}, {"url": make_dsn(host="h", options=options)}):
+        assert f"options sets {named}, which the connector sets to" in refused({**TABLE, **connection})
 
 
 FRAGMENTS = st.sampled_from(

@@ -18,6 +18,7 @@ REPLICA = Server(
     block_size=8192,
     role="reader",
     may_replicate=True,
+    old_snapshot_threshold=None,
     service=None,
 )
 ON_19 = replace(REPLICA, version_num=190000)

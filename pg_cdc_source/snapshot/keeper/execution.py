@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pg_cdc_source.errors import SnapshotLostError, TransientError
+from pg_cdc_source.postgres.locks import RUN_AGAIN
 from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
 from pg_cdc_source.snapshot.keeper.shared import Shared
 
@@ -42,7 +43,7 @@ class Execution:
 def lost_error() -> SnapshotLostError:
     return SnapshotLostError(
         "the snapshot of this action has ended, because PostgreSQL ended all sessions that held it",
-        remedy="run the action again: it takes a new snapshot",
+        remedy=RUN_AGAIN,
     )
 
 
