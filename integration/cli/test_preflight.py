@@ -241,6 +241,21 @@ def test_a_snapshot_that_was_exported_has_to_be_there(pg: Session, db: str) -> N
     assert statuses(found, "snapshot") == ["wrong"]
 
 
+def test_settings_of_a_server_that_do_harm_later() -> None:
+    settings = {"synchronous_standby_names": "ANY 1 (*)", "synchronous_commit": "local"}
+    with second_server(settings) as url, connect(url) as session:
+        run(session, "CREATE TABLE t (id int PRIMARY KEY)")
+        found, right = check("pgcdc", url, dbtable="public.t", slot="s")
+        assert right, found
+        assert statuses(found, "commits") == ["warning"]
+        assert "synchronous_standby_names is 'ANY 1 (*)'" in found["commits"][0]["text"]
+        if session.server_version >= 180000:
+            run(session, "ALTER SYSTEM SET idle_replication_slot_timeout = '1h'", "SELECT pg_reload_conf()")
+            wait_until(lambda: run(session, "SHOW idle_replication_slot_timeout") == [("1h",)])
+            found, _ = check("pgcdc", url, dbtable="public.t", slot="s")
+            assert found["WAL"][0]["text"].startswith("idle_replication_slot_timeout is 1h")
+
+
 def test_a_server_without_logical_decoding_or_room() -> None:
     settings = {
         "wal_level": "replica",
@@ -261,6 +276,7 @@ def test_a_server_without_logical_decoding_or_room() -> None:
         assert found["walsenders"][0]["text"] == "0 of 0 free; needed: 1, and 1 for a moment"
         assert statuses(found, "replication", "slots", "walsenders") == ["wrong", "wrong", "warning", "wrong"]
         assert (statuses(found, "WAL"), found["WAL"][0]["text"]) == (["ok"], "slots keep 1GB at most")
+        assert statuses(found, "commits") == ["ok"]
         run(session, "SELECT pg_create_physical_replication_slot('taken')")
         found, right = check("pgsnapshot", poor, dbtable="public.t")
         assert right, found  # auto does without

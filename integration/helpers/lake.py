@@ -133,6 +133,10 @@ class Lake(ABC):
         """Commit to a table, whose rows stay the same."""
 
     @abstractmethod
+    def roll_back_as_somebody_else(self, table: str, version: int) -> None:
+        """Have a table be what it was at a version, with as little sign of it as its format leaves."""
+
+    @abstractmethod
     def merged_batches(self, table: str) -> list[int]:
         """The batches of a table's merges."""
 
@@ -184,6 +188,9 @@ class DeltaRsLake(Lake):
 
     def keep_house_as_somebody_else(self, table: str) -> None:
         DeltaTable(self.targets[f"public.{table}"]).optimize.z_order(["id"])
+
+    def roll_back_as_somebody_else(self, table: str, version: int) -> None:
+        DeltaTable(self.targets[f"public.{table}"]).restore(version)
 
     def merged_batches(self, table: str) -> list[int]:
         history = DeltaTable(self.targets[f"public.{table}"]).history()
@@ -251,6 +258,14 @@ class CatalogLake(Lake):
             self._spark.sql(f"ALTER TABLE {self._namespace}.{table} SET TBLPROPERTIES (seen = '{comment}')")
         else:
             self.rewrite_files(table)
+
+    def roll_back_as_somebody_else(self, table: str, version: int) -> None:
+        name = f"{self._namespace}.{table}"
+        if self._lake._kind.provider == "delta":
+            self._spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {version}").collect()
+        else:
+            catalog, _, rest = name.partition(".")
+            self._spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{rest}', {version})").collect()
 
     def delete_keys(self, table: str, key: int) -> None:
         """Delete the row with this ``id``, in a process of its own, as the same step of the same batch each time."""

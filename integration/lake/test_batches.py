@@ -338,6 +338,20 @@ def test_a_table_that_somebody_else_changed_is_set_aside_and_taken_up_again(pg: 
 
 
 @pytest.mark.corner
+def test_a_table_that_was_rolled_back_is_set_aside(pg: Session, begin: Begin) -> None:
+    """Iceberg's history has nothing of it: what came behind is gone, and the table's beginning is still there."""
+    lake = begin(*T)
+    then = newest(lake).tables["public.t"]
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    wait_until(is_same(lake, pg, "t"))
+    lake.roll_back_as_somebody_else("t", then)
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    wait_until(lambda: lake.step() and newest(lake).set_aside)
+    assert re.search("was restored|changed by somebody else", newest(lake).set_aside["public.t"])
+    assert sum(lake.rows("t").values()) == 2
+
+
+@pytest.mark.corner
 def test_versions_of_a_table_that_was_moved_away_are_not_those_of_the_one_that_has_its_place(
     pg: Session, begin: Begin, format: str
 ) -> None:

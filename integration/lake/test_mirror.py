@@ -12,18 +12,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from audit import JUDGE, TRIGGERS, Noted, lsns_by_judge, noted
 from audit import versions as versions_of
 from commands import COMMAND
 from databases import connect
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from driving import drop_slots, run
 from kept_rows import Expected, deleted, expect_rows, logged, stated
 from lake import Rows, rows_of, rows_of_arrow, rows_of_lake
@@ -36,6 +38,8 @@ from watch import wait_until
 
 from pg_cdc_source import mirror, mirror_at
 from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.shape import Shapes
+from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.mirrors.delta_rs_lake import DeltaRsLake
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 
@@ -63,6 +67,19 @@ def start(spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> Iterator
     for query in queries:
         query.stop()
     drop_slots(pg)
+
+
+def test_settings_of_a_session_change_no_value_that_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    old = datetime(1200, 1, 1, tzinfo=timezone.utc)
+    write_deltalake(f"{tmp_path}/t", pa.table({"d": [old.date()], "z": pa.array([old], pa.timestamp("us", "UTC"))}))
+    lake = DeltaRsLake(spark, Targets.of(f"{tmp_path}/{{table}}", None), Shapes(), compacts=False)
+    key = "spark.sql.parquet.datetimeRebaseModeInRead"
+    spark.conf.set(key, "LEGACY")
+    try:
+        ((day, micros),) = lake.read("public.t", 0).selectExpr("string(d)", "unix_micros(z)").collect()
+    finally:
+        spark.conf.unset(key)
+    assert (day, micros) == ("1200-01-01", old.timestamp() * 1_000_000)
 
 
 def lake(spark: SparkSession, tmp_path: Path, table: str, lsn: int | None = None) -> Counter[tuple[Any, ...]]:

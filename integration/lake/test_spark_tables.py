@@ -23,7 +23,7 @@ from sessions import SparkSessions
 from threads import at_work
 from watch import wait_until
 
-from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.errors import DefiniteError, OptionError
 from pg_cdc_source.mirrors import iceberg_files
 from pg_cdc_source.mirrors.delta import DeltaTable
 from pg_cdc_source.mirrors.fetching import in_a_task
@@ -372,6 +372,7 @@ SETTINGS = {
     "spark.sql.timestampType": "TIMESTAMP_NTZ",
     "spark.sql.session.timeZone": "America/New_York",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    "spark.sql.parser.quotedRegexColumnNames": "true",
 }
 
 
@@ -394,8 +395,11 @@ def test_settings_of_the_users_session_change_no_value(
     pg: Session, begin: Begin, spark_sessions: SparkSessions, lake_conf: dict[str, str]
 ) -> None:
     spark = spark_sessions.get(**lake_conf)
-    row = r"'0001-01-01', '0001-01-01', '2026-07-01 12:00:00.123456+00', '2026-07-01 12:00:00.123456', '\x00ff'"
-    run(pg, "CREATE TABLE t (id int PRIMARY KEY, d date, old timestamp, z timestamptz, n timestamp, b bytea)",
+    row = (
+        r"'0001-01-01', '0001-01-01', '2026-07-01 12:00:00.123456+00', '2026-07-01 12:00:00.123456', '\x00ff', 'p', 'q'"
+    )
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, d date, old timestamp, z timestamptz, n timestamp, b bytea,"
+            ' "x+" text, xx text)',
         f"INSERT INTO t VALUES (1, {row})", *U)  # fmt: skip
     with users_settings(spark):
         lake = begin()
@@ -410,7 +414,7 @@ def test_settings_of_the_users_session_change_no_value(
     run(pg, f"BEGIN; INSERT INTO t VALUES (2, {row}); INSERT INTO u VALUES (2, 'y'); COMMIT")
     wait_until(is_there)
     at = datetime(2026, 7, 1, 12, 0, 0, 123456)
-    values = date(1, 1, 1), datetime.min, at.replace(tzinfo=timezone.utc), at, b"\x00\xff"
+    values = date(1, 1, 1), datetime.min, at.replace(tzinfo=timezone.utc), at, b"\x00\xff", "p", "q"
     assert sorted(tuple(row.values()) for row in lake.found("t")) == [(1, *values), (2, *values)]
     run(pg, "BEGIN; TRUNCATE t; INSERT INTO u VALUES (3, 'z'); COMMIT")
     wait_until(is_there)
@@ -418,6 +422,20 @@ def test_settings_of_the_users_session_change_no_value(
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
+
+
+@pytest.mark.parametrize("key", ["spark.databricks.delta.write.txnAppId", "spark.wap.id"])
+def test_a_session_in_which_the_ledgers_rows_would_be_lost_is_refused(key: str, pg: Session, begin: Begin) -> None:
+    lake = begin(*T)
+    assert isinstance(lake, CatalogLake)
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    lake._spark.conf.set(key, "nightly")
+    try:
+        with pytest.raises(OptionError, match=f"the session sets {key}"):
+            wait_until(lake.step)
+    finally:
+        lake._spark.conf.unset(key)
+    wait_until(is_same(lake, pg, "t"))
 
 
 def test_a_table_whose_old_snapshots_have_expired_goes_on(format: str, pg: Session, begin: Begin) -> None:

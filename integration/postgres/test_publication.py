@@ -520,6 +520,20 @@ def test_what_does_not_exist_is_refused(pg: Session, session: Session) -> None:
     assert not exists(pg)
 
 
+def test_a_table_whose_changes_may_not_be_decoded_is_warned_of_once(
+    pg: Session, session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(pg, "CREATE ACCESS METHOD columnar TYPE TABLE HANDLER heap_tableam_handler",
+        "CREATE TABLE r (id int PRIMARY KEY) PARTITION BY LIST (id)",
+        "CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1) USING columnar",
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR TABLE r, t WITH (publish_via_partition_root = true)")  # fmt: skip
+    for _ in range(2):
+        assert streamed(session, tables="public.*", publication="p") == ["public.r", "public.t"]
+    (record,) = caplog.records
+    assert "public.r1 has the access method columnar" in record.getMessage()
+
+
 FOREIGN = (
     "CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw;"
     " CREATE FOREIGN TABLE f {} SERVER files OPTIONS (filename '/dev/null')"

@@ -29,7 +29,7 @@ from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slot_creation import require_consistent_point
-from pg_cdc_source.postgres.slots import Slot, read_slot, read_user
+from pg_cdc_source.postgres.slots import Slot, read_end_of_wal, read_slot, read_user, wait_for_end_of_wal
 from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 
 
@@ -53,6 +53,22 @@ def session(db: str) -> Iterator[Session]:
     """A session as the stream has it."""
     with open_session(db) as opened:
         yield opened
+
+
+def test_the_end_of_the_wal_is_behind_commits_that_are_seen_and_not_yet_on_disk() -> None:
+    server = second_server({"wal_writer_delay": "2s"})
+    with server as url, open_session(url) as session, connect(url) as pg:
+        run(pg, "CREATE TABLE t (id int PRIMARY KEY)", "SET synchronous_commit = off")
+        for number in range(20):
+            # The writer may just have been awake.
+            run(pg, f"INSERT INTO t VALUES ({number})")
+            committed = Lsn.parse(run(pg, "SELECT pg_current_wal_insert_lsn()::text")[0][0])
+            if read_end_of_wal(session) < committed:
+                break
+        else:
+            pytest.fail("all commits were on disk at once")
+        assert run(session, "SELECT max(id) FROM t") == [(number,)]
+        assert wait_for_end_of_wal(session) >= committed
 
 
 @pytest.fixture

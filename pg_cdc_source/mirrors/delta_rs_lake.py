@@ -22,6 +22,13 @@ from pg_cdc_source.spark.edge import spark_schema
 
 # An object store takes tens of milliseconds for each answer, and a table several answers.
 _LOOKS_AT_ONCE = 16
+# Whatever the session says: it knows nothing of who has written the files, and asks for them when the rows are read.
+_READ_AS_THEY_ARE = {
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+}
 
 
 class DeltaRsLake:
@@ -57,5 +64,5 @@ class DeltaRsLake:
 
     def read(self, table: str, version: int) -> DataFrame:
         files, schema = read_at(self._targets[table], version)
-        reader = self._spark.read.schema(spark_schema(schema))
+        reader = self._spark.read.schema(spark_schema(schema)).options(**_READ_AS_THEY_ARE)
         return reader.parquet(*files) if files else self._spark.createDataFrame([], spark_schema(schema))

@@ -177,7 +177,8 @@ class CommittedTable(ABC):
             if commit.version == expected:
                 return True
             if self._is_ours(commit):
-                if commit.said["step"] == ANEW_STEP:
+                # Of a batch before, what the ledger knows would have come first: it is gone.
+                if commit.said["step"] == ANEW_STEP and commit.said["batch"] >= self._mark.batch:
                     return True
             elif commit.operation not in self.housekeeping:
                 raise foreign(

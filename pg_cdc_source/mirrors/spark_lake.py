@@ -41,6 +41,8 @@ _SETTINGS = {
     # texts of users' keys in them.
     "spark.sql.variable.substitute": "false",
     "spark.sql.parser.escapedStringLiterals": "false",
+    # With this, a name between backticks is a pattern of names.
+    "spark.sql.parser.quotedRegexColumnNames": "false",
     # Dates before 1900 by the calendar of Spark 2, and times without their microseconds.
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -60,6 +62,7 @@ _SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
+_OF_CATALOGS = ("spark.sql.catalog.", "spark.sql.iceberg.")
 _BACKOFF = Backoff(0.2, attempts=4)
 _CANCELLED = "SPARK_JOB_CANCELLED"
 
@@ -171,8 +174,10 @@ class SparkLake:
         ours = session.conf
         present = ours.getAll
         for key, value in self._spark.conf.getAll.items():
+            # Spark takes what it does not know for something that may not be set, as catalogs and what they read.
             is_sql = key.startswith(("spark.sql.", "spark.databricks."))
-            if is_sql and present.get(key) != value and ours.isModifiable(key):
+            may_be_set = key.startswith(_OF_CATALOGS) or ours.isModifiable(key)
+            if is_sql and present.get(key) != value and may_be_set:
                 ours.set(key, value)
         for key, value in _SETTINGS.items():
             ours.set(key, value)

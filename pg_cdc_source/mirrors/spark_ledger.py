@@ -14,6 +14,9 @@ from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
 from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh, veiled
 from pg_cdc_source.spark.edge import spark_schema
 
+# With these Delta passes over a commit as one that was made before, and Iceberg does not publish it.
+_NOT_PUBLISHED = ("spark.databricks.delta.write.txnAppId", "spark.wap.id", "spark.wap.branch")
+
 # As SparkTable.create().
 Create = Callable[[SparkSession, DataFrameWriterV2, Callable[[str], bool]], None]
 
@@ -39,6 +42,7 @@ class SparkLedger:
         self._compact = compact
 
     def create(self, template: str) -> None:
+        self._require_published()
         if self._template() is not None:
             return
         namespace = namespace_of(self._name)
@@ -86,9 +90,18 @@ class SparkLedger:
         return found
 
     def append(self, row: LedgerRow) -> None:
+        self._require_published()
         self._spark.createDataFrame(row.to_arrow()).writeTo(self._name).append()
         if self._compact is not None:
             compact_where_due(self._name, row.batch_id, row.batch_id + 1, self._compact)
+
+    def _require_published(self) -> None:
+        for key in _NOT_PUBLISHED:
+            if self._spark.conf.get(key, None):
+                raise OptionError(
+                    f"the session sets {key}, so rows of the ledger {self._name} would be lost without an error",
+                    remedy="unset it, or start the mirror in a session of its own (spark.newSession())",
+                )
 
     def _template(self) -> str | None:
         properties = read_properties(self._spark, self._name)

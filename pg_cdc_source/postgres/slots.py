@@ -9,6 +9,7 @@ from typing import Any
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.server_errors import translated
 
 
@@ -185,6 +186,32 @@ def read_end_of_wal(session: Session) -> Lsn:
     with translated("reading the WAL's position"), session.cursor() as cursor:
         cursor.execute(_READ_END_OF_WAL)
         return Lsn.parse(cursor.fetchone()[0])
+
+
+_READ_END_OF_WRITTEN = """
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text,
+    extract(epoch FROM current_setting('wal_writer_delay')::interval)::float8
+"""
+# The header of a page counts for where the next record goes, and not for where the last one ended.
+_LONGEST_PAGE_HEADER = 40
+
+
+def wait_for_end_of_wal(session: Session) -> Lsn:
+    """As ``read_end_of_wal``, past all that other sessions can see by now.
+
+    What was committed with synchronous_commit = off is seen before it is on disk. It is there within three rounds of
+    the WAL writer, for which this waits.
+    """
+    with translated("reading the WAL's position"), session.cursor() as cursor:
+        cursor.execute(_READ_END_OF_WRITTEN)
+        text, delay_seconds = cursor.fetchone()
+    written = Lsn.parse(text)
+    on_disk = read_end_of_wal(session)
+    for _ in Backoff(0.005, longest_seconds=0.1, within_seconds=3 * delay_seconds + 1).polls():
+        on_disk = read_end_of_wal(session)
+        if on_disk >= written or (may_be_within_a_record(on_disk) and written - on_disk <= _LONGEST_PAGE_HEADER):
+            break
+    return on_disk
 
 
 _READ_WAL_CLOCK = """

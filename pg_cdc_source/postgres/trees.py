@@ -44,11 +44,15 @@ _TREE_AS_READ = """tree (root, oid) AS (
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A relation of a tree, the root included. ``persistence`` is pg_class.relpersistence: p, u or t."""
+    """A relation of a tree, the root included. ``persistence`` is pg_class.relpersistence: p, u or t.
+
+    ``access_method`` is None for what has no storage of its own.
+    """
 
     relation: Relation
     persistence: str
     publishable: bool
+    access_method: str | None
 
 
 # Changes of partitions may come under their root. A table that inherits is a table of its own to a publication.
@@ -61,7 +65,8 @@ WITH RECURSIVE tree (root, oid) AS (
     JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
     JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
 )
-SELECT tree.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, pg_relation_is_publishable(c.oid)
+SELECT tree.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, pg_relation_is_publishable(c.oid),
+    (SELECT amname FROM pg_catalog.pg_am WHERE oid = c.relam AND c.relkind = 'r')
 FROM tree
 JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -74,8 +79,8 @@ def read_trees(session: Session, relations: Sequence[Relation]) -> dict[int, lis
     with translated("reading partitions"), session.cursor() as cursor:
         cursor.execute(_READ_TREES, {"roots": [relation.oid for relation in relations]})
         trees: dict[int, list[Node]] = {}
-        for root, oid, schema, name, kind, persistence, publishable in cursor:
-            trees.setdefault(root, []).append(Node(Relation(oid, schema, name, kind), persistence, publishable))
+        for root, oid, schema, name, kind, *rest in cursor:
+            trees.setdefault(root, []).append(Node(Relation(oid, schema, name, kind), *rest))
         return trees
 
 

@@ -229,7 +229,7 @@ class Membership:
     def _note_left(self, left: Sequence[Member]) -> None:
         known = self.leaving.members if self.leaving is not None else ()
         if new := [member for member in left if member not in known]:
-            self.leaving = Leaving((*known, *new), Position.before(self._source.read_end_of_wal()))
+            self.leaving = Leaving((*known, *new), Position.before(self._source.wait_for_end_of_wal()))
 
     # --- tables that join and leave -----------------------------------------------------------------------------------
 

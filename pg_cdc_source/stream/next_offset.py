@@ -30,7 +30,7 @@ class NextOffset:
 
     def stop_at_present(self) -> None:
         """Take nothing that is committed from now on."""
-        self._target = Position.before(self._parts.source.read_end_of_wal())
+        self._target = Position.before(self._parts.source.wait_for_end_of_wal())
 
     def after(self, start: StreamOffset) -> StreamOffset:
         """The end of the next batch; ``start`` if there is nothing for one."""

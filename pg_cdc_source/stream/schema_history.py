@@ -208,13 +208,23 @@ def _is_wanted_now(options: StreamOptions, relation: RelationMessage) -> bool:
     return relation.oid in (table.oid for table in wanted)
 
 
+# Types whose decoders take another type's text for one of their own: real rounds double precision, and text may look
+# like bytea. Their arrays as well.
+_READ_WRONG = frozenset((700, 1021, 17, 1001))
+
+
+def _json_kind(column: registry.Column) -> object:
+    return EnvelopeColumn("", column.type_oid).kind
+
+
 def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationColumn) -> bool:
     """Whether another type's text is read the same way, as a longer varchar's is."""
     (other_type,) = _catalog_types(options, [found])
     other = replace(codec.column, type=other_type)
     if options.dbtable is None:
-        # Text is read as it is, but it has to stand the same way in JSON.
-        return EnvelopeColumn("", other.type_oid).kind == EnvelopeColumn("", codec.column.type_oid).kind
+        # Text is read as it is, but it has to stand the same way in JSON, and project() reads it as the planned type.
+        is_read_wrong = codec.column.type_oid in _READ_WRONG and other.type_oid != codec.column.type_oid
+        return not is_read_wrong and _json_kind(other) == _json_kind(codec.column)
     as_string = codec.column.name in options.as_string
     return registry.plan(other, as_string=as_string, numeric_as=options.numeric_as).text_decoder == codec.text_decoder
 

@@ -15,7 +15,7 @@ from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.slots import read_end_of_wal
+from pg_cdc_source.postgres.slots import read_end_of_wal, wait_for_end_of_wal
 from pg_cdc_source.stream.second_look import settled
 from pg_cdc_source.stream.stream_plan import session_name
 
@@ -72,6 +72,10 @@ class SourceSession:
     def read_end_of_wal(self) -> Lsn:
         """How far the WAL is safe on disk: what may be decoded."""
         return self.ask(read_end_of_wal)
+
+    def wait_for_end_of_wal(self) -> Lsn:
+        """As above, past all that other sessions can see by now, asynchronous commits included."""
+        return self.ask(wait_for_end_of_wal)
 
     def run_replication_command(self, command: str) -> tuple[Any, ...]:
         """The one row that a command of the replication protocol gives, in a session of its own."""

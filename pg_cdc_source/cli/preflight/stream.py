@@ -43,6 +43,7 @@ def check_stream(reached: Reached[StreamOptions]) -> None:
     _check_tables(reached, found)
     check_replication(reached, need)
     checks.run("WAL", lambda: _kept_wal(session()))
+    checks.run("commits", lambda: _waiting_commits(session()))
 
 
 def _check_slot(reached: Reached[StreamOptions]) -> None:
@@ -135,11 +136,36 @@ def _require_identities(session: Session, published: Publication, plan: StreamPl
 
 def _kept_wal(session: Session) -> str:
     with translated("reading max_slot_wal_keep_size"), session.cursor() as cursor:
-        cursor.execute("SHOW max_slot_wal_keep_size")
-        kept = str(cursor.fetchone()[0])
+        cursor.execute(
+            """
+            SELECT current_setting('max_slot_wal_keep_size'),
+                nullif(current_setting('idle_replication_slot_timeout', true), '0')
+            """
+        )
+        kept, idle = cursor.fetchone()
+    if idle is not None:
+        raise ScarceError(
+            f"idle_replication_slot_timeout is {idle}: the server drops a slot that nobody reads for so long, also "
+            "while the initial snapshot is read, or between runs",
+            remedy="set it to 0, or to more than the longest pause of the query",
+        )
     if kept == "-1":
         raise ScarceError(
             "max_slot_wal_keep_size is -1: while its query is down, a slot retains WAL until the disk is full",
             remedy="set it to a size that the disk has room for and that covers the longest pause of the query",
         )
     return f"slots keep {kept} at most"
+
+
+def _waiting_commits(session: Session) -> str:
+    """Whether the server would have commits wait for a stream, as for a standby."""
+    with translated("reading synchronous_standby_names"), session.cursor() as cursor:
+        cursor.execute("SHOW synchronous_standby_names")
+        names = str(cursor.fetchone()[0])
+    if "*" in names:
+        raise ScarceError(
+            f"synchronous_standby_names is {names!r}, which a stream's session may be: commits of all clients would "
+            "wait until Spark has committed their batch",
+            remedy="name the standbys",
+        )
+    return "no commit waits for the stream"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from psycopg2 import sql
@@ -16,6 +17,8 @@ from pg_cdc_source.postgres.publication.listing import by_name, listed
 from pg_cdc_source.postgres.publication.read import Publication
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.trees import Node, read_ancestors, read_parents, read_tree, read_trees
+
+log = logging.getLogger(__name__)
 
 
 def stream_tables(
@@ -197,8 +200,28 @@ def _is_listed(session: Session, publication: Publication, relation: Relation) -
         return bool(cursor.fetchone()[0])
 
 
+# PostgreSQL's own, and Percona's encrypted one, which writes the same WAL.
+_DECODED_METHODS = ("heap", "tde_heap")
+_warned: set[int] = set()
+
+
+def _warn_of_method(node: Node) -> None:
+    """Say, once in this process, that changes of a table may never come. PostgreSQL publishes it all the same."""
+    oid, method = node.relation.oid, node.access_method
+    if method is not None and method not in _DECODED_METHODS and oid not in _warned:
+        _warned.add(oid)
+        log.warning(
+            "%s has the access method %s: PostgreSQL decodes changes of heap tables, and of others only where their "
+            "extension writes them to the WAL for that. See whether a change comes, before you rely on it",
+            node.relation,
+            method,
+        )
+
+
 def refuse_unstreamable(tree: Sequence[Node]) -> None:
-    """Raise OptionError for a relation whose changes, or some of them, never reach a stream."""
+    """Raise OptionError for a relation whose changes, or some of them, never reach a stream. Warn where that may be."""
+    for node in tree:
+        _warn_of_method(node)
     root, *below = tree
     relation = root.relation
     kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
