@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from driving import SLOT, Drive, Row, kinds, querying, run, values
+from driving import SLOT, Drive, Row, drop_slots, kinds, querying, run, values
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from streams import load_stream
 
 from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS, PgCdcDataSource
@@ -67,7 +68,8 @@ def test_a_snapshot_is_inserts_and_an_update_two_rows(pg: Session, drive: Drive)
     snapshot = driver.take(2)
     assert by_row(snapshot) == [("insert", 1, "a"), ("insert", 2, "b")]
     assert {row["_commit_version"] for row in snapshot} == {driver.offset.origin - 1}
-    assert {row["_commit_timestamp"] for row in snapshot} == {dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)}
+    first_of_1970 = dt.datetime(1970, 1, 1, microsecond=1000, tzinfo=dt.timezone.utc)
+    assert {row["_commit_timestamp"] for row in snapshot} == {first_of_1970}
     run(pg, "BEGIN; INSERT INTO t VALUES (3, NULL); UPDATE t SET v = 'x' WHERE id = 1;"
             " UPDATE t SET id = 5 WHERE id = 2;"
         " DELETE FROM t WHERE id = 3; COMMIT")  # fmt: skip
@@ -232,6 +234,23 @@ def test_a_query_that_was_written_for_a_change_data_feed_runs_unchanged(
         query.take(4)
     assert by_row(query.rows[2:]) == [("update_postimage", 1, "c"), ("delete", 2, "b")]
     assert all(row["_commit_timestamp"] is not None for row in query.rows)
+
+
+def test_rows_of_the_snapshot_are_not_late_for_a_watermark(
+    spark: SparkSession, tmp_path: Path, db: str, pg: Session
+) -> None:
+    run(pg, *T)
+    rows = load_stream(spark, db, dbtable="t", slot="s", changeFormat="changelog")
+    rows = rows.withWatermark("_commit_timestamp", "1 hour").dropDuplicates(["id", "_commit_timestamp"])
+    found: list[int] = []
+    writer = rows.writeStream.foreachBatch(lambda batch, _: found.extend(row["id"] for row in batch.collect()))
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+        drop_slots(pg)
+    assert sorted(found) == [1, 2]
 
 
 def test_rows_that_are_asked_for_again_do_not_end_it(pg: Session, drive: Drive) -> None:

@@ -11,7 +11,8 @@ two rows, can never be cut apart::
 - Every row is a whole one: a stream of less is refused when it starts, and where its identity becomes less later
   (``require_whole_rows``).
 - Spark's contract allows no row without a time, and drops late ones without a word where there is a watermark. Nobody
-  knows when the rows of the snapshot were committed. Theirs is the beginning of 1970, before every commit.
+  knows when the rows of the snapshot were committed. Theirs is the first millisecond of 1970, before every commit; the
+  beginning itself is late for Spark from the first batch on.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ CHANGELOG_FIELDS = (
     pa.field("_commit_version", pa.int64()),
     pa.field("_commit_timestamp", COMMIT_TS_TYPE),
 )
+_UNKNOWN_MICROSECONDS = 1000
 _GIVEN = ("snapshot", "insert", "update", "delete")
 _TYPES = ("insert", "update_preimage", "update_postimage", "delete")
 _INSERT, _PREIMAGE, _POSTIMAGE, _DELETE = range(4)
@@ -79,7 +81,7 @@ def changelog_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for i in range(len(schema) - len(CHANGELOG_FIELDS))
     ]
     source_rows = from_numpy(source)
-    times = pc.fill_null(rows.column("_commit_ts"), pa.scalar(0, COMMIT_TS_TYPE))
+    times = pc.fill_null(rows.column("_commit_ts"), pa.scalar(_UNKNOWN_MICROSECONDS, COMMIT_TS_TYPE))
     changes = [
         from_texts(_TYPES).take(from_numpy(kind)),
         rows.column("_commit_lsn").take(source_rows),

@@ -97,7 +97,9 @@ def test_rows_of_the_snapshot_are_inserts_before_every_commit() -> None:
     )
     assert rows(batch) == [("insert", 1, "x", None), ("insert", 2, None, None)]
     assert batch.column("_commit_version").to_pylist() == [7, 7]
-    assert set(batch.column("_commit_timestamp").to_pylist()) == {dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)}
+    assert set(batch.column("_commit_timestamp").to_pylist()) == {
+        dt.datetime(1970, 1, 1, microsecond=1000, tzinfo=dt.timezone.utc)
+    }
 
 
 def test_no_rows_are_no_rows() -> None:
