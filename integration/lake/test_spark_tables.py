@@ -395,26 +395,27 @@ def test_settings_of_the_users_session_change_no_value(
     pg: Session, begin: Begin, spark_sessions: SparkSessions, lake_conf: dict[str, str]
 ) -> None:
     spark = spark_sessions.get(**lake_conf)
-    row = (
-        r"'0001-01-01', '0001-01-01', '2026-07-01 12:00:00.123456+00', '2026-07-01 12:00:00.123456', '\x00ff', 'p', 'q'"
-    )
-    run(pg, "CREATE TABLE t (id int PRIMARY KEY, d date, old timestamp, z timestamptz, n timestamp, b bytea,"
-            ' "x+" text, xx text)',
+    row = r"'0001-01-01', '0001-01-01', '2026-07-01 12:00:00.123456+00', '2026-07-01 12:00:00.123456', '\x00ff'"
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, d date, old timestamp, z timestamptz, n timestamp, b bytea)",
+        'CREATE TABLE x (id int PRIMARY KEY, "a+b" text, aab text)', "INSERT INTO x VALUES (1, 'p', 'q')",
         f"INSERT INTO t VALUES (1, {row})", *U)  # fmt: skip
     with users_settings(spark):
-        lake = begin()
+        lake = begin(mode={"public.x": "append"})
 
     def is_there() -> bool:
         with users_settings(spark):
             lake.step()
         last = lake.ledger.last()
-        return last is not None and len(last.tables) == 2 and lake.rows("u") == rows_of(pg, "u")
+        return last is not None and len(last.tables) == 3 and lake.rows("u") == rows_of(pg, "u")
 
     wait_until(is_there)
-    run(pg, f"BEGIN; INSERT INTO t VALUES (2, {row}); INSERT INTO u VALUES (2, 'y'); COMMIT")
+    run(pg, f"BEGIN; INSERT INTO t VALUES (2, {row}); INSERT INTO x VALUES (2, 'r', 's');"
+            " INSERT INTO u VALUES (2, 'y'); COMMIT")  # fmt: skip
     wait_until(is_there)
+    # The one name is a pattern that means the other.
+    assert sorted((r["id"], r["a+b"], r["aab"]) for r in lake.found("x")) == [(1, "p", "q"), (2, "r", "s")]
     at = datetime(2026, 7, 1, 12, 0, 0, 123456)
-    values = date(1, 1, 1), datetime.min, at.replace(tzinfo=timezone.utc), at, b"\x00\xff", "p", "q"
+    values = date(1, 1, 1), datetime.min, at.replace(tzinfo=timezone.utc), at, b"\x00\xff"
     assert sorted(tuple(row.values()) for row in lake.found("t")) == [(1, *values), (2, *values)]
     run(pg, "BEGIN; TRUNCATE t; INSERT INTO u VALUES (3, 'z'); COMMIT")
     wait_until(is_there)
