@@ -42,8 +42,8 @@ def check_stream(reached: Reached[StreamOptions]) -> None:
         )
     _check_tables(reached, found)
     check_replication(reached, need)
-    checks.run("WAL", lambda: _kept_wal(session()))
     checks.run("commits", lambda: _waiting_commits(session()))
+    checks.run("WAL", lambda: _kept_wal(session()))
 
 
 def _check_slot(reached: Reached[StreamOptions]) -> None:
