@@ -200,13 +200,13 @@ def wait_for_end_of_wal(session: Session) -> Lsn:
     """As ``read_end_of_wal``, past all that other sessions can see by now.
 
     What was committed with synchronous_commit = off is seen before it is on disk. It is there within three rounds of
-    the WAL writer, for which this waits.
+    the WAL writer, for which this waits at most. What is not there by then is of transactions that are open: the WAL
+    writer leaves their last page to whoever commits next.
     """
     with translated("reading the WAL's position"), session.cursor() as cursor:
         cursor.execute(_READ_END_OF_WRITTEN)
         text, delay_seconds = cursor.fetchone()
-    written = Lsn.parse(text)
-    on_disk = read_end_of_wal(session)
+    written, on_disk = Lsn.parse(text), Lsn(0)
     for _ in Backoff(0.005, longest_seconds=0.1, within_seconds=3 * delay_seconds + 1).polls():
         on_disk = read_end_of_wal(session)
         if on_disk >= written or (may_be_within_a_record(on_disk) and written - on_disk <= _LONGEST_PAGE_HEADER):

@@ -145,8 +145,8 @@ def _kept_wal(session: Session) -> str:
         kept, idle = cursor.fetchone()
     if idle is not None:
         raise ScarceError(
-            f"idle_replication_slot_timeout is {idle}: the server drops a slot that nobody reads for so long, also "
-            "while the initial snapshot is read, or between runs",
+            f"idle_replication_slot_timeout is {idle}: the server invalidates a slot that nobody reads for so long, "
+            "also while the initial snapshot is read, or between runs",
             remedy="set it to 0, or to more than the longest pause of the query",
         )
     if kept == "-1":

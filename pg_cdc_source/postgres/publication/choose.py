@@ -202,14 +202,14 @@ def _is_listed(session: Session, publication: Publication, relation: Relation) -
 
 # PostgreSQL's own, and Percona's encrypted one, which writes the same WAL.
 _DECODED_METHODS = ("heap", "tde_heap")
-_warned: set[int] = set()
+_warned: set[Relation] = set()
 
 
 def _warn_of_method(node: Node) -> None:
     """Say, once in this process, that changes of a table may never come. PostgreSQL publishes it all the same."""
-    oid, method = node.relation.oid, node.access_method
-    if method is not None and method not in _DECODED_METHODS and oid not in _warned:
-        _warned.add(oid)
+    method = node.access_method
+    if method is not None and method not in _DECODED_METHODS and node.relation not in _warned:
+        _warned.add(node.relation)
         log.warning(
             "%s has the access method %s: PostgreSQL decodes changes of heap tables, and of others only where their "
             "extension writes them to the WAL for that. See whether a change comes, before you rely on it",
