@@ -9,6 +9,7 @@ from lake import Begin, Lake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
+from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
@@ -62,6 +63,34 @@ def test_a_partition_with_another_replica_identity_does_not_stop_the_others(
     assert set_aside(lake) == {}
     run(pg, "DELETE FROM p WHERE id = 3")
     wait_until(is_same(lake, pg, *others, "p"))
+
+
+@pytest.mark.parametrize("when", ["running", "between two starts"])
+def test_tables_of_which_changes_are_not_sent_are_left_out_until_they_are(when: str, pg: Session, begin: Begin) -> None:
+    lake = begin(*T, "CREATE TABLE u (id int PRIMARY KEY, v text)", mode={"public.u": "append"})
+    wait_until(is_same(lake, pg, "t"))
+    driver: Driver = lake.driver
+    if when == "between two starts":
+        driver.stop()
+    run(pg, "ALTER PUBLICATION s SET (publish = 'insert, update')", "DELETE FROM t WHERE id = 1")
+    if when == "between two starts":
+        driver.start()
+    wait_until(lambda: "does not send its deletes and truncates" in set_aside(lake).get("public.t", ""))
+    # A log has what is published.
+    run(pg, "INSERT INTO u VALUES (7, 'g')")
+    wait_until(lambda: lake.step() is not None and 7 in {row["id"] for row in lake.found("u")})
+    assert set_aside(lake).keys() == {"public.t"}
+    run(pg, "ALTER PUBLICATION s SET (publish = 'insert, update, delete, truncate')", "DELETE FROM t WHERE id = 2")
+    wait_until(is_same(lake, pg, "t"))
+    assert set_aside(lake) == {}
+
+
+def test_a_mirror_does_not_begin_with_a_publication_that_leaves_out_changes(pg: Session, begin: Begin) -> None:
+    run(pg, *T, "CREATE PUBLICATION s FOR TABLE t WITH (publish = 'insert, update')")
+    with pytest.raises(ServerSetupError, match=r"public\.t: publication s does not send its deletes and truncates"):
+        begin().step()
+    run(pg, "ALTER PUBLICATION s SET (publish = 'insert, update, delete, truncate')")
+    wait_until(is_same(begin(), pg, "t"))
 
 
 def tables_of(lake: Lake) -> set[str]:

@@ -31,6 +31,10 @@ class FirstFiles:
         assert self.directory is not None
         return self.directory
 
+    def may_lack_changes(self, table: str) -> bool:
+        """Whether a table is still what its mode says where the publication leaves out a kind of change."""
+        return self.shapes[table].is_log
+
     @property
     def text(self) -> str:
         """All of it as JSON."""

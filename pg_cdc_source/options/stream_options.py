@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pg_cdc_source.errors import OptionError
@@ -41,11 +41,16 @@ class Publications:
 INSERTS = "_inserts"
 
 
+def _every_table(table: str) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """The options of ``spark.readStream.format("pgcdc")``. ``tables`` is empty if ``dbtable`` is given.
 
-    A changelog is made of rows with ``before_image``.
+    A changelog is made of rows with ``before_image``. ``may_lack_changes`` is no option of users: of which tables, by
+    the names that the stream has for them, the publication may leave out a kind of change.
     """
 
     connection: ConnectionOptions
@@ -72,6 +77,7 @@ class StreamOptions:
     unrepresentable: Unrepresentable
     partition_bytes: int
     slot_timeout_seconds: float
+    may_lack_changes: Callable[[str], bool] = field(default=_every_table, compare=False)
 
     @property
     def publications(self) -> Publications:

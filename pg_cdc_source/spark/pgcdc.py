@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -79,6 +80,8 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
         with short_errors():
             self._files = FirstFiles.of(options)
             self._options = parse_stream_options({key: text for key, text in options.items() if key != FIRST_FILES})
+            if self._files is not None:
+                self._options = replace(self._options, may_lack_changes=self._files.may_lack_changes)
         self._schema: pa.Schema | None = None
 
     @classmethod

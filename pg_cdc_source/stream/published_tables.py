@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
@@ -18,7 +18,7 @@ from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import TablePattern, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
-from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.postgres.publication import Publication, PublishedTable
 from pg_cdc_source.stream.leaving import Refused
 from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, plan_stream, plan_tables
@@ -56,8 +56,12 @@ class PublishedTables:
     ) -> tuple[StreamPlan, str]:
         """Return the plan for all tables of a publication that was read, and its mark."""
         may_lack = functools.partial(self.may_lack, known, published)
-        # Where a stream begins, somebody is there to mend it.
-        refused = () if known == () else self.find_refused(session, published)
+        if known == ():
+            # Where a stream begins, somebody is there to mend it.
+            self._require_complete(published)
+            refused: Collection[int] = ()
+        else:
+            refused = self.find_refused(session, published)
         plan = plan_stream(session, self._options, published, lsn, may_lack, refused, self._scans)
         if plan.schema != self._schema:
             raise SchemaChangedError(
@@ -73,15 +77,45 @@ class PublishedTables:
         options = self._options
         if options.on_schema_change != "emit":
             return {}
-        tables = [table.relation for table in published.tables]
-        wanted = [r for r in tables if any(pattern.matches(r.schema, r.name) for pattern in options.tables)]
-        found = publication.find_lesser_identities(session, published, wanted)
+        wanted = [table.relation for table in self._wanted(published)]
+        found = publication.find_lesser_identities(session, published, wanted) | self._find_incomplete(published)
         refused = {oid: Refused(error.what, error.remedy) for oid, error in found.items()}
         for oid, refusal in refused.items():
             if oid not in self.refused:
                 log.warning("%s; the stream goes on without it. Remedy: %s", refusal.why, refusal.remedy)
         self.refused = refused
         return refused
+
+    def _require_complete(self, published: Publication) -> None:
+        """Raise ServerSetupError where a kind of change is missing that a table needs.
+
+        Those that ``keyless=insertOnly`` has let in are for a later look: they do not keep the others from beginning.
+        """
+        inserts_only = {table.relation.oid for table in published.tables if table.inserts_only}
+        for oid, error in self._find_incomplete(published).items():
+            if oid not in inserts_only:
+                raise error
+
+    def _find_incomplete(self, published: Publication) -> dict[int, ServerSetupError]:
+        """The tables, by oid, of which a kind of change is not sent, though those who follow them need all kinds."""
+        name = quoted(published.name)
+        found = {}
+        for table in self._wanted(published):
+            lacking = ("updates", "deletes") if table.inserts_only else published.unsent
+            if lacking and not self._options.may_lack_changes(str(table.relation)):
+                found[table.relation.oid] = ServerSetupError(
+                    f"{table.relation}: publication {name} does not send its {' and '.join(lacking)}, so rows that "
+                    "follow its changes would not be PostgreSQL's",
+                    remedy=f"give it a primary key or REPLICA IDENTITY FULL, and ALTER PUBLICATION {name} ADD TABLE"
+                    if table.inserts_only
+                    else f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate'); or have "
+                    "mirror() keep a log of the table's changes (mode append)",
+                )
+        return found
+
+    def _wanted(self, published: Publication) -> list[PublishedTable]:
+        patterns = self._options.tables
+        return [t for t in published.tables if any(p.matches(t.relation.schema, t.relation.name) for p in patterns)]
 
     def may_lack(self, known: Sequence[Member] | None, published: Publication, pattern: TablePattern) -> bool:
         """Whether a table that the option ``tables`` names may be missing: it leaves, or has left and may come back.

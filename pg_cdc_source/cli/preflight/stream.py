@@ -101,7 +101,9 @@ def _tell_publication(found: Planned) -> str:
     name = quoted(found.publication.name)
     if found.create:
         return f"{name} does not exist yet: {found.create}"
-    return f"{name} has {counted(len(found.publication.tables), 'table')}"
+    unsent = found.publication.unsent
+    without = f", and does not send {', '.join(unsent)}" if unsent else ""
+    return f"{name} has {counted(len(found.publication.tables), 'table')}{without}"
 
 
 def _check_tables(reached: Reached[StreamOptions], found: Outcome[Planned]) -> None:

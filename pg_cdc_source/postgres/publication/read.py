@@ -66,6 +66,12 @@ class Publication:
     tables: tuple[PublishedTable, ...]
     altered: int = 0
 
+    @property
+    def unsent(self) -> tuple[str, ...]:
+        """The kinds of changes that it leaves out, in the plural."""
+        kinds = {"inserts": self.inserts, "updates": self.updates, "deletes": self.deletes, "truncates": self.truncates}
+        return tuple(kind for kind, is_sent in kinds.items() if not is_sent)
+
 
 # Columns that not every version has are read from the row as JSON: attnames, rowfilter and prattrs came with 15,
 # pubgencols with 18, prexcept with 19.
