@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from driving import run
 from lake import Begin, Lake, rows_of
@@ -137,3 +141,28 @@ def change(pg: Session, lake: Lake, tables: Iterable[str], *statements: str) -> 
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
+
+
+@pytest.mark.parametrize("format", ["deltalake"])
+def test_timestamps_in_files_that_spark_has_written_together_are_kept(pg: Session, begin: Begin) -> None:
+    """Spark's OPTIMIZE writes INT96 by default, whose nanoseconds reach from 1677 to 2262."""
+    lake = begin("CREATE TABLE t (id int PRIMARY KEY, at timestamptz)")
+    first, last = datetime(1200, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+    run(pg, f"INSERT INTO t VALUES (1, '{first}'), (2, '{last}')")
+    wait_until(lambda: lake.step() and lake.found("t"))
+    _write_as_int96(Path(lake.targets["public.t"]))
+    run(pg, "ALTER TABLE t ADD COLUMN n int DEFAULT 7", "UPDATE t SET id = 3 WHERE id = 2")
+    wanted = {(1, first, 7), (3, last, 7)}
+    wait_until(lambda: lake.step() and {tuple(row.values()) for row in lake.found("t")} == wanted)
+
+
+def _write_as_int96(path: Path) -> None:
+    """Write a table's file again in its place, as Spark does, and have its log say so."""
+    (file,) = path.glob("*.parquet")
+    pq.write_table(pq.read_table(file), file, use_deprecated_int96_timestamps=True)
+    (log,) = (log for log in path.glob("_delta_log/*.json") if file.name in log.read_text())
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            action["add"]["size"] = file.stat().st_size
+    log.write_text("\n".join(map(json.dumps, actions)))

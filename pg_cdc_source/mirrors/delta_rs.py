@@ -141,7 +141,7 @@ class DeltaRsTable(CommittedTable):
         fills: Mapping[int, str | None],
     ) -> None:
         """Write the table's own rows with other columns."""
-        dataset = self.table.to_pyarrow_dataset()
+        dataset = self._dataset()
         filled = {
             column.attnum: column.value_of(text)
             for column in layout.columns
@@ -213,7 +213,7 @@ class DeltaRsTable(CommittedTable):
         self._record(commit, before)
 
     def tell_apart(self, step: Step, part: Rekeyed) -> None:
-        dataset = self.table.to_pyarrow_dataset()
+        dataset = self._dataset()
         kept = is_told_apart(dataset.to_table([*part.key, self._shape.deleted, DELETED_LSN]), part.key, self._shape)
         if kept.all():
             self._record(self._commit(step), self.table.version())
@@ -289,9 +289,14 @@ class DeltaRsTable(CommittedTable):
     def compact(self) -> None:
         compact(self.table, self._commit())
 
+    def _dataset(self) -> ds.Dataset:
+        # Files that Spark has written together have timestamps of another kind, which PyArrow takes for nanoseconds.
+        options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+        return self.table.to_pyarrow_dataset(parquet_read_options=options)
+
     def _fetch(self, key: Sequence[str], keys: Sequence[Key]) -> pa.Table:
         """The rows that have these keys."""
-        dataset = self.table.to_pyarrow_dataset()
+        dataset = self._dataset()
         wanted = None
         for name, values in zip(key, zip(*keys, strict=True), strict=True):
             found_type = dataset.schema.field(name).type
