@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ def change(pg: Session, lake: Lake, tables: Iterable[str], *statements: str) -> 
 def test_timestamps_in_files_that_spark_has_written_together_are_kept(pg: Session, begin: Begin) -> None:
     """Spark's OPTIMIZE writes INT96 by default, whose nanoseconds reach from 1677 to 2262."""
     lake = begin("CREATE TABLE t (id int PRIMARY KEY, at timestamptz)")
-    first, last = datetime(1200, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+    first, last = datetime(1200, 1, 1, tzinfo=timezone.utc), datetime(9999, 1, 1, tzinfo=timezone.utc)
     run(pg, f"INSERT INTO t VALUES (1, '{first}'), (2, '{last}')")
     wait_until(lambda: lake.step() and lake.found("t"))
     _write_as_int96(Path(lake.targets["public.t"]))
