@@ -187,18 +187,23 @@ def test_the_demo_proves_both_copies_and_leaves_nothing(spark: SparkSession, tmp
     }
 
 
-def test_the_demo_is_stopped_by_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_the_demo_is_stopped_and_leaves_nothing(how: signal.Signals, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with tempfile.TemporaryDirectory() as scratch:
         process = demo(scratch, "--seconds", "600", "--keep", str(lake))
         try:
             # In the middle of a batch.
             wait_until(lambda: any(lake.glob("*/*.parquet")), 120)
-            os.killpg(process.pid, signal.SIGINT)
-            assert process.communicate(timeout=60) == ("", "stopped; nothing is left behind\n")
+            if how is signal.SIGKILL:
+                process.kill()
+                process.communicate(timeout=60)
+            else:
+                os.killpg(process.pid, how)
+                assert process.communicate(timeout=60) == ("", "stopped; nothing is left behind\n")
+                assert process.returncode == 130
+                assert not lake.exists()
         finally:
             process.kill()
-        assert process.returncode == 130
         wait_until(lambda: not processes_of(scratch))
         assert list(Path(scratch).iterdir()) == []
-        assert not lake.exists()

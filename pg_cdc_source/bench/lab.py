@@ -8,7 +8,6 @@ import os
 import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from pg_cdc_source.bench.question import Sample
 from pg_cdc_source.demo.embedded_postgres import embedded_postgres
 from pg_cdc_source.demo.jdbc import JDBC_DRIVER
 from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
+from pg_cdc_source.demo.throwaway import throwaway_directory
 
 # Settings of a small production server, without what would start at a time of its own (checkpoints, autovacuum).
 _SERVER = {
@@ -186,7 +186,7 @@ class Lab:
 def open_lab(scale: Scale, bin_dir: Path | None) -> Iterator[Lab]:
     """Start a server, and Spark when it is first used; remove both when the block ends."""
     with contextlib.ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg_cdc_source-bench-")))
+        home = stack.enter_context(throwaway_directory("bench"))
         url = stack.enter_context(embedded_postgres(_SERVER, bin_dir=bin_dir))
         lab = Lab(url, home, scale)
         stack.callback(lab.admin.close)

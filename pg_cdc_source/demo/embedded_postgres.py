@@ -10,13 +10,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg2
 
+from pg_cdc_source.demo.throwaway import throwaway_directory
 from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.postgres.backoff import Backoff
 
@@ -43,8 +43,7 @@ def embedded_postgres(settings: Mapping[str, str] | None = None, *, bin_dir: Pat
     package. Raises ServerSetupError, with the end of the server's log, if the server does not start.
     """
     account = _unprivileged_account()
-    home = Path(tempfile.mkdtemp(prefix="pg_cdc_source-postgres-"))
-    try:
+    with throwaway_directory("postgres") as home:
         if account is not None:
             shutil.chown(home, account)
         bin_dir = _reachable(bin_dir or _bundled_bin_dir(), home, account)
@@ -52,8 +51,6 @@ def embedded_postgres(settings: Mapping[str, str] | None = None, *, bin_dir: Pat
         _initdb(bin_dir, home, password, account)
         with _running(bin_dir, home, {**_BASE_SETTINGS, **(settings or {})}, password, account) as url:
             yield url
-    finally:
-        shutil.rmtree(home)
 
 
 def _unprivileged_account() -> str | None:

@@ -9,9 +9,7 @@ the shop keeps balances, order totals, stock and events in step, so a copy that 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,10 +30,8 @@ from pg_cdc_source.demo.report import Result
 from pg_cdc_source.demo.shop import TABLES, Opened, open_shop
 from pg_cdc_source.demo.side_by_side import add_readings, read_side_by_side
 from pg_cdc_source.demo.snapshot import compare_copy, copy_shop
+from pg_cdc_source.demo.throwaway import remove, throwaway_directory
 from pg_cdc_source.errors import DefiniteError, OptionError
-from pg_cdc_source.postgres.backoff import Backoff
-
-_REMOVE_SECONDS = 10.0
 
 
 def run(orders: int, seconds: float, keep: Path | None = None) -> Result:
@@ -47,11 +43,10 @@ def run(orders: int, seconds: float, keep: Path | None = None) -> Result:
         raise OptionError(f"{keep} has something in it already", remedy="name a directory that is empty or not there")
     console = Console(stderr=True, highlight=False)
     with contextlib.ExitStack() as stack:
-        home = Path(tempfile.mkdtemp(prefix="pg_cdc_source-demo-"))
-        stack.callback(_remove, home)
+        home = stack.enter_context(throwaway_directory("demo"))
         lake = home / "lake" if keep is None else keep.absolute()
         # Half of a lake would be there after an error or Ctrl-C.
-        stack.push(lambda kind, *_: _remove(lake) if kind is not None else None)
+        stack.push(lambda kind, *_: remove(lake) if kind is not None else None)
         try:
             return _run(orders, seconds, home, lake, stack, console)
         except KeyboardInterrupt:
@@ -103,14 +98,6 @@ def _meanwhile(work: Callable[[], _T]) -> Callable[[], _T]:
     thread = threading.Thread(target=run, name="filling", daemon=True)
     thread.start()
     return result
-
-
-def _remove(directory: Path) -> None:
-    """Remove a directory, where processes that are about to end may still write."""
-    for _ in Backoff(0.1, growth=1, within_seconds=_REMOVE_SECONDS).polls():
-        shutil.rmtree(directory, ignore_errors=True)
-        if not directory.exists():
-            break
 
 
 @contextmanager
