@@ -214,6 +214,10 @@ def test_a_slot_that_exists_is_judged_with_its_publication(pg: Session, db: str,
         assert not right
         assert f"in use by pid {pid} (application_name 'pgcdc:{slot}:changes'" in found["slot"][0]["text"]
     wait_until(lambda: run(pg, "SELECT count(*) FROM pg_replication_slots WHERE active") == [(0,)])
+    # Both have come since the slot was made: the setting, and a table.
+    found, right = check("pgcdc", db, dbtable="public.orders", slot=slot, startFrom="slot")
+    assert right, found
+    assert found["publication"][1]["text"].startswith(f"public.keyless, publication {slot} may be younger than slot")
     # A stream that still reads its tables has the slot, too.
     with contextlib.closing(psycopg2.connect(db, application_name=f"pgcdc:{slot}:snapshot")) as holder:
         found, right = check("pgcdc", db, dbtable="public.orders", slot=slot)

@@ -208,6 +208,33 @@ def test_a_new_query_on_a_slot_whose_tables_are_being_read(
     assert len(rows) == 1
 
 
+@pytest.mark.skipif(not HAS_LIMITS, reason="without its start, a stream may go on from a checkpoint")
+def test_what_is_published_since_the_slot_was_made_is_warned_of(
+    pg: Session, drive: Drive, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(pg, "CREATE TABLE v (id int PRIMARY KEY)", "CREATE PUBLICATION s FOR TABLE t")
+
+    def is_made() -> bool:
+        """Make the slot; again, where transactions of other databases were open that are older than the publication."""
+        run(pg, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = 's'",
+            "SELECT pg_create_logical_replication_slot('s', 'pgoutput')")  # fmt: skip
+        return run(
+            pg,
+            "SELECT age(xmin) > (SELECT age(catalog_xmin) FROM pg_replication_slots WHERE slot_name = 's')"
+            " FROM pg_publication WHERE pubname = 's'",
+        ) == [(True,)]
+
+    wait_until(is_made)
+    first = drive(tables="public.*", startFrom="slot")
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    first.take(1)
+    first.stop()
+    assert "may be younger" not in caplog.text
+    run(pg, "ALTER PUBLICATION s ADD TABLE v")
+    drive(tables="public.*", startFrom="slot").batch()
+    assert "v may be younger than slot s, or altered since: the stream lacks" in caplog.text
+
+
 def test_an_old_checkpoint_of_a_slot_that_is_read(pg: Session, db: str, drive: Drive) -> None:
     first = begun(drive)
     old = first._committed

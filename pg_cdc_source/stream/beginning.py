@@ -10,7 +10,7 @@ from itertools import accumulate
 from pg_cdc_source.errors import SlotLostError
 from pg_cdc_source.offsets import Lsn, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.postgres import trees
+from pg_cdc_source.postgres import publication, trees
 from pg_cdc_source.postgres.slot_checks import missing_error
 from pg_cdc_source.postgres.slots import Slot
 from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
@@ -46,6 +46,8 @@ class Beginning:
         """The first end of a stream: where it begins, and its tables, one of them to be read."""
         slot = self._history.find_slot()
         if slot is not None:
+            if self._options.start_from == "slot":
+                self._warn_of_what_is_younger(slot)
             return self.at(slot)
         if self._options.start_from == "slot":
             raise missing_error(self._options.slot, begun=False)
@@ -90,6 +92,12 @@ class Beginning:
             return done + 1
         totals = accumulate(sizes.get(oids.get(name, 0), 0) for name in rest)
         return done + max(1, sum(total <= self._options.max_bytes_per_batch for total in totals))
+
+    def _warn_of_what_is_younger(self, slot: Slot) -> None:
+        names = self._options.publications
+        lacking = self._source.ask(lambda session: publication.describe_since_slot(session, names, slot.name))
+        if lacking:
+            log.warning("%s", lacking)
 
     def _first_end(self, plan: StreamPlan, origin: Lsn, reads_rows: bool) -> StreamOffset:
         tables, start = tuple(planned.name for planned in plan.planned) if reads_rows else (), Position.before(origin)

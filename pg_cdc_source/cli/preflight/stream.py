@@ -40,6 +40,8 @@ def check_stream(reached: Reached[StreamOptions]) -> None:
             lambda: publication.require_rights(session(), found()),
             lambda _: "this role may create the publication",
         )
+    if found.values and options().start_from == "slot":
+        _check_what_is_younger(reached)
     _check_tables(reached, found)
     check_replication(reached, need)
     checks.run("commits", lambda: _waiting_commits(session()))
@@ -104,6 +106,18 @@ def _tell_publication(found: Planned) -> str:
     unsent = found.publication.unsent
     without = f", and does not send {', '.join(unsent)}" if unsent else ""
     return f"{name} has {counted(len(found.publication.tables), 'table')}{without}"
+
+
+def _check_what_is_younger(reached: Reached[StreamOptions]) -> None:
+    options = reached.options()
+    lacking = publication.describe_since_slot(reached.session(), options.publications, options.slot)
+    if lacking:
+        reached.checks.add(
+            "publication",
+            "warning",
+            lacking,
+            "where that matters, drop the slot, and let startFrom=snapshot make a new one and read the tables",
+        )
 
 
 def _check_tables(reached: Reached[StreamOptions], found: Outcome[Planned]) -> None:

@@ -50,6 +50,7 @@ from pg_cdc_source.postgres.publication.sent import (
     read_sent_tables,
     read_unpublished,
 )
+from pg_cdc_source.postgres.publication.since_slot import describe_since_slot
 
 __all__ = [
     "CREATE_AGAIN",
@@ -60,6 +61,7 @@ __all__ = [
     "SentTable",
     "Unpublished",
     "attached_since",
+    "describe_since_slot",
     "ensure_publication",
     "entry_of",
     "existing_names",

@@ -18,7 +18,7 @@ from pg_cdc_source.postgres.trees import read_ancestors
 
 # From these versions on, a publication can have schemas, row filters and column lists; and send stored generated
 # columns.
-_SCHEMAS_VERSION = 150000
+SCHEMAS_VERSION = 150000
 GENERATED_VERSION = 180000
 
 
@@ -221,7 +221,7 @@ def read_one(session: Session, name: str) -> Publication | None:
         if row is None:
             return None
         oid, all_tables, via_root, inserts, updates, deletes, truncates, generated, altered = row
-        schema_entries = _SCHEMA_ENTRIES if session.server_version >= _SCHEMAS_VERSION else ""
+        schema_entries = _SCHEMA_ENTRIES if session.server_version >= SCHEMAS_VERSION else ""
         cursor.execute(
             _READ_TABLES.format(schema_entries=schema_entries), {"oid": oid, "name": name, "via_root": via_root}
         )
