@@ -1,7 +1,8 @@
 """The loggers, and the variable that turns their lines on in processes that no user's code configures.
 
-``pg_cdc_source.stream`` is the logger of the format pgcdc, ``pg_cdc_source.snapshot`` that of pgsnapshot: each module
-logs under its own name, below one of them. Names, LSNs, counts and durations are logged, never a row's value.
+Each module logs under its own name: below ``pg_cdc_source.stream`` for the format pgcdc, ``pg_cdc_source.snapshot`` for
+pgsnapshot, and below its own folder for what both have. Names, LSNs, counts and durations are logged, never a row's
+value.
 """
 
 from __future__ import annotations

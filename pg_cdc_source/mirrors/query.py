@@ -181,6 +181,11 @@ def _lake(
 def ledger_at(spark: SparkSession, ledger: str, format: str) -> Ledger:
     """A mirror's ledger by its name or path. Raises OptionError."""
     at = _place(spark, ledger)
+    if format == "deltalake" and not is_path(ledger):
+        raise OptionError(
+            f"the ledger {ledger!r} is not a path",
+            remedy="give the mirror's format, as in format='iceberg'; or write a path, where that is deltalake",
+        )
     # Where its tables are says the ledger itself.
     return _lake(spark, format, Targets(at, at)).ledger
 
@@ -203,7 +208,8 @@ def mirror_at(
     row = lake.ledger.last(lsn)
     if row is None:
         when = "" if lsn is None else f" at or before {lsn}"
-        raise OptionError(f"the ledger {ledger} has no row{when}", remedy="wait for the mirror's first batch")
+        remedy = "wait for the mirror's first batch" if lsn is None else "choose a later LSN: its rows have them as lsn"
+        raise OptionError(f"the ledger {ledger} has no row{when}", remedy=remedy)
     tables = {}
     for table, version in row.tables.items():
         if table in row.set_aside:

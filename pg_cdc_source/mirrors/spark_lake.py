@@ -5,11 +5,12 @@ Each table is written in a session of its own, because what commits say of their
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import pyarrow as pa
 from pyspark import inheritable_thread_target
@@ -168,8 +169,8 @@ class SparkLake:
 
     def _session(self) -> SparkSession:
         """A session that no other table has now, with the settings of the query's that change no value."""
-        if not self._sessions.empty():
-            return self._sessions.get()
+        with contextlib.suppress(Empty):
+            return self._sessions.get_nowait()
         session = another(self._spark)
         ours = session.conf
         present = ours.getAll

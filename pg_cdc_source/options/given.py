@@ -10,7 +10,7 @@ from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions, Url, check_settings
 from pg_cdc_source.options.declared import OPTIONS, Group
 from pg_cdc_source.options.habits import HABITS
-from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, OWN_KEYWORDS, PASSED_KEYWORDS
+from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, ONLY_IN_URL, OWN_KEYWORDS, PASSED_KEYWORDS
 from pg_cdc_source.options.names import check_characters
 from pg_cdc_source.options.spark_jdbc import as_written, is_taken
 from pg_cdc_source.options.suggestions import nearest
@@ -130,6 +130,10 @@ def _unknown_option(key: str, groups: tuple[Group, ...]) -> OptionError:
     # Spark hands over lower-case keys, so a name that is not known cannot be shown as the user has written it.
     if key in OWN_KEYWORDS:
         return OptionError(f"the option {key} cannot be set", remedy=f"remove it: {OWN_KEYWORDS[key]}")
+    if key in ONLY_IN_URL:
+        return OptionError(
+            f"the option {key} cannot be set", remedy="put it into url, which Spark redacts in its plans"
+        )
     for group in groups:
         if key in _HABITS[group]:
             name, remedy = _HABITS[group][key]

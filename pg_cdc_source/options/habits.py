@@ -92,12 +92,15 @@ HABITS: dict[Group, dict[str, str]] = {
             _TRIGGER,
         ),
         "checkpointLocation": "set it where the query starts: df.writeStream.option('checkpointLocation', ...)",
-        "failOnDataLoss": "leave it out: lost data is always an error",
+        "failOnDataLoss": "use onSlotLost: fail, or resnapshot, which reads all tables again",
         **dict.fromkeys(
             ("ignoreDeletes", "ignoreChanges", "skipChangeCommits", "skipped.operations"),
             "leave it out: filter the stream by _change_type",
         ),
-        **dict.fromkeys(("readChangeFeed", "readChangeData"), "leave it out: every row of the stream is a change"),
+        **dict.fromkeys(
+            ("readChangeFeed", "readChangeData"),
+            "leave it out; changeFormat=changelog gives the columns of Delta's change data feed",
+        ),
         "truncate.handling.mode": "use onTruncate: emit, fail or ignore",
         **dict.fromkeys(
             ("message.prefix.include.list", "message.prefixes", "messages"), "use messagePrefixes: prefixes, by commas"

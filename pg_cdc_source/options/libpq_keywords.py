@@ -18,6 +18,8 @@ LIBPQ_KEYWORDS = frozenset(
     """.split()  # noqa: SIM905 - as a list it would fill 50 lines
 )
 SECRET_KEYWORDS = frozenset(("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"))
+# Spark would show these in its plans: it redacts the url, and options whose names say that they are secret.
+ONLY_IN_URL = frozenset(("scram_client_key", "scram_server_key"))
 OWN_KEYWORDS = {
     "replication": "the connector opens replication connections itself where it needs one",
     "application_name": "readers and the holder of their snapshot find each other by it",
@@ -38,4 +40,4 @@ VALUE_SETTINGS = {
 }
 
 # The keywords that are accepted as options of the same name, in addition to the options that this package declares.
-PASSED_KEYWORDS = LIBPQ_KEYWORDS - OWN_KEYWORDS.keys() - {"host", "port", "user", "password"}
+PASSED_KEYWORDS = LIBPQ_KEYWORDS - OWN_KEYWORDS.keys() - ONLY_IN_URL - {"host", "port", "user", "password"}

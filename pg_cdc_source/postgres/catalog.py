@@ -154,8 +154,8 @@ def relation_of(session: Session, name: QualifiedName, row: Sequence[Any]) -> Re
     database, *found = row
     if len(name.parts) == 3 and name.parts[0] != database:
         raise OptionError(
-            f"dbtable {name} names the database {quoted(name.parts[0])}, the connection is to {quoted(database)}",
-            remedy="leave the database out of dbtable and set it in the connection options",
+            f"the table {name} names the database {quoted(name.parts[0])}, the connection is to {quoted(database)}",
+            remedy="leave the database out of the table's name and set it in the connection options",
         )
     parts = list(name.parts[-2:])
     # PostgreSQL looks for the cut name, of which there may be a table as well.

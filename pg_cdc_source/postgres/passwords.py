@@ -135,6 +135,9 @@ def _call(provider: str, login: dict[str, str]) -> str:
             answer.put(_answer_of(provider, function, login))
         except PgCdcError as error:
             answer.put(error)
+        except BaseException as error:
+            # Such as SystemExit, or what the module's own __getattr__ raises. A thread would print all of it.
+            answer.put(_raised(provider, error))
 
     # In a thread, because nothing else bounds how long somebody else's function takes.
     threading.Thread(target=ask, name="password-provider", daemon=True).start()
@@ -171,15 +174,19 @@ def _find(provider: str) -> Callable[..., object]:
     return found
 
 
+def _raised(provider: str, error: BaseException) -> TransientError:
+    return TransientError(
+        f"passwordProvider {provider} raised {type(error).__name__}, {_place_of(error)}",
+        remedy="let the function log what it may show; nothing else of the exception is shown here, because it may "
+        "hold a secret",
+    )
+
+
 def _answer_of(provider: str, function: Callable[..., object], login: dict[str, str]) -> str:
     try:
         password = function(host=login["host"], port=login["port"], user=login["user"], database=login["dbname"])
     except Exception as error:
-        raise TransientError(
-            f"passwordProvider {provider} raised {type(error).__name__}, {_place_of(error)}",
-            remedy="let the function log what it may show; nothing else of the exception is shown here, because it "
-            "may hold a secret",
-        ) from None
+        raise _raised(provider, error) from None
     if not isinstance(password, str) or not password or "\0" in password:
         what = "an empty text" if password == "" else "text with a NUL" if isinstance(password, str) else "no text"
         raise ConnectError(

@@ -24,6 +24,11 @@ _PLUGIN = "pgoutput"
 
 # The end of every remedy after which changes are missing: only a new snapshot makes the copy complete again.
 _START_OVER = "start over with a new checkpoint location, which reads the tables again (startFrom=snapshot)"
+# Where nothing else has to be done before. A changelog has no row for a table that is emptied.
+_RESNAPSHOT = (
+    "start the query again with the same checkpoint and onSlotLost=resnapshot, which makes a new slot and reads the "
+    "tables again (not with changeFormat=changelog)"
+)
 
 
 def missing_error(name: str, *, begun: bool) -> SlotLostError | OptionError:
@@ -31,7 +36,7 @@ def missing_error(name: str, *, begun: bool) -> SlotLostError | OptionError:
     if begun:
         return SlotLostError(
             f"slot {name} does not exist any more, and with it are gone the changes since the checkpoint",
-            remedy=_START_OVER,
+            remedy=f"{_RESNAPSHOT}; or {_START_OVER}",
         )
     return OptionError(
         f"slot {name} does not exist, and startFrom=slot starts from one that does",
@@ -86,7 +91,7 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
             why += " (max_slot_wal_keep_size was too little for the time that nobody read it)"
         raise SlotLostError(
             f"slot {slot.name} was given up by the server: {why}; the changes since the checkpoint are gone",
-            remedy=f"drop it: {drop}; then {_START_OVER}",
+            remedy=f"{_RESNAPSHOT}; or drop it: {drop}; then {_START_OVER}",
         )
     if slot.confirmed_flush is None:
         raise TransientError(

@@ -161,8 +161,11 @@ def _wait(session: Session, slot: NewSlot, created: threading.Event, watcher: Se
     while not created.wait(min(_LOOK_SECONDS, max(deadline - time.monotonic(), 0.0))):
         now = time.monotonic()
         if now >= deadline or (slot.given_up is not None and slot.given_up.is_set()):
-            session.cancel()
-            return
+            # Again until it has come: the request is not encrypted, has no answer, and may be lost.
+            with contextlib.suppress(psycopg2.Error):
+                session.cancel()
+            created.wait(_LOOK_SECONDS)
+            continue
         if now >= say_at:
             say_at = now + (now - began)
             # Whoever waits for the slot finds out as well that the session is lost.

@@ -248,9 +248,17 @@ def _at_new_slot(
     except BaseException:
         session.close()
         if created and not slot.temporary:
-            with translated("leaving a snapshot"), watcher.cursor() as cursor:
-                cursor.execute("ROLLBACK")  # of the transaction that it may have begun
-            drop_slot(watcher, slot.name)
+            try:
+                with translated("leaving a snapshot"), watcher.cursor() as cursor:
+                    cursor.execute("ROLLBACK")  # of the transaction that it may have begun
+                drop_slot(watcher, slot.name)
+            except PgCdcError as error:
+                # What is raised is why the snapshot failed.
+                log.error(
+                    "slot %s was created and could not be dropped, so it holds WAL: %s\n  Remedy: "
+                    "SELECT pg_drop_replication_slot('%s')",
+                    *(slot.name, error.what, slot.name),
+                )
         raise
     finally:
         session.close()

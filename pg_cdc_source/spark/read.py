@@ -56,8 +56,6 @@ class Libpq(TypedDict, total=False):
     passfile: str | int
     require_auth: str | int
     requirepeer: str | int
-    scram_client_key: str | int
-    scram_server_key: str | int
     service: str | int
     ssl_max_protocol_version: str | int
     ssl_min_protocol_version: str | int

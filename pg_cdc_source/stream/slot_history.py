@@ -143,6 +143,7 @@ class SlotHistory:
                 # What has been received comes again, and is left out.
                 start = slot.confirmed_flush or start
             publications = publication.existing_names(session, options.publications)
+        before = self.identify()
         stream = ReplicationStream(
             options.connection,
             session_name(options, "changes"),
@@ -152,7 +153,6 @@ class SlotHistory:
             streaming=streaming,
         )
         # The same address may lead to another server by now, to one that was promoted or restored.
-        before = self.identify()
         found = replace(before, system=stream.system, timeline=stream.timeline)
         try:
             self._require_common(before, received, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,11 +52,13 @@ class StreamParts:
 
     def close(self) -> None:
         """End the reader, the snapshots and the session."""
-        self.reader.close()
-        self.joins.close()
-        self.snapshot.end()
-        self.layouts.close()
-        self.source.close()
+        with contextlib.ExitStack() as stack:
+            # From the last to the first, each of them also where another one fails.
+            stack.callback(self.source.close)
+            stack.callback(self.layouts.close)
+            stack.callback(self.snapshot.end)
+            stack.callback(self.joins.close)
+            stack.callback(self.reader.close)
 
 
 @dataclass(slots=True)

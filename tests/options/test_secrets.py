@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from urllib.parse import quote, quote_plus, unquote
 
 import psycopg2
@@ -15,7 +16,7 @@ from psycopg2.extensions import parse_dsn
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.given import parse_connection_options
-from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, SECRET_KEYWORDS
+from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, ONLY_IN_URL, SECRET_KEYWORDS
 
 
 def libpq_knows(keyword: str) -> bool:
@@ -131,7 +132,12 @@ def test_an_uri_is_refused_or_its_password_arrives_whole(password: str) -> None:
 
 @pytest.mark.parametrize("keyword", sorted(SECRET_KEYWORDS))
 def test_every_secret_keyword_is_masked(keyword: str) -> None:
-    assert CORE not in repr(parse_connection_options({keyword: CORE}))
+    if keyword in ONLY_IN_URL:
+        assert CORE not in refused({**TABLE, keyword: CORE})
+    else:
+        assert CORE not in repr(parse_connection_options({keyword: CORE}))
+        # Spark's own, spark.redaction.regex.
+        assert re.search("(?i)secret|password|token|access[.]?key", keyword)
     assert CORE not in all_that_is_shown({"url": f"host=h {keyword}={CORE}"})
     assert CORE not in all_that_is_shown({"url": f"postgresql://h/d?{keyword}={CORE}"})
 

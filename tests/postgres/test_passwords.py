@@ -114,6 +114,12 @@ octets = lambda **login: b"{SECRET}"
 nul = lambda **login: "{SECRET}\\0"
 hangs = lambda **login: time.sleep(30)
 constant = "{SECRET}"
+
+def exits(**login):
+    raise SystemExit("{SECRET}")
+
+def __getattr__(name):
+    raise RuntimeError("{SECRET}") if name == "odd" else AttributeError(name)
 """
 
 
@@ -135,6 +141,8 @@ def test_a_function_is_told_where_the_connection_goes(module: Callable[[str], st
     ("function", "kind", "says"),
     [
         ("fails", TransientError, "raised Failed, given_tokens.py, line 11"),
+        ("exits", TransientError, "raised SystemExit, given_tokens.py, line 25"),
+        ("odd", TransientError, "raised RuntimeError, given_tokens.py, line 28"),
         ("empty", ConnectError, "returned an empty text"),
         ("octets", ConnectError, "returned no text"),
         ("nul", ConnectError, "returned text with a NUL"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -146,9 +147,14 @@ def _first_line(process: subprocess.Popen[bytes], settings: str) -> str:
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin, process.stdout:
-        process.stdin.write(settings.encode())
-        process.stdin.close()
-        process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(settings.encode())
+            process.stdin.close()
+        try:
+            process.wait(_START_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         if not select.select([process.stdout], [], [], _START_SECONDS)[0]:
             raise TransientError(
                 f"the keeper (process that holds snapshots) gave no answer within {_START_SECONDS:g} s"

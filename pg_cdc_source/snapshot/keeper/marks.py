@@ -68,8 +68,14 @@ class Marks:
         if mark is None:
             return
         if execution not in mark.executions:
-            with translated("announcing a failure"), mark.session.cursor() as cursor:
-                cursor.execute(REASON_QUERY, (mark.reason, mark.name, *execution_key(execution)))
+            try:
+                with translated("announcing a failure"), mark.session.cursor() as cursor:
+                    cursor.execute(REASON_QUERY, (mark.reason, mark.name, *execution_key(execution)))
+            except TransientError as error:
+                # Its session is lost, and not the keeper's. Readers ask again.
+                log.warning("it cannot be shown why execution %s has no snapshot: %s", execution, error)
+                self._close(mark)
+                return
         mark.executions[execution] = now
 
     def _new(self, execution: str, reason: str, now: float) -> _Mark | None:

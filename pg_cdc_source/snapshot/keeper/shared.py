@@ -100,7 +100,7 @@ class Work:
                 finish = self._failing(shared, error)
             except Exception as error:
                 log.exception("execution %s", shared.request.execution)
-                finish = self._failing(shared, DefiniteError(str(error)))
+                finish = self._failing(shared, _unexpected(error))
 
             def finish_and_rest() -> None:
                 shared.busy = False
@@ -241,3 +241,10 @@ class Work:
     def _unlock(self, shared: Shared) -> None:
         assert shared.held is not None
         shared.held.unlock()
+
+
+def _unexpected(error: Exception) -> DefiniteError:
+    return DefiniteError(
+        f"the keeper (process that holds snapshots) failed: {type(error).__name__}: {error}",
+        remedy="the driver's standard error has the traceback; report it as a defect",
+    )
