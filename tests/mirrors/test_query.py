@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.mirrors.query import mirror
+from pg_cdc_source.mirrors.query import mirror, mirror_at
 
 GIVEN: dict[str, Any] = {
     "url": "postgresql://nowhere",
@@ -70,3 +70,9 @@ def test_a_target_that_delta_rs_cannot_have_is_refused() -> None:
     session: Any = Session()
     with pytest.raises(OptionError, match="has #, which no path"):
         mirror(session, **{**GIVEN, "format": "deltalake", "target": "s3://lake/te#am/{table}"}, tables="public.*")
+
+
+def test_a_ledger_that_is_a_name_needs_the_format_of_its_mirror() -> None:
+    session: Any = Session()
+    with pytest.raises(OptionError, match=r"the ledger 'lake\.shop\._pgcdc' is not a path\n.*format='iceberg'"):
+        mirror_at(session, "lake.shop._pgcdc")
