@@ -29,7 +29,7 @@ def test_every_table_of_every_page_is_written_from_the_code() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_python_examples_compile(page: Path) -> None:
     for block in blocks(page):
-        if block.language == "python":
+        if block.language in ("python", "py"):
             ast.parse(block.text)
 
 
