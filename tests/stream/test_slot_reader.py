@@ -56,6 +56,14 @@ def reading(
         reader.close()
 
 
+def wait_until_told(server: Server, count: int) -> None:
+    """Wait until the server is told where the stream stands, so many times more."""
+    told, deadline = len(server.confirmed), time.monotonic() + 60
+    while len(server.confirmed) < told + count:
+        assert time.monotonic() < deadline, f"told {len(server.confirmed) - told} of {count} times within 60 s"
+        time.sleep(0.01)
+
+
 def rows_between(reader: SlotReader, start: Position, end: Position) -> list[tuple[int, int, int]]:
     rows = [row for chunk in reader.batch(start, end) for row in from_ipc(chunk.data()).to_pylist()]
     return [(row["_commit_lsn"], row["_seq"], row["id"]) for row in rows]
@@ -116,11 +124,8 @@ def test_a_reader_waits_while_nobody_takes_its_rows() -> None:
     server = Server(sent)
     with reading(server, Limits(1000, 1 << 30), chunk=100) as reader:
         end = reader.cut(START, None, patience=60)
-        told, deadline = len(server.confirmed), time.monotonic() + 60
         # It goes on telling the server that it is there.
-        while len(server.confirmed) < told + 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until_told(server, 2)
         far = reader.batch(START, UNLIMITED)
     assert len(rows := [row for chunk in far for row in from_ipc(chunk.data()).to_pylist()]) < 5000
     assert rows[0]["_commit_lsn"] == 100
@@ -291,13 +296,15 @@ def test_a_position_that_may_lie_within_a_record_is_not_confirmed() -> None:
     with reading(server) as reader:
         reader.read_through(Position(Lsn(8192 + 300)), lambda: True)
         reader.release(Position(Lsn(200)))
+        wait_until_told(server, 2)
+        assert server.confirmed[-1] == 201
         reader.release(Position.before(8192))
+        wait_until_told(server, 2)
+        assert server.confirmed[-1] == 201
         reader.release(Position(Lsn(8192 + 300)))
-    assert set(server.confirmed) <= {int(START.next_lsn), 201, 8192 + 301}
+        wait_until_told(server, 2)
+        assert server.confirmed[-1] == 8192 + 301
     with reading(server := Server([])) as reader:
         reader.release(Position.before(8192))
-        deadline = time.monotonic() + 60
-        while len(server.confirmed) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until_told(server, 2)
     assert set(server.confirmed) == {int(START.next_lsn)}
