@@ -7,7 +7,7 @@
     │   └── ServerFullError         the server, the role or the database has no connection left
     └── DefiniteError               do not retry: something has to be changed first
         ├── OptionError             an option is unknown, malformed, contradictory or unused
-        ├── ConnectError            the server cannot be reached or does not let this role in
+        ├── ConnectError            the server does not let this role in, or is not the one that was meant
         ├── AccessError             a relation is missing, or this role may not read all of it
         ├── ServerSetupError        the server or a pooler in front of it lacks something (wal_level, slots, sessions)
         ├── SnapshotLostError       the snapshot that an action depends on has ended
@@ -28,16 +28,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+# The last remedy, where an old stream cannot go on.
+START_OVER = "start over with a new checkpoint location and a new slot"
+
 
 class PgCdcError(Exception):
     """Base of all errors that this package raises on purpose."""
 
     code: ClassVar[str] = "PGCDC"
+    # Where no better one is known at the place.
+    usual_remedy: ClassVar[str] = ""
 
     def __init__(self, what: str, *, remedy: str = "") -> None:
         super().__init__(what)
         self.what = what
-        self.remedy = remedy
+        self.remedy = remedy or self.usual_remedy
 
     def __str__(self) -> str:
         return f"[{self.code}] {self._without_code()}"
@@ -50,18 +55,24 @@ class TransientError(PgCdcError):
     """The same call may succeed later."""
 
     code = "TRANSIENT"
+    usual_remedy = "run the action or start the query again; if that does not help, see the server's log"
 
 
 class ServerFullError(TransientError):
     """The server has no connection left, or the role or the database has reached its CONNECTION LIMIT."""
 
     code = "SERVER_FULL"
+    usual_remedy = (
+        "close sessions that nobody needs (pg_stat_activity), set the option maxConnections to fewer, or raise "
+        "max_connections, or the CONNECTION LIMIT of the role or database"
+    )
 
 
 class DefiniteError(PgCdcError):
     """Repeating the call does not help; something has to change first."""
 
     code = "DEFINITE"
+    usual_remedy = "correct what the message names, then run the action or start the query again"
 
 
 class OptionError(DefiniteError):
@@ -71,6 +82,7 @@ class OptionError(DefiniteError):
     """
 
     code = "OPTION"
+    usual_remedy = ""  # each problem has its own
 
     def __init__(self, what: str, *, remedy: str = "", problems: Sequence[OptionError] = ()) -> None:
         super().__init__(what, remedy=remedy)
@@ -140,6 +152,10 @@ class WireError(DefiniteError):
     """Bytes do not follow PostgreSQL's documented formats."""
 
     code = "WIRE"
+    usual_remedy = (
+        "report this with the server's version: the server and the connector do not agree on a format, or something "
+        "between them changes what is sent"
+    )
 
 
 _BY_CODE: dict[str, type[PgCdcError]] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pg_cdc_source import errors
-from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError, TransientError, error_of
+from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError, error_of
 
 CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, PgCdcError)]
 # Users match on these; a code keeps its meaning.
@@ -73,8 +73,10 @@ def test_an_error_for_several_problems_keeps_them(again: Callable[[PgCdcError], 
     assert str(found) == ("[OPTION] 2 things are wrong:\n- slot is empty\n  Remedy: give it\n- tables is empty")
 
 
-def test_without_a_remedy_there_is_one_line() -> None:
-    assert str(TransientError("the server is starting")) == "[TRANSIENT] the server is starting"
+@pytest.mark.parametrize("kind", [found for found in CLASSES if found not in (PgCdcError, OptionError)])
+def test_what_has_no_remedy_of_its_own_has_that_of_its_class(kind: type[PgCdcError]) -> None:
+    assert str(kind("the server is starting")) == f"[{kind.code}] the server is starting\n  Remedy: {kind.usual_remedy}"
+    assert kind.usual_remedy
 
 
 @pytest.mark.parametrize("kind", [found for found in CLASSES if found is not PgCdcError])

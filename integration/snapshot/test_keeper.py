@@ -138,6 +138,11 @@ def test_others_cannot_ask_the_keeper(db: str, pg: Session, spark: SparkSession,
             cursor.execute("SELECT pg_notify(%s, %s)", (name, payload))
         assert load(spark, db, dbtable=slow).count() == ROWS
     assert keeper_sessions(pg) == [name]
+    # One of the same role that says nothing it knows, as another version would.
+    with connect(db) as same, same.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", (name, '{"spec": {}}'))
+    assert load(spark, db, dbtable=slow).count() == ROWS
+    assert keeper_sessions(pg) == [name]
     _, number = execution_key("4711")
     with pg.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s", (number,))

@@ -11,7 +11,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.cli.exits import failed
 from pg_cdc_source.cli.given_options import given_options
-from pg_cdc_source.errors import AccessError, OptionError, PgCdcError, ServerSetupError
+from pg_cdc_source.errors import START_OVER, AccessError, OptionError, PgCdcError, ServerSetupError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.names import QualifiedName, quoted
 from pg_cdc_source.options.stream_options import INSERTS, Publications
@@ -79,7 +79,7 @@ def _require_primary(session: Session, asked: Asked) -> None:
     if server.version_num < MESSAGES_VERSION:
         raise ServerSetupError(
             "a stream is asked by a logical decoding message, which pgoutput sends from PostgreSQL 14 on",
-            remedy="start over with a new checkpoint location and a new slot",
+            remedy=START_OVER,
         )
     if server.in_recovery:
         request = write_request(asked).replace("'", "''")

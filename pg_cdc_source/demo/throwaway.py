@@ -14,8 +14,8 @@ from pg_cdc_source.postgres.backoff import Backoff
 
 _REMOVE_SECONDS = 10.0
 
-# It reads to the end of a pipe that this process holds open. By then the directory is gone, unless this was killed. A
-# server without its directory would go on for a minute.
+# It reads a line, or to the end of a pipe that this process holds open. By then the directory is gone, unless this was
+# killed. A server without its directory would go on for a minute.
 _AFTER_US = """
 read -r _
 tries=0
@@ -44,7 +44,8 @@ def throwaway_directory(purpose: str) -> Iterator[Path]:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            stack.callback(watch.communicate)
+            # A line, because a process that was forked meanwhile may hold the pipe open.
+            stack.callback(watch.communicate, b"\n")
         stack.callback(remove, home)
         yield home
 

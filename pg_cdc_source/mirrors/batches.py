@@ -59,4 +59,7 @@ class Batches:
             if isinstance(error, (Exception, KeyboardInterrupt, SystemExit)):
                 raise
             # A panic of delta-rs is no Exception; py4j would not pass it on, and the JVM would wait for ever.
-            raise DefiniteError(f"batch {batch_id}: {type(error).__name__}: {error}") from None
+            raise DefiniteError(
+                f"batch {batch_id}: {type(error).__name__}: {error}",
+                remedy="start the mirror again; where it ends like this again, report it with the version of deltalake",
+            ) from None

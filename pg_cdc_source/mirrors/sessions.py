@@ -64,7 +64,10 @@ def query_of(batch: DataFrame, checkpoint: str) -> str:
     else:
         found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     if found is None:
-        raise DefiniteError("the batch does not say which query it is of")
+        raise DefiniteError(
+            "the batch does not say which query it is of",
+            remedy="start the query by mirror(), and leave its batches to Spark's own thread",
+        )
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pg_cdc_source.errors import OptionError
@@ -86,6 +87,16 @@ class TablePattern:
         """Return it as ``parse_tables`` reads it, with quotes only where they are needed."""
         name = "*" if self.name is None else dotted(self.name)
         return name if self.schema is None else f"{dotted(self.schema)}.{name}"
+
+
+_MOST_LISTED = 10
+
+
+def listed(names: Iterable[str], separator: str = ", ") -> str:
+    """Name at most ten, and say how many more there are."""
+    texts = list(names)
+    more = f" and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
+    return separator.join(texts[:_MOST_LISTED]) + more
 
 
 def quoted(identifier: str) -> str:

@@ -168,7 +168,10 @@ def relation_of(session: Session, name: QualifiedName, row: Sequence[Any]) -> Re
         )
     relation = Relation(*found)
     if relation.kind not in "rpvmf":
-        raise OptionError(f"{relation} is not a table or view that can be read (relkind {relation.kind})")
+        raise OptionError(
+            f"{relation} is not a table or view that can be read (relkind {relation.kind})",
+            remedy="name a table, a view, a materialized view or a foreign table; or read with the option query",
+        )
     return relation
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,4 +228,19 @@ def drop_slot(session: Session, slot: str) -> None:
         cursor.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = %s",
             (slot,),
+        )
+
+
+def give_up_slot(slot: str, drop: Callable[[], None]) -> None:
+    """Have ``drop`` drop a slot that this process has created, while another error is on its way to the user.
+
+    Nobody would know of the slot, and it would hold WAL. So where that fails the log says it.
+    """
+    try:
+        drop()
+    except PgCdcError as error:
+        log.error(
+            "slot %s was created and could not be dropped, so it holds WAL: %s\n  Remedy: "
+            "SELECT pg_drop_replication_slot('%s')",
+            *(slot, error.what, slot),
         )

@@ -45,6 +45,7 @@ from pg_cdc_source.postgres.slot_creation import (
     NewSlot,
     create_slot,
     drop_slot,
+    give_up_slot,
     lacks_for_slot,
     refuse_existing_slot,
 )
@@ -248,20 +249,17 @@ def _at_new_slot(
     except BaseException:
         session.close()
         if created and not slot.temporary:
-            try:
-                with translated("leaving a snapshot"), watcher.cursor() as cursor:
-                    cursor.execute("ROLLBACK")  # of the transaction that it may have begun
-                drop_slot(watcher, slot.name)
-            except PgCdcError as error:
-                # What is raised is why the snapshot failed.
-                log.error(
-                    "slot %s was created and could not be dropped, so it holds WAL: %s\n  Remedy: "
-                    "SELECT pg_drop_replication_slot('%s')",
-                    *(slot.name, error.what, slot.name),
-                )
+            give_up_slot(slot.name, lambda: _drop_outside(watcher, slot.name))
         raise
     finally:
         session.close()
+
+
+def _drop_outside(session: Session, slot: str) -> None:
+    """Drop a slot outside of the transaction that the session may have begun."""
+    with translated("leaving a snapshot"), session.cursor() as cursor:
+        cursor.execute("ROLLBACK")
+    drop_slot(session, slot)
 
 
 def open_exporter(options: ConnectionOptions, name: str, *, full_seconds: float) -> tuple[Session, Instance]:

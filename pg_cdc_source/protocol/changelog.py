@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pg_cdc_source.errors import OptionError, SchemaChangedError
+from pg_cdc_source.errors import START_OVER, OptionError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.protocol.images import ChangedRows, Image
@@ -66,7 +66,7 @@ def changelog_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if not pc.all(pc.is_in(given, from_texts(_GIVEN))).as_py() and n:
         raise SchemaChangedError(
             "the rows of the table come again, and a changelog has no row that tells a sink to give up those it has",
-            remedy="start over with a new checkpoint location and a new slot, into an empty sink",
+            remedy=f"{START_OVER}, into an empty sink",
         )
     is_update, is_delete = (to_numpy(pc.equal(given, kind)) for kind in ("update", "delete"))
     source = np.repeat(np.arange(n), 1 + is_update)
@@ -104,6 +104,6 @@ def require_whole_rows(table: str, changed: ChangedRows, images: Sequence[Image 
         raise SchemaChangedError(
             f"{table}: the commit at {Lsn(lsn[lacks.argmax()])} has an update or delete without the whole old row, "
             "which a changelog has to give: the table's REPLICA IDENTITY was not FULL then",
-            remedy=f"ALTER TABLE {table} REPLICA IDENTITY FULL, and start over with a new checkpoint location and a "
-            "new slot: nobody has the old rows of the changes that were made meanwhile",
+            remedy=f"ALTER TABLE {table} REPLICA IDENTITY FULL, and {START_OVER}: nobody has the old rows of "
+            "the changes that were made meanwhile",
         )

@@ -60,8 +60,12 @@ class Request:
 
     @classmethod
     def from_json(cls, text: str) -> Request:
+        """Read a request; raises ValueError for one of another version, or of somebody else."""
         fields = json.loads(text)
-        return cls(**{**fields, "spec": SnapshotSpec(**fields["spec"])})
+        try:
+            return cls(**{**fields, "spec": SnapshotSpec(**fields["spec"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"not a request: {error}") from None
 
 
 def _escaped(character: str) -> str:

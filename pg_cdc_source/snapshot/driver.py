@@ -61,5 +61,8 @@ def driver_process() -> Process:
         if name == "java":
             return oldest
     if oldest is None:
-        raise DefiniteError("the driver's process cannot be found: this process has no parent left")
+        raise DefiniteError(
+            "the driver's process cannot be found: this process has no parent left",
+            remedy="start Spark again: its driver has ended",
+        )
     return oldest

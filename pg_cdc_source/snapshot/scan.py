@@ -235,7 +235,10 @@ def _check_names(spec: ScanSpec, names: list[str]) -> None:
         )
     for name in spec.as_string:
         if name not in names:
-            raise OptionError(f"the option asString names a column that is not read: {name}")
+            raise OptionError(
+                f"the option asString names a column that is not read: {name}",
+                remedy=f"the columns are {', '.join(map(quoted, names))}",
+            )
     if spec.lsn_column and spec.lsn_column.lower() in {name.lower() for name in names}:
         raise OptionError(
             f"the option lsnColumn names a column that exists: {spec.lsn_column}", remedy="choose another name"

@@ -32,7 +32,10 @@ def execution() -> str:
     """Return what all tasks of one action have in common: the SQL execution's id, or under ``df.rdd`` the stage's."""
     context = TaskContext.get()
     if context is None:
-        raise DefiniteError("a partition was read outside of a Spark task")
+        raise DefiniteError(
+            "a partition was read outside of a Spark task",
+            remedy='read with spark.read.format("pgsnapshot"): readers are for Spark alone',
+        )
     return context.getLocalProperty("spark.sql.execution.id") or f"r{context.stageId()}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from pg_cdc_source.options.texts import option_texts
 from pg_cdc_source.postgres.catalog import find_relations
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect
 from pg_cdc_source.postgres.locks import check_files
-from pg_cdc_source.postgres.slot_creation import drop_slot
+from pg_cdc_source.postgres.slot_creation import drop_slot, give_up_slot
 from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 
 _REFUSED = {
@@ -76,9 +77,8 @@ def open_snapshot(
             for holder, _ in held.holders:
                 check_files(holder, "opening a snapshot")
         except BaseException:
-            # Nobody would know of it, and it would hold back WAL.
             if parsed.slot is not None:
-                _drop_slot(parsed.connection, parsed.slot)
+                give_up_slot(parsed.slot, functools.partial(_drop_slot, parsed.connection, parsed.slot))
             raise
         passed_on = {k: v for k, v in given.items() if k.lower() not in ("slot", "consistentpoint", "slottimeout")}
         yield OpenSnapshot(held.lsn, {**passed_on, "snapshot": held.holders[0][1]})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Member, Position, StreamOffset
+from pg_cdc_source.options.names import listed
 from pg_cdc_source.postgres.slot_checks import behind_now, missing_error
 from pg_cdc_source.stream.batch_rows import BatchRows, rows_of
 from pg_cdc_source.stream.chunks import Chunk
@@ -111,7 +112,7 @@ class BatchReading:
         if start is not None and parts.snapshot.created not in (None, start.origin):
             # Only the batch's start tells that there was a stream before (see Capture.newest_without_start).
             if not parts.beginning.may_be_anew(start):
-                parts.snapshot.drop_slot()
+                parts.snapshot.give_up_slot()
                 parts.history.require_common(start.identity, start.position)
                 raise missing_error(parts.options.slot, begun=True)
         elif start is not None:
@@ -152,7 +153,7 @@ class BatchReading:
         if rows.missing:
             log.warning(
                 "%s left the stream before its rows as of %s were read; only its changes come",
-                ", ".join(list(rows.missing.values())[:10]),
+                listed(rows.missing.values()),
                 rows.point,
             )
         return rows

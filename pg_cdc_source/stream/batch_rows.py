@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from pg_cdc_source.errors import DefiniteError, SchemaChangedError
+from pg_cdc_source.errors import START_OVER, DefiniteError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
@@ -74,7 +74,7 @@ def rows_of(start: StreamOffset | None, end: StreamOffset, joined: Sequence[Memb
         # Of release 0.1.0, whose offsets do not say which tables they were.
         raise SchemaChangedError(
             "the stream's tables are not those that its initial snapshot began with",
-            remedy="start over with a new checkpoint location and a new slot",
+            remedy=START_OVER,
         )
     listed = [(oids[name], name) for name in end.tables[first:]]
     wanted = dict(listed[: end.done - first])
@@ -97,7 +97,7 @@ def _first_of(start: StreamOffset | None, end: StreamOffset) -> int:
         if start.tables != end.tables:
             raise DefiniteError(
                 "the checkpoint's offsets name other tables of the initial snapshot than before",
-                remedy="start over with a new checkpoint location and a new slot",
+                remedy=START_OVER,
             )
         return start.done
     # Its snapshot is over. A Spark that gives no start gets an end that names the tables all the same.

@@ -19,6 +19,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Member, Position, StreamOffset
+from pg_cdc_source.options.names import listed
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, LayoutRecord, from_text
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 
@@ -35,7 +36,8 @@ def read_guesses(
         after = catalog.read(session, tables, position)
         if [(r.layout, r.changes) for r in after] == [(r.layout, r.changes) for r in before]:
             return position, after
-    raise TransientError("the tables' columns change faster than they can be looked at")
+    changed = [now.layout.name for then, now in zip(before, after, strict=False) if then.layout != now.layout]
+    raise TransientError(f"columns of {listed(changed) or 'the tables'} change faster than they can be looked at")
 
 
 _NOWHERE = Position.before(1)

@@ -95,15 +95,16 @@ class HeldSnapshot:
             check_files(held, tables)
         except BaseException:
             held.close()
-            self.drop_slot()
+            self.give_up_slot()
             raise
         self.hold(held)
         return self.created
 
-    def drop_slot(self) -> None:
-        """Drop the slot that this process has created."""
+    def give_up_slot(self) -> None:
+        """Drop the slot that this process has created, because of an error that is raised behind this."""
         self.end()
-        slot_creation.drop_slot(self._source.open(), self._options.slot)
+        slot = self._options.slot
+        slot_creation.give_up_slot(slot, lambda: slot_creation.drop_slot(self._source.open(), slot))
 
     def hold(self, held: Held) -> None:
         """Take over a snapshot whose files have been checked; the one that was held before ends."""

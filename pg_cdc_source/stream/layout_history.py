@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.errors import START_OVER, DefiniteError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.layout_match import TypeOf, find_changes, find_layout
@@ -125,7 +125,7 @@ class LayoutHistory:
                 name = known.layout.name
                 raise DefiniteError(
                     f"{name}: columns in the commit at {position.lsn} are not those that the checkpoint says",
-                    remedy="start over with a new checkpoint location and a new slot",
+                    remedy=START_OVER,
                 )
             return known, known.position == position
         layout, changes = self._compare(relation, None if known is None else known.layout, position)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.errors import START_OVER, SchemaChangedError
 from pg_cdc_source.offsets import Member, Position
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.stream.members import describe_left
@@ -42,7 +42,7 @@ class Leaving:
             raise SchemaChangedError(
                 what,
                 remedy="to go on, publish the table again and start the query with onNewTable=snapshot, which reads "
-                "its rows anew; or start over with a new checkpoint location and a new slot",
+                f"its rows anew; or {START_OVER}",
             )
         if options.on_schema_change == "fail":
             raise SchemaChangedError(

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn, Member, StreamOffset
-from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.attached import find_filled_partition
 from pg_cdc_source.postgres.catalog import Relation
@@ -150,6 +150,5 @@ def find_dropped(session: Session, oids: Collection[int]) -> set[int]:
 def describe_left(session: Session, left: Sequence[Member], publication_name: str) -> str:
     """Say of tables that have left a stream what became of them."""
     there = _read_names(session, [member.oid for member in left])
-    gone = [f"{member.name}{'' if member.oid in there else ', which was dropped'}" for member in left[:10]]
-    more = f" and {len(left) - 10} more" if len(left) > 10 else ""
-    return f"publication {quoted(publication_name)} has lost {'; '.join(gone)}{more}"
+    gone = [f"{member.name}{'' if member.oid in there else ', which was dropped'}" for member in left]
+    return f"publication {quoted(publication_name)} has lost {listed(gone, '; ')}"

@@ -23,7 +23,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
-from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.snapshots import Held
@@ -168,7 +168,7 @@ class Membership:
         unnamed = {member.oid for member in difference.left} & self.published.oids
         if unnamed:
             names = [member.name for member in difference.left if member.oid in unnamed]
-            log.info("%s leaves the stream: the option tables does not name it any more", ", ".join(names))
+            log.info("%s leaves the stream: the option tables does not name it any more", listed(names))
         then = {member.oid: member for member in (*plan.gone, *(offset.members or ()), *difference.left)}
         gone = tuple(member for oid, member in then.items() if oid not in there and oid not in unnamed)
         self._plan = replace(plan, gone=gone)
@@ -214,7 +214,7 @@ class Membership:
             if joined.why:
                 raise SchemaChangedError(f"{joined.why}, so changes may be missing", remedy=READ_AGAIN)
         if difference.joined and self._options.on_new_table == "fail":
-            names = ", ".join(joined.member.name for joined in difference.joined[:10])
+            names = listed(joined.member.name for joined in difference.joined)
             raise SchemaChangedError(f"{names} joined the stream's tables", remedy=FOLLOW)
 
     def _note_gaps(self, difference: Difference, known: Sequence[Member]) -> None:
@@ -258,7 +258,8 @@ class Membership:
             # The next one is begun behind another look.
             self._pace.hurry()
         if mark != before.mark:
-            raise TransientError(f"publication {quoted(self._options.publication)} was altered meanwhile")
+            name = quoted(self._options.publication)
+            raise TransientError(f"publication {name} was altered while a snapshot was taken for tables that join it")
         self._take_over(difference)
         oids = {planned.oid for planned in self.plan.with_oids(due)}
         if self._options.on_new_table == "snapshot":
@@ -285,7 +286,7 @@ class Membership:
         names, oids = {p.name for p in tables}, {p.oid for p in tables}
         self.gaps = {name: oid for name, oid in self.gaps.items() if name not in names and oid not in oids}
         if new := [planned.member for planned in tables if planned.member.since != before.get(planned.oid)]:
-            log.info("%s joins the stream at %s", ", ".join(member.name for member in new[:10]), new[0].since)
+            log.info("%s joins the stream at %s", listed(member.name for member in new), new[0].since)
 
     def follow_new(self, position: Position) -> None:
         """Follow tables that are new with all changes after ``position`` (onNewTable=changes)."""

@@ -77,8 +77,9 @@ class PublishedTables:
         options = self._options
         if options.on_schema_change != "emit":
             return {}
-        wanted = [table.relation for table in self._wanted(published)]
-        found = publication.find_lesser_identities(session, published, wanted) | self._find_incomplete(published)
+        wanted = self._wanted(published)
+        found = publication.find_lesser_identities(session, published, [table.relation for table in wanted])
+        found |= self._find_incomplete(published, wanted)
         refused = {oid: Refused(error.what, error.remedy) for oid, error in found.items()}
         for oid, refusal in refused.items():
             if oid not in self.refused:
@@ -92,15 +93,15 @@ class PublishedTables:
         Those that ``keyless=insertOnly`` has let in are for a later look: they do not keep the others from beginning.
         """
         inserts_only = {table.relation.oid for table in published.tables if table.inserts_only}
-        for oid, error in self._find_incomplete(published).items():
+        for oid, error in self._find_incomplete(published, self._wanted(published)).items():
             if oid not in inserts_only:
                 raise error
 
-    def _find_incomplete(self, published: Publication) -> dict[int, ServerSetupError]:
+    def _find_incomplete(self, published: Publication, wanted: Sequence[PublishedTable]) -> dict[int, ServerSetupError]:
         """The tables, by oid, of which a kind of change is not sent, though those who follow them need all kinds."""
         name = quoted(published.name)
         found = {}
-        for table in self._wanted(published):
+        for table in wanted:
             lacking = ("updates", "deletes") if table.inserts_only else published.unsent
             if lacking and not self._options.may_lack_changes(str(table.relation)):
                 found[table.relation.oid] = ServerSetupError(

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pg_cdc_source.errors import PgCdcError, SchemaChangedError
+from pg_cdc_source.errors import START_OVER, PgCdcError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import dotted, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
@@ -44,17 +44,14 @@ LOAD_AGAIN = (
 # Where changes of a table are missing.
 READ_AGAIN = (
     "start the query again with the same checkpoint and onNewTable=snapshot: the table's rows come again, after a "
-    "truncate row, and then its changes; or start over with a new checkpoint location and a new slot"
+    f"truncate row, and then its changes; or {START_OVER}"
 )
 # Where a table is new.
 FOLLOW = (
     "start the query again with the same checkpoint and onNewTable=snapshot, which reads the table's rows and then "
     "follows it, or onNewTable=changes, which only follows it"
 )
-_OLD_TYPE = (
-    "changes from before cannot be read as the new type: read the column as text (asString), or start over with a new "
-    "checkpoint location and a new slot"
-)
+_OLD_TYPE = f"changes from before cannot be read as the new type: read the column as text (asString), or {START_OVER}"
 
 
 class NewTableError(SchemaChangedError):
@@ -149,26 +146,31 @@ def _refuse_other_columns(plan: StreamPlan, planned: PlannedTable, place: dict[s
     """Raise where columns are missing or new, and that is not history or not wanted."""
     table, fails = planned.table, plan.options.on_schema_change == "fail"
     known = [codec.column.name for codec in table.codecs]
-    added = ", ".join(quoted(column) for column in place if column not in known)
-    missing = ", ".join(quoted(column) for column in known if column not in place and column not in table.unsent)
+    added = [column for column in place if column not in known]
+    missing = [column for column in known if column not in place and column not in table.unsent]
     if lsn < planned.lsn:
         if added and missing and fails:
             raise SchemaChangedError(
-                f"{table.name}: after the commit at {lsn} column {added} was replaced or renamed to {missing}, whose "
-                "earlier values the stream would not have",
-                remedy="start over with a new checkpoint location and a new slot; or, with onSchemaChange=ignore, take "
-                "these changes without the new column, which _unchanged then lists",
+                f"{table.name}: after the commit at {lsn} {_were(added)} replaced or renamed to "
+                f"{', '.join(map(quoted, missing))}, whose earlier values the stream would not have",
+                remedy=f"{START_OVER}; or, with onSchemaChange=ignore, take these changes without the new column, "
+                "which _unchanged then lists",
             )
         return
     if missing:
         raise SchemaChangedError(
-            f"{table.name}: column {missing} was dropped or renamed before the commit at {lsn}", remedy=LOAD_AGAIN
+            f"{table.name}: {_were(missing)} dropped or renamed before the commit at {lsn}", remedy=LOAD_AGAIN
         )
     if added and fails:
         raise SchemaChangedError(
-            f"{table.name}: column {added} was added before the commit at {lsn}",
+            f"{table.name}: {_were(added)} added before the commit at {lsn}",
             remedy=f"{LOAD_AGAIN}; or onSchemaChange=ignore goes on without it",
         )
+
+
+def _were(columns: Sequence[str]) -> str:
+    names = ", ".join(map(quoted, columns))
+    return f"columns {names} were" if len(columns) > 1 else f"column {names} was"
 
 
 def _refuse_other_identity(plan: StreamPlan, planned: PlannedTable, relation: RelationMessage, lsn: Lsn) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import SlotLostError
+from pg_cdc_source.errors import START_OVER, SlotLostError
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, end_of_timeline
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
@@ -86,8 +86,8 @@ class SlotHistory:
             raise SlotLostError(
                 f"the server was promoted or restored and left timeline {theirs.timeline} at {end}; the stream has "
                 f"read that one up to {position.lsn}, and may have changes that are not in this server's history",
-                remedy="start over with a new checkpoint location and a new slot. So that standbys never lag behind a "
-                "stream: synchronized_standby_slots (PostgreSQL 17)",
+                remedy=f"{START_OVER}. So that standbys never lag behind a stream: "
+                "synchronized_standby_slots (PostgreSQL 17)",
             )
         log.warning("the server went from timeline %d to %d; the stream goes on", theirs.timeline, ours.timeline)
 
@@ -189,6 +189,5 @@ def _other(of_checkpoint: SlotIdentity, found: SlotIdentity) -> SlotLostError:
     ]
     return SlotLostError(
         f"the checkpoint was made with another server or slot: the connection leads to {', '.join(differences)}",
-        remedy="connect to the server that the checkpoint was made with, or start over with a new checkpoint location "
-        "and a new slot",
+        remedy=f"connect to the server that the checkpoint was made with, or {START_OVER}",
     )

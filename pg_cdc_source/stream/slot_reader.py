@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from pg_cdc_source.errors import PgCdcError, ServerSetupError, SlotLostError, TransientError
+from pg_cdc_source.errors import START_OVER, PgCdcError, ServerSetupError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
@@ -294,12 +294,11 @@ class SlotReader:
 
 def _without_end(error: PgCdcError, furthest: Position) -> PgCdcError:
     """The error of sessions that all ended with it, and of which none came any further."""
+    never = f"see the server's log; a transaction that it can never decode is left behind only where you {START_OVER}"
     return type(error)(
         f"{error.what}; so all sessions ended for {RECONNECTING.within_seconds:g} s, and nothing behind {furthest} has "
         "come",
-        remedy=error.remedy
-        or "see the server's log; a transaction that it can never decode is left behind only by "
-        "starting over with a new slot and a new checkpoint location",
+        remedy=never if error.remedy == error.usual_remedy else error.remedy,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import TransientError
+from pg_cdc_source.options.names import listed
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.catalog import Relation, Server
@@ -72,8 +73,9 @@ class TableScans:
                 found = (seen, _plan_scan(session, options, seen, list(known.values())))
             self._known[oid] = found
             known |= {(column.type.oid, column.type.typmod): column for column in found[1].columns}
-        if has_new and read_typed_attributes(session, relations) != attributes:
-            raise TransientError("planning the stream's tables: columns are being changed")
+        if has_new and (now := read_typed_attributes(session, relations)) != attributes:
+            names = listed(str(r) for r in relations if now.get(r.oid) != attributes[r.oid])
+            raise TransientError(f"planning the stream's tables: columns of {names} are being changed")
         return [self._known[table.relation.oid][1] for table in tables]
 
 

@@ -34,5 +34,5 @@ def test_malformed_bytes_are_an_error_in_any_case(unrepresentable: str) -> None:
     def malformed(got: int) -> Decoded:
         raise MalformedError(f"expected 4 bytes, got {got}")
 
-    with pytest.raises(WireError, match=r"COPY: column c \(date\): expected 4 bytes, got 3$"):
+    with pytest.raises(WireError, match=r"COPY: column c \(date\): expected 4 bytes, got 3\n  Remedy: report"):
         accept("COPY: ", unrepresentable, COLUMN, malformed, 3)  # type: ignore[arg-type]

@@ -28,6 +28,12 @@ def test_a_request_survives_its_journey() -> None:
     assert Request.from_json(REQUEST.to_json()) == REQUEST
 
 
+@pytest.mark.parametrize("text", ['{"spec": {}, "later": 1}', '{"execution": "17"}', "[]", "{"])
+def test_what_is_no_request_of_this_version_is_told(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a request|Expecting"):
+        Request.from_json(text)
+
+
 def test_a_request_is_a_comment_and_nothing_else() -> None:
     request = replace(REQUEST, lsn_file="/a */ DROP TABLE t; /* %s")
     comment = request.to_comment()

@@ -39,11 +39,12 @@ def test_an_error_survives_pg_stat_activity(error: PgCdcError) -> None:
 @given(what=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), remedy=st.text())
 def test_no_text_needs_quotes(what: str, remedy: str) -> None:
     remedy = remedy.encode(errors="ignore").decode()
-    literal = to_reason(TransientError(what, remedy=remedy))
+    error = TransientError(what, remedy=remedy)
+    literal = to_reason(error)
     assert not set("'\\") & set(literal)
     assert literal.isascii()
-    found = error_in(shown(TransientError(what, remedy=remedy)))
-    assert (found.what, found.remedy) == (what, remedy)
+    found = error_in(shown(error))
+    assert (found.what, found.remedy) == (what, error.remedy)
 
 
 def test_a_long_error_fits_what_postgresql_keeps_of_a_query() -> None:

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from pg_cdc_source.cli.preflight.findings import Outcome, ScarceError, counted
 from pg_cdc_source.cli.preflight.server import Need, Reached, check_replication
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Planned, Publication
@@ -16,8 +16,6 @@ from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import check_slot, missing_error, require_unused
 from pg_cdc_source.postgres.slots import Usage, read_slot, read_usages
 from pg_cdc_source.stream.stream_plan import StreamPlan, plan_stream
-
-_MOST_NAMED = 10
 
 
 def check_stream(reached: Reached[StreamOptions]) -> None:
@@ -41,7 +39,7 @@ def check_stream(reached: Reached[StreamOptions]) -> None:
             lambda _: "this role may create the publication",
         )
     if found.values and options().start_from == "slot":
-        _check_what_is_younger(reached)
+        checks.run("publication", lambda: _require_older(session(), options()))
     _check_tables(reached, found)
     check_replication(reached, need)
     checks.run("commits", lambda: _waiting_commits(session()))
@@ -108,16 +106,14 @@ def _tell_publication(found: Planned) -> str:
     return f"{name} has {counted(len(found.publication.tables), 'table')}{without}"
 
 
-def _check_what_is_younger(reached: Reached[StreamOptions]) -> None:
-    options = reached.options()
-    lacking = publication.describe_since_slot(reached.session(), options.publications, options.slot)
-    if lacking:
-        reached.checks.add(
-            "publication",
-            "warning",
+def _require_older(session: Session, options: StreamOptions) -> str:
+    """Whether the slot has all changes of the publication's tables: it lacks those from before they were published."""
+    if lacking := publication.describe_since_slot(session, options.publications, options.slot):
+        raise ScarceError(
             lacking,
-            "where that matters, drop the slot, and let startFrom=snapshot make a new one and read the tables",
+            remedy="where that matters, drop the slot, and let startFrom=snapshot make a new one and read the tables",
         )
+    return f"all that it has is older than slot {options.slot}"
 
 
 def _check_tables(reached: Reached[StreamOptions], found: Outcome[Planned]) -> None:
@@ -129,11 +125,9 @@ def _check_tables(reached: Reached[StreamOptions], found: Outcome[Planned]) -> N
 def _tell_tables(plan: StreamPlan) -> str:
     kinds = {"f": "FULL", "n": "NOTHING"}
     named = [
-        f"{table.name} ({kinds.get(table.identity) or ', '.join(table.key) or 'no identity'})"
-        for table in plan.tables[:_MOST_NAMED]
+        f"{table.name} ({kinds.get(table.identity) or ', '.join(table.key) or 'no identity'})" for table in plan.tables
     ]
-    more = len(plan.tables) - len(named)
-    return "by replica identity: " + ", ".join(named) + (f" and {more} more" if more else "")
+    return f"by replica identity: {listed(named)}"
 
 
 def _require_identities(session: Session, published: Publication, plan: StreamPlan) -> str:

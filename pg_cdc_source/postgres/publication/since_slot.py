@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres.publication.read import SCHEMAS_VERSION
 from pg_cdc_source.postgres.server_errors import translated
@@ -37,8 +37,6 @@ FROM pg_catalog.pg_publication_namespace AS n
 JOIN publication AS p ON p.oid = n.pnpubid
 """
 
-_MOST_NAMED = 10
-
 
 def describe_since_slot(session: Session, names: Publications, slot: str) -> str:
     """Name what may have come to a stream's publications, or been altered, behind a slot's position; empty if nothing.
@@ -52,8 +50,7 @@ def describe_since_slot(session: Session, names: Publications, slot: str) -> str
         found = [what for (what,) in cursor]
     if not found:
         return ""
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return (
-        f"{', '.join(found[:_MOST_NAMED])}{more} may be younger than slot {slot}, or altered since: the stream lacks "
+        f"{listed(found)} may be younger than slot {slot}, or altered since: the stream lacks "
         "what was written before it was published"
     )

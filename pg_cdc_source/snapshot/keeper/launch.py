@@ -155,8 +155,11 @@ def _first_line(process: subprocess.Popen[bytes], settings: str) -> str:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+            raise _late() from None
         if not select.select([process.stdout], [], [], _START_SECONDS)[0]:
-            raise TransientError(
-                f"the keeper (process that holds snapshots) gave no answer within {_START_SECONDS:g} s"
-            )
+            raise _late()
         return process.stdout.readline().decode().strip()
+
+
+def _late() -> TransientError:
+    return TransientError(f"the keeper (process that holds snapshots) gave no answer within {_START_SECONDS:g} s")

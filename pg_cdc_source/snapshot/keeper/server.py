@@ -119,7 +119,7 @@ class Keeper:
             own = read_own_sessions(board, {notify.pid for notify in notifies})
             for notify in notifies:
                 if notify.pid in own:
-                    self._accept(Request.from_json(notify.payload))
+                    self._hear(notify.payload)
         self._executions.mend()
         now = time.monotonic()
         # A snapshot that was just made has readers who wait for it, and what they read is locked at once.
@@ -128,6 +128,13 @@ class Keeper:
             self._looked = now
             self._look(board, now)
         self._executions.serve_line(now)
+
+    def _hear(self, payload: str) -> None:
+        try:
+            self._accept(Request.from_json(payload))
+        except ValueError as error:
+            # Its reader gets no snapshot, and says so itself; the others go on.
+            log.warning("keeper %s passes over a request that it cannot read: %s", self.name, error)
 
     def _accept(self, request: Request) -> None:
         key = request.execution
