@@ -53,5 +53,5 @@ def test_a_creation_is_cancelled_until_it_has_ended(given_up: bool) -> None:
     cursor = Waiting()
     with pytest.raises(TransientError, match="slot s found no consistent point"):
         # On a standby nobody is asked what it waits for.
-        create_slot(cursor, slot, None, STANDBY)  # type: ignore[arg-type]
+        create_slot(cursor, slot, None, STANDBY)
     assert cursor.requests == 3
