@@ -10,8 +10,9 @@ from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.postgres.lock_waits import waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.trees import TREE, waiting_for_nobody
+from pg_cdc_source.postgres.trees import TREE
 
 # What is created as a partition has all its catalog rows from one transaction. That of a system column stays for ever,
 # while an ATTACH writes that of every other column anew: so one is told that has the CREATE in its transaction.

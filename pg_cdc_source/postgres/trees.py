@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psycopg2.errors import LockNotAvailable
-from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from psycopg2.extensions import connection as Session
-from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.postgres.catalog import Relation, Server
+from pg_cdc_source.postgres.lock_waits import waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
 
 log = logging.getLogger(__name__)
@@ -252,23 +250,6 @@ def identify_heaps(session: Session, relation: Relation, *, virtual: bool, whole
         cursor.execute(_IDENTIFY_HEAPS, {"roots": [relation.oid], "virtual": virtual, "whole_row": whole_row})
         [identity] = cursor.fetchone()
         return None if identity is None else int(identity)
-
-
-# Asking for a table's size waits for whoever rewrites it.
-_LOCKED_WITHIN = "100ms"
-
-
-@contextmanager
-def waiting_for_nobody(cursor: Cursor) -> Iterator[None]:
-    """Have statements fail that would wait for a lock for long."""
-    cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, false)", (_LOCKED_WITHIN,))
-    ((before, _),) = cursor.fetchall()
-    try:
-        yield
-    finally:
-        # A transaction that has failed takes it back by itself.
-        if cursor.connection.get_transaction_status() != TRANSACTION_STATUS_INERROR:
-            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (before,))
 
 
 _READ_TREE_SIZES = f"""

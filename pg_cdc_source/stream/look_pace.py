@@ -14,6 +14,8 @@ _QUICK_SECONDS = 0.1
 _MOST = 5
 # One that waits for a lock says nothing about others, so the quickest of these counts.
 _COUNTED = 8
+# When the log says for the first time that looks fail.
+_SAY_SECONDS = 30.0
 
 
 class LookPace:
@@ -22,6 +24,8 @@ class LookPace:
     def __init__(self) -> None:
         self._due = 0.0  # by time.monotonic()
         self._took: deque[float] = deque(maxlen=_COUNTED)
+        self._failing_since: float | None = None
+        self._say_at = 0.0
 
     def is_due(self) -> bool:
         return time.monotonic() >= self._due
@@ -38,3 +42,15 @@ class LookPace:
     def took(self, seconds: float) -> None:
         """A look has taken so long."""
         self._took.append(seconds)
+        self._failing_since = None
+
+    def failed(self) -> float | None:
+        """A look has failed. Return for how many seconds all have, where it is time to say so: ever more rarely."""
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since, self._say_at = now, now + _SAY_SECONDS
+        if now < self._say_at:
+            return None
+        seconds = now - self._failing_since
+        self._say_at = now + seconds
+        return seconds

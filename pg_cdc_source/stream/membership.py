@@ -26,6 +26,8 @@ from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.lock_waits import describe_lockers, waiting_for_nobody
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.stream.leaving import Leaving
 from pg_cdc_source.stream.look_pace import LookPace
@@ -185,16 +187,17 @@ class Membership:
 
     def look(self) -> None:
         """Find out which tables have joined and left. Raises SchemaChangedError as :meth:`resume` does."""
-        # From here on: one that waits for a lock, behind what it should see, is followed by another at once.
         self._pace.rest(WATCH_SECONDS)
         try:
             session = self._source.open()
             began = time.monotonic()
-            self._found, difference = settled(lambda: self._watch.look(session, self.plan, self.mark))
+            # DDL may go on for hours, and the other tables' changes would wait behind the look.
+            with translated("looking at the publication"), session.cursor() as cursor, waiting_for_nobody(cursor):
+                self._found, difference = settled(lambda: self._watch.look(session, self.plan, self.mark))
             self._pace.took(time.monotonic() - began)
-        except TransientError:
+        except TransientError as error:
             # The next look is soon enough.
-            self._source.close()
+            self._note_failure(error)
             return
         if difference is None:
             # What waited may be gone again.
@@ -206,6 +209,17 @@ class Membership:
             self.has_waiting = bool(difference.joined) and self._options.on_new_table == "snapshot"
             anew = {joined.member.name for joined in difference.joined}
             self._note_left([member for member in difference.left if member.name not in anew])
+
+    def _note_failure(self, error: TransientError) -> None:
+        """A look was not possible. Say so once that lasts, and whom it waits for."""
+        if (seconds := self._pace.failed()) is None:
+            return
+        lockers = self._source.ask_in_passing(describe_lockers)
+        why = f"{error.what} (locked: {lockers})" if lockers else error.what
+        log.warning(
+            "publication %s could not be looked at for %.0f s: %s. Changes go on; no table joins or leaves the stream",
+            *(quoted(self._options.publication), seconds, why),
+        )
 
     def _refuse(self, difference: Difference) -> None:
         if self._options.on_new_table == "snapshot":

@@ -69,3 +69,20 @@ def test_a_look_that_is_wanted_is_due_at_once() -> None:
     assert not pace.is_due()
     pace.hurry()
     assert pace.is_due()
+
+
+def test_that_looks_fail_is_said_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(look_pace, "time", clock)
+    pace = LookPace()
+
+    def said(looks: int) -> list[float]:
+        found = []
+        for _ in range(looks):
+            found.append(pace.failed())
+            clock.now += 2.0
+        return [seconds for seconds in found if seconds is not None]
+
+    assert said(200) == [30.0, 60.0, 120.0, 240.0]
+    pace.took(0.01)
+    assert said(20) == [30.0]
