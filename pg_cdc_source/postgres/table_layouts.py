@@ -164,6 +164,31 @@ def _only_element(array: str) -> str:
     return re.sub(r"\\(.)", r"\1", element[1:-1], flags=re.DOTALL) if element.startswith('"') else element
 
 
+# Each ALTER TABLE of a column writes its row of pg_attribute anew. Not pg_class's, which TRUNCATE does as well.
+_READ_MARK = """
+SELECT concat_ws(
+    ' ',
+    (
+        SELECT sum(hashtextextended(concat_ws(' ', a.attrelid, a.attnum, a.xmin), 0))
+        FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0
+    ),
+    (
+        SELECT sum(hashtextextended(concat_ws(' ', c.oid, c.relnamespace, c.relname, c.relreplident), 0))
+        FROM pg_catalog.pg_class AS c
+        WHERE c.oid = ANY (%(oids)s::oid[])
+    )
+)
+"""
+
+
+def read_mark(session: Session, oids: Sequence[int]) -> str:
+    """A text that is another one once these tables' columns were altered, or are others' columns."""
+    with translated("looking for tables that were altered"), session.cursor() as cursor:
+        cursor.execute(_READ_MARK, {"oids": list(oids)})
+        return str(cursor.fetchone()[0])
+
+
 _READ_TYPE_NAMES = """
 SELECT format_type(t.oid, t.typmod)
 FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS t (oid, typmod, i)

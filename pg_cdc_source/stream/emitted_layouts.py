@@ -21,11 +21,17 @@ from pg_cdc_source.protocol.envelope import EnvelopeColumn
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.stream_rows import schema_row_at
-from pg_cdc_source.protocol.table_layout import from_text, sent_of, to_text
+from pg_cdc_source.protocol.table_layout import LayoutRecord, from_text, sent_of, to_text
 from pg_cdc_source.stream.buffer import Match
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 from pg_cdc_source.stream.chunks import Chunk
-from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_guesses
+from pg_cdc_source.stream.guessed_layouts import (
+    as_catalog,
+    behind_rows,
+    guesses_at,
+    is_behind_rows,
+    read_guesses,
+)
 from pg_cdc_source.stream.layout_history import LayoutHistory
 from pg_cdc_source.stream.leaving import Refused
 from pg_cdc_source.stream.schema_history import match_relation
@@ -111,6 +117,21 @@ class EmittedLayouts:
         names, self._owed = [*self._owed, *names], []
         return names
 
+    # --- layouts that no row has said ---------------------------------------------------------------------------------
+
+    def read_present(
+        self, session: Session, tables: Sequence[Member], end_of_wal: Callable[[], Position]
+    ) -> tuple[Position, tuple[LayoutRecord, ...]]:
+        """The end of the WAL, and those of the tables' layouts there which no row has said; they begin behind it."""
+        end, records = read_guesses(self._catalog, session, tables, end_of_wal)
+        reached = [replace(record, position=behind_rows(end)) for record in records]
+        return end, tuple(record for record in reached if self._history.unsaid(record, as_catalog(record)) is not None)
+
+    def reach(self, records: Iterable[LayoutRecord]) -> None:
+        """Have the batch that ends where these were read say them, unless a row has done so by now."""
+        for record in records:
+            self._history.reach_unsaid(record, as_catalog(record))
+
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def of_snapshot(self, oids: Iterable[int], point: Lsn, members: Iterable[Member]) -> list[Chunk]:
@@ -158,6 +179,16 @@ class EmittedLayouts:
         oids = _oids((*(() if start is None else start.members or ()), *(end.members or ())))
         new = [record for record in reached if record is not None]
         return [self._row(r.layout.as_streamed(), self._history.said(r, oids), position) for r in new]
+
+    def reached(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
+        """The rows at the end of a batch that say layouts which no row has."""
+        if not self.are_emitted or start is None:
+            return []
+        oids = _oids((*(start.members or ()), *(end.members or ())))
+        found = [r for r in self._history.between(start.position, end.position) if is_behind_rows(r.position)]
+        return [
+            self._row(r.layout.as_streamed(), self._history.said(r, oids), Position(r.position.lsn, 0)) for r in found
+        ]
 
     def left(self, start: StreamOffset | None, end: StreamOffset, refused: Mapping[int, Refused]) -> list[Chunk]:
         """The rows at the end of a batch that say which tables have left with it, and why, if they are ``refused``."""

@@ -11,12 +11,15 @@ all records within it::
 
 - Rows up to an offset that was given out (``settled``) have the layouts that it carries. Nobody asks the catalog again.
 - A record that is behind the end of a batch comes into the offset of a later one.
+- A table may be altered, and no row of it comes for a year. So a record can also be one that the catalog has at the
+  end of a batch (``reach_unsaid``): no row is at its position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from threading import RLock
 
 from pg_cdc_source.errors import START_OVER, DefiniteError
 from pg_cdc_source.offsets import Lsn, Position
@@ -33,10 +36,14 @@ _NOWHERE = Position(_BEGINNING, 0)
 
 
 class LayoutHistory:
-    """Knows the layout of each row, and what is announced before it. Used under the lock of whoever decodes."""
+    """Knows the layout of each row, and what is announced before it.
+
+    Rows are described under the lock of whoever decodes them, ahead of Spark. What others do takes its turn with that.
+    """
 
     def __init__(self, look: Look) -> None:
         self._look = look
+        self._turn = RLock()
         # By the tables' oids, in the order of their positions: a stream may have thousands of tables.
         self._records: dict[int, tuple[LayoutRecord, ...]] = {}
         self._settled = _NOWHERE
@@ -76,8 +83,7 @@ class LayoutHistory:
 
     def rewritten(self, start: Position, end: Position) -> tuple[LayoutRecord, ...]:
         """The tables that a batch says are rewritten: their rows have to come again, as of a point after ``end``."""
-        records = (record for of_table in self._records.values() for record in of_table)
-        return _in_order(r for r in records if start < r.position <= end and r.is_rewritten)
+        return tuple(record for record in self.between(start, end) if record.is_rewritten)
 
     def at(self, oid: int, position: Position) -> LayoutRecord | None:
         """The layout that begins at ``position``."""
@@ -99,7 +105,8 @@ class LayoutHistory:
             # It is sent again before later rows, should its columns change in between.
             layout = self._layout_at(relation, Position(since, 0))
             return Described(layout.as_streamed(), relation, index, since=since)
-        record, is_new = self._find(relation, position)
+        with self._turn:
+            record, is_new = self._find(relation, position)
         announced = self.said(record, oids) if is_new else None
         return Described(record.layout.as_streamed(), relation, index, announced, since)
 
@@ -145,6 +152,28 @@ class LayoutHistory:
         if is_known:
             catalog = self._catalog.get(relation.oid)
         return find_layout(relation, known, catalog, type_of)
+
+    def unsaid(self, record: LayoutRecord, catalog: CatalogLayout) -> LayoutRecord | None:
+        """``record`` with what changed since the last row before it; None where nothing did, or a later row says it.
+
+        ``catalog`` is what it was read from.
+        """
+        known = self._of(record.layout.oid)
+        if not known or known[-1].position >= record.position:
+            return None
+        changes = find_changes(known[-1].layout, record.layout, catalog)
+        return replace(record, changes=changes) if changes else None
+
+    def reach_unsaid(self, record: LayoutRecord, catalog: CatalogLayout) -> None:
+        """Add a layout, without a row that has it, if it is :meth:`unsaid`."""
+        with self._turn:
+            if (unsaid := self.unsaid(record, catalog)) is not None:
+                self._put(unsaid)
+
+    def between(self, start: Position, end: Position) -> tuple[LayoutRecord, ...]:
+        """All layouts that begin behind ``start``, up to ``end``."""
+        records = (record for of_table in self._records.values() for record in of_table)
+        return _in_order(record for record in records if start < record.position <= end)
 
     def reach(self, record: LayoutRecord) -> LayoutRecord | None:
         """Come to a layout without a row that has it; the record to be announced, None where nothing is new."""

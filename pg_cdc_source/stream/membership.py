@@ -180,13 +180,15 @@ class Membership:
 
     # --- while a stream runs ------------------------------------------------------------------------------------------
 
-    def look_sometimes(self) -> None:
-        """Look at the publication, unless that was done within the last seconds."""
-        if self._pace.is_due():
-            self.look()
+    def look_sometimes(self) -> bool:
+        """Look at the publication, unless that was done within the last seconds. Return whether that was possible."""
+        return self._pace.is_due() and self.look()
 
-    def look(self) -> None:
-        """Find out which tables have joined and left. Raises SchemaChangedError as :meth:`resume` does."""
+    def look(self) -> bool:
+        """Find out which tables have joined and left; return whether that was possible.
+
+        Raises SchemaChangedError as :meth:`resume` does.
+        """
         self._pace.rest(WATCH_SECONDS)
         try:
             session = self._source.open()
@@ -198,7 +200,7 @@ class Membership:
         except TransientError as error:
             # The next look is soon enough.
             self._note_failure(error)
-            return
+            return False
         if difference is None:
             # What waited may be gone again.
             self.has_waiting = False
@@ -209,6 +211,7 @@ class Membership:
             self.has_waiting = bool(difference.joined) and self._options.on_new_table == "snapshot"
             anew = {joined.member.name for joined in difference.joined}
             self._note_left([member for member in difference.left if member.name not in anew])
+        return True
 
     def _note_failure(self, error: TransientError) -> None:
         """A look was not possible. Say so once that lasts, and whom it waits for."""

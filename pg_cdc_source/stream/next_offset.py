@@ -35,8 +35,9 @@ class NextOffset:
     def after(self, start: StreamOffset) -> StreamOffset:
         """The end of the next batch; ``start`` if there is nothing for one."""
         parts = self._parts
-        membership, joins = parts.membership, parts.joins
-        membership.look_sometimes()
+        membership, joins, altered = parts.membership, parts.joins, parts.altered
+        if membership.look_sometimes() or not altered.was_looked_for:
+            self._look_for_altered(start)
         leaving = membership.leaving
         if leaving is not None and start.position >= leaving.through:
             membership.leave()
@@ -66,11 +67,19 @@ class NextOffset:
             if not parts.is_driver_there():
                 raise TransientError("the driver's JVM is gone")
         self._moved_at = time.monotonic()
+        altered.reach(end, start.due_oids | start.gap_oids)
         start = replace(start, due=parts.due(start, end), members=membership.plan.members)
         # Tables that join at this end do so with the next batch. A session that has decoded what comes before their
         # point has built its view of the publication there, and older servers never renew it: it would leave out their
         # changes. What was decoded before would also be decoded anew, and compared with a later catalog.
         return self._offset(start, end)
+
+    def _look_for_altered(self, start: StreamOffset) -> None:
+        altered = self._parts.altered
+        altered.look([planned.member for planned in self._parts.membership.plan.planned], start.position)
+        if self._target is not None and altered.position is not None:
+            # Who takes what is there has it altered, too. It is a moment ago that the target was set.
+            self._target = max(self._target, altered.position)
 
     def at_end_of_wal(self, offset: StreamOffset, members: Sequence[Member]) -> StreamOffset:
         """``offset``, moved to the end of what is committed by now; where it starts may not be known."""
@@ -84,6 +93,8 @@ class NextOffset:
         """Where the next batch ends; where it starts, if there is nothing for one."""
         parts = self._parts
         stops = [] if leaving is None else [leaving.through]
+        if parts.altered.position is not None:
+            stops.append(parts.altered.position)
         if join is not None:
             stops.append(join.position)
         elif self._target is not None and not parts.joins.are_awaited(start):

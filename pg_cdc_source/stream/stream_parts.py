@@ -11,6 +11,7 @@ import pyarrow as pa
 from pg_cdc_source.offsets import Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.snapshot.driver import Process, driver_process
+from pg_cdc_source.stream.altered_tables import AlteredTables
 from pg_cdc_source.stream.beginning import Beginning
 from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
 from pg_cdc_source.stream.held_snapshot import HeldSnapshot
@@ -37,6 +38,7 @@ class StreamParts:
         self.beginning = Beginning(options, self.source, self.history, self.membership, self.snapshot, self.layouts)
         self.reader = PlannedReader(options, self.history, self.layouts)
         self.joins = Joins(options, self.membership)
+        self.altered = AlteredTables(self.source, self.layouts)
 
     def is_driver_there(self) -> bool:
         """Whether the driver's JVM still runs."""

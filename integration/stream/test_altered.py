@@ -1,0 +1,122 @@
+"""Tables that are altered, and of which no row comes: a stream with onSchemaChange=emit says it all the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from driving import SLOT, Drive, Driver, Row, run
+from psycopg2.extensions import connection as Session
+from watch import wait_until
+
+TABLES = (
+    "CREATE TABLE t (id int PRIMARY KEY, a int)",
+    "INSERT INTO t VALUES (1, 1), (2, 2)",
+    "CREATE TABLE u (id int)",
+)
+
+
+def standing(drive: Drive, pg: Session, **options: str) -> Driver:
+    """A stream that has the rows of t and u."""
+    run(pg, *TABLES, "ALTER TABLE u REPLICA IDENTITY FULL", f"CREATE PUBLICATION {SLOT} FOR TABLE t, u")
+    driver = drive(tables="public.*", onSchemaChange="emit", onNewTable="snapshot", **options)
+    wait_until(lambda: not driver.batch() and driver.offset.done == len(driver.offset.tables))
+    driver.rows.clear()
+    return driver
+
+
+def said(rows: list[Row], table: str = "public.t") -> list[tuple[str, str | None, str | None]]:
+    """What the rows say of changes: change, column, and what old rows have in it."""
+    return [
+        (change["change"], change["name"], change.get("fill"))
+        for row in rows
+        if (row["_table"], row["_change_type"]) == (table, "schema")
+        for change in json.loads(row["after"])["changes"]
+    ]
+
+
+def read_until(driver: Driver, is_there: Callable[[], bool]) -> list[Row]:
+    wait_until(lambda: driver.batch() is not None and is_there())
+    return driver.rows
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["running", "down"])
+@pytest.mark.parametrize(
+    ("alter", "expected"),
+    [
+        ("ADD b text DEFAULT 'x'", [("added", "b", "x")]),
+        ("DROP a", [("dropped", "a", None)]),
+        ("RENAME a TO c", [("renamed", "c", None)]),
+        ("RENAME TO v", [("renamed", "public.v", None)]),
+        ("REPLICA IDENTITY FULL", [("rekeyed", "id", None)]),
+    ],
+)
+def test_what_was_altered_is_said_without_a_row(
+    drive: Drive, pg: Session, is_down: bool, alter: str, expected: list[tuple[str, str, str]]
+) -> None:
+    driver = standing(drive, pg)
+    if is_down:
+        driver.stop()
+    run(pg, f"ALTER TABLE t {alter}")
+    if is_down:
+        driver.start()
+    name = "public.v" if "TO v" in alter else "public.t"
+    rows = read_until(driver, lambda: bool(said(driver.rows, name)))
+    assert said(rows, name) == expected
+    [row] = rows
+    assert row["_commit_lsn"] <= driver.offset.position.lsn
+    assert driver.again() == [row]
+    # The next row has nothing more to say, also in another process.
+    driver.restart()
+    run(pg, f"INSERT INTO {name} VALUES (3)")
+    rows = read_until(driver, lambda: len(driver.rows) > 1)
+    assert [row["_change_type"] for row in rows] == ["schema", "insert"]
+
+
+def test_rows_that_were_rewritten_come_again(drive: Drive, pg: Session) -> None:
+    driver = standing(drive, pg)
+    run(pg, "ALTER TABLE t ALTER a TYPE bigint USING a * 10")
+    rows = read_until(driver, lambda: len([row for row in driver.rows if row["_change_type"] == "snapshot"]) == 2)
+    assert said(rows)[:2] == [("retyped", "a", None), ("rewritten", None, None)]
+    come = rows[[row["_change_type"] for row in rows].index("truncate") :]
+    assert sorted(row["after"] for row in come if row["_change_type"] == "snapshot") == [
+        '{"id":1,"a":10}',
+        '{"id":2,"a":20}',
+    ]
+
+
+def test_a_busy_stream_says_it_as_well(drive: Drive, pg: Session) -> None:
+    driver = standing(drive, pg)
+    run(pg, "ALTER TABLE t ADD b int DEFAULT 5")
+
+    def is_said() -> bool:
+        run(pg, "INSERT INTO u VALUES (1)")
+        return bool(said(driver.rows))
+
+    rows = read_until(driver, is_said)
+    assert said(rows) == [("added", "b", "5")]
+    # It stands behind all that was committed before it, and before all that is behind it.
+    order = [(row["_commit_lsn"], row["_seq"]) for row in rows]
+    assert order == sorted(order)
+
+
+def test_who_takes_what_is_there_now_has_it_altered(drive: Drive, pg: Session) -> None:
+    driver = standing(drive, pg)
+    driver.stop()
+    run(pg, "ALTER TABLE t ADD b int DEFAULT 5")
+    driver.start_available_now()
+    while driver.attempt(read=False) is not None:
+        driver.batch()
+    assert said(driver.rows) == [("added", "b", "5")]
+
+
+def test_of_rows_that_come_after_all_it_is_said_once(drive: Drive, pg: Session) -> None:
+    driver = standing(drive, pg)
+    for column in range(20):
+        run(pg, f"ALTER TABLE t ADD c{column} int DEFAULT {column}")
+        if column % 3 == 0:
+            driver.batch()
+        run(pg, f"INSERT INTO t (id) VALUES ({100 + column})")
+    rows = read_until(driver, lambda: sum(row["_change_type"] == "insert" for row in driver.rows) == 20)
+    assert said(rows) == [("added", f"c{column}", str(column)) for column in range(20)]
