@@ -299,7 +299,8 @@ def test_a_table_that_is_rewritten_while_another_joins_comes_again_behind_it(
     monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
     ddl = "ALTER TABLE u ADD n serial"
     run(pg, *[ddl] * ddl_is_in_the_rows, "ALTER TABLE t ALTER a TYPE bigint", "INSERT INTO t VALUES (2, 20, 'b')")
-    until(lambda: driver.offset.due == ("public.t",))
+    # A look at the catalog finds u, too, where it is rewritten by now.
+    until(lambda: "public.t" in driver.offset.due)
     held = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pgcdc:s:snapshot' AND state LIKE 'idle in%'"
     until(lambda: run(pg, held) and not run(pg, "SELECT 1 FROM pg_replication_slots WHERE temporary"))
     run(pg, *[ddl] * (not ddl_is_in_the_rows), "INSERT INTO u (id) VALUES (3)")
