@@ -111,6 +111,51 @@ WHERE p.pubname = ANY (%(publications)s)
 """
 
 
+# Enums and composite types that columns are of, also within arrays, domains, ranges and each other. Those of PostgreSQL
+# itself, below 16384, stay as they are. Labels are in the order in which they came.
+_READ_INSIDES = """
+WITH RECURSIVE used (root, type) AS (
+    SELECT a.attrelid, a.atttypid
+    FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
+    UNION
+    SELECT u.root, part.type
+    FROM used AS u
+    JOIN pg_catalog.pg_type AS t ON t.oid = u.type
+    CROSS JOIN LATERAL (
+        SELECT t.typelem
+        UNION ALL
+        SELECT t.typbasetype
+        UNION ALL
+        SELECT r.rngsubtype FROM pg_catalog.pg_range AS r WHERE t.typtype = 'r' AND r.rngtypid = t.oid
+        UNION ALL
+        SELECT a.atttypid
+        FROM pg_catalog.pg_attribute AS a
+        WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ) AS part (type)
+    WHERE part.type >= 16384
+)
+SELECT u.root::bigint, string_agg(t.oid || t.typtype::text || inside.said, ' ' ORDER BY t.oid)
+FROM used AS u
+JOIN pg_catalog.pg_type AS t ON t.oid = u.type AND t.typtype IN ('c', 'e')
+CROSS JOIN LATERAL (
+    SELECT CASE
+        WHEN t.typtype = 'e' THEN (
+            SELECT string_agg(left(md5(e.enumlabel), 6), '' ORDER BY e.oid)
+            FROM pg_catalog.pg_enum AS e
+            WHERE e.enumtypid = t.oid
+        )
+        ELSE (
+            SELECT string_agg(a.attnum::text, ',' ORDER BY a.attnum)
+            FROM pg_catalog.pg_attribute AS a
+            WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+        )
+    END
+) AS inside (said)
+GROUP BY u.root
+"""
+
+
 def read_layouts(session: Session, publications: Publications, oids: Sequence[int]) -> dict[int, CatalogLayout]:
     """The columns of tables as they are now, and which of them are published, without tables that are gone."""
     # One snapshot for all questions.
@@ -149,12 +194,15 @@ def _read(
             attnum in chosen[oid] if oid in chosen else is_sent,
         )
         columns[oid].append(column)
+    cursor.execute(_READ_INSIDES, given)
+    insides: dict[int, str | None] = dict(cursor.fetchall())
     identities = read_identities(session, list(tables))
     found = {}
     for oid, (files, altered, last, primary) in tables.items():
         identity = identities[oid]
         key = identity.primary_key if identity.kind == "f" else identity.columns
-        found[oid] = CatalogLayout(tuple(columns[oid]), identity.kind, key, last, files, altered, primary)
+        facts = last, files, altered, primary, insides.get(oid) or ""
+        found[oid] = CatalogLayout(tuple(columns[oid]), identity.kind, key, *facts)
     return found
 
 
@@ -177,13 +225,20 @@ SELECT concat_ws(
         SELECT sum(hashtextextended(concat_ws(' ', c.oid, c.relnamespace, c.relname, c.relreplident), 0))
         FROM pg_catalog.pg_class AS c
         WHERE c.oid = ANY (%(oids)s::oid[])
+    ),
+    (SELECT sum(hashtextextended(concat_ws(' ', e.oid, e.xmin), 0)) FROM pg_catalog.pg_enum AS e),
+    (
+        SELECT sum(hashtextextended(concat_ws(' ', a.attrelid, a.attnum, a.xmin), 0))
+        FROM pg_catalog.pg_class AS c
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
+        WHERE c.relkind = 'c'
     )
 )
 """
 
 
 def read_mark(session: Session, oids: Sequence[int]) -> str:
-    """A text that is another one once these tables' columns were altered, or are others' columns."""
+    """A text that is another one once these tables' columns were altered, or types with something inside."""
     with translated("looking for tables that were altered"), session.cursor() as cursor:
         cursor.execute(_READ_MARK, {"oids": list(oids)})
         return str(cursor.fetchone()[0])

@@ -17,6 +17,7 @@ from pg_cdc_source.protocol.table_layout import (
     LayoutColumn,
     TableLayout,
     TypeFacts,
+    has_other_texts,
     listed,
     sent_of,
 )
@@ -57,6 +58,7 @@ def find_layout(
         None if facts is None else facts.files,
         None if facts is None else facts.altered,
         None if facts is None or relation.identity != "f" else facts.primary,
+        "" if facts is None else facts.insides,
     )
     return layout, () if known is None else tuple(_changes(known, layout, catalog, present))
 
@@ -211,6 +213,9 @@ def _is_rewritten(
     if present is None and not (added or dropped or retyped or renamed):
         # The catalog is ahead. What else it says is of a later commit.
         return False
+    if present is not None and has_other_texts(known.insides, present.insides):
+        # A label of an enum was renamed, or a composite type has other attributes.
+        return True
     if catalog is None or known.files is None:
         filled = set() if catalog is None else {c.attnum for c in catalog.columns if c.fill is not None}
         return bool(retyped) or any(column.attnum not in filled for column in added)

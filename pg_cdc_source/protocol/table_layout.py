@@ -63,7 +63,8 @@ class CatalogLayout:
     ``key``: the columns that tell rows apart: those of the replica identity; under FULL, the primary key. ``last`` is
     the greatest number that a column ever had. ``files`` differs after a rewrite, TRUNCATE, VACUUM FULL or CLUSTER;
     ``altered`` differs after DDL of columns. Both together: a rewrite by DDL. ``primary`` is the oid of the primary
-    key's constraint, which is another one where the key was away.
+    key's constraint, which is another one where the key was away. ``insides`` is what the texts of values depend on
+    besides their types; see :func:`has_other_texts`.
     """
 
     columns: tuple[CatalogColumn, ...]
@@ -73,6 +74,7 @@ class CatalogLayout:
     files: str
     altered: str
     primary: int | None = None
+    insides: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class TableLayout:
     """A table as rows of the stream have it.
 
     ``last``, ``files``, ``altered``: see CatalogLayout; None: not known. So is ``primary``, which matters under FULL.
+    ``insides``, too; empty where they are not known.
     """
 
     oid: int
@@ -109,6 +112,7 @@ class TableLayout:
     files: str | None
     altered: str | None
     primary: int | None = None
+    insides: str = ""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -197,6 +201,26 @@ def sent_of(column: RelationColumn) -> Sent:
     return column.name, column.type_oid, column.typmod
 
 
+def has_other_texts(known: str, now: str) -> bool:
+    """Whether values that are stored have other texts than when the ``insides`` of their types were ``known``.
+
+    These are types with what they have inside, as ``16400e1f3a…`` and ``16410c1,2``: hashes of an enum's labels, of
+    which some may come behind the others, and the numbers of a composite type's attributes.
+    """
+    insides = dict(map(_split_inside, now.split()))
+    for oid, was in map(_split_inside, known.split()):
+        # A type that is not used any more has no values.
+        inside = insides.get(oid, was)
+        if not inside.startswith(was) if was.startswith("e") else inside != was:
+            return True
+    return False
+
+
+def _split_inside(text: str) -> tuple[str, str]:
+    digits = len(text) - len(text.lstrip("0123456789"))
+    return text[:digits], text[digits:]
+
+
 def listed(names: Iterable[str]) -> str:
     """Return names as one text."""
     return ", ".join(map(quoted, names))
@@ -214,7 +238,7 @@ def to_text(records: Iterable[LayoutRecord]) -> str:
             *(record.layout.last, record.layout.files, record.layout.altered),
             [_plain(column) for column in record.layout.columns],
             [(c.change, c.attnum, c.name, c.was, c.fill) for c in record.changes],
-            *([] if record.layout.primary is None else [record.layout.primary]),
+            *_rest_of(record.layout),
         ]
         for record in records
     ]
@@ -222,6 +246,13 @@ def to_text(records: Iterable[LayoutRecord]) -> str:
         return ""
     plain = json.dumps(items, ensure_ascii=False, separators=(",", ":")).encode()
     return base64.b64encode(zlib.compress(plain, 9)).decode()
+
+
+def _rest_of(layout: TableLayout) -> list[Any]:
+    """What earlier releases did not write, where there is something to write."""
+    if layout.insides:
+        return [layout.primary, layout.insides]
+    return [] if layout.primary is None else [layout.primary]
 
 
 def _plain(c: LayoutColumn) -> tuple[Any, ...]:
@@ -240,10 +271,10 @@ def from_text(text: str) -> tuple[LayoutRecord, ...]:
         return tuple(
             LayoutRecord(
                 Position(Lsn(lsn), seq),
-                TableLayout(oid, name, identity, tuple(map(_column, columns)), last, files, altered, *primary),
+                TableLayout(oid, name, identity, tuple(map(_column, columns)), last, files, altered, *rest),
                 tuple(LayoutChange(*c) for c in changes),
             )
-            for lsn, seq, oid, name, identity, last, files, altered, columns, changes, *primary in items
+            for lsn, seq, oid, name, identity, last, files, altered, columns, changes, *rest in items
         )
     except (zlib.error, TypeError, ValueError) as error:
         raise ValueError(f"layouts of tables: {type(error).__name__}") from None

@@ -42,13 +42,13 @@ class AlteredTables:
         """Whether this process has compared all tables, or need not."""
         return bool(self._mark) or not self._layouts.are_emitted
 
-    def look(self, tables: Sequence[Member], start: Position) -> None:
-        """Look at the catalog. ``start`` is how far the stream has come."""
+    def look(self, tables: Sequence[Member]) -> None:
+        """Look at the catalog, unless what it has is still to be said."""
         if self._layouts.are_emitted and self.position is None:
             # What cannot be had now is looked for again.
-            self._source.ask_in_passing(lambda session: self._look(session, tables, start))
+            self._source.ask_in_passing(lambda session: self._look(session, tables))
 
-    def _look(self, session: Session, tables: Sequence[Member], start: Position) -> None:
+    def _look(self, session: Session, tables: Sequence[Member]) -> None:
         with translated("looking for tables that were altered"), session.cursor() as cursor, waiting_for_nobody(cursor):
             mark = read_mark(session, [table.oid for table in tables])
             if mark == self._mark:
@@ -56,18 +56,17 @@ class AlteredTables:
             end, found = self._layouts.read_present(
                 session, tables, lambda: Position.before(wait_for_end_of_wal(session))
             )
-        if not found:
-            self._mark = mark
-        elif end > start:
-            self._mark, self.position, self._found = mark, end, found
+        self._mark = mark
+        if found:
+            self.position, self._found = end, found
 
-    def reach(self, end: Position, coming: Collection[int]) -> None:
-        """A batch ends at ``end``. Of tables whose rows are ``coming`` again, these say it; they are compared again."""
+    def reach(self, start: Position, end: Position, coming: Collection[int]) -> None:
+        """A batch from ``start`` ends at ``end``. Tables whose rows are ``coming`` say it with these."""
         if self.position is None or end < self.position:
             return
         now = [record for record in self._found if record.layout.oid not in coming]
         if end == self.position:
-            self._layouts.reach(now)
+            self._layouts.reach(start, now)
         if end > self.position or len(now) < len(self._found):
-            self._mark = ""
+            self._mark = ""  # so that all are compared again
         self.position, self._found = None, ()

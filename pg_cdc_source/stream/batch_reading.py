@@ -81,11 +81,12 @@ class BatchReading:
                 parts.joins.stay(end.at, begin)
             reader = parts.open_reader(begin, lambda: plan)
             reader.read_through(end.position, parts.is_driver_there)
-            changes += reader.batch(begin, end.position) + layouts.guessed(start, end) + layouts.reached(start, end)
+            changes += reader.batch(begin, end.position) + layouts.guessed(start, end)
             rows = self._with_due(rows, start, end, joined)
         elif not is_anew:
             # Nothing was read, and the next batch begins with these layouts.
             changes += layouts.guessed(start, end)
+        changes += layouts.reached(start, end)
         scans: list[SnapshotPart] = []
         olds: list[Chunk] = []
         first = [emptying_rows(plan, rows, had)] if rows.again and rows.wanted else []

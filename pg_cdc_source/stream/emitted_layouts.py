@@ -25,14 +25,8 @@ from pg_cdc_source.protocol.table_layout import LayoutRecord, from_text, sent_of
 from pg_cdc_source.stream.buffer import Match
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 from pg_cdc_source.stream.chunks import Chunk
-from pg_cdc_source.stream.guessed_layouts import (
-    as_catalog,
-    behind_rows,
-    guesses_at,
-    is_behind_rows,
-    read_guesses,
-)
-from pg_cdc_source.stream.layout_history import LayoutHistory
+from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_guesses
+from pg_cdc_source.stream.layout_history import LayoutHistory, reached_between
 from pg_cdc_source.stream.leaving import Refused
 from pg_cdc_source.stream.schema_history import match_relation
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
@@ -122,15 +116,17 @@ class EmittedLayouts:
     def read_present(
         self, session: Session, tables: Sequence[Member], end_of_wal: Callable[[], Position]
     ) -> tuple[Position, tuple[LayoutRecord, ...]]:
-        """The end of the WAL, and those of the tables' layouts there which no row has said; they begin behind it."""
+        """The end of the WAL, and those of the tables' layouts there which no row has said."""
         end, records = read_guesses(self._catalog, session, tables, end_of_wal)
-        reached = [replace(record, position=behind_rows(end)) for record in records]
-        return end, tuple(record for record in reached if self._history.unsaid(record, as_catalog(record)) is not None)
+        return end, tuple(r for r in records if self._history.unsaid(r, as_catalog(r)) is not None)
 
-    def reach(self, records: Iterable[LayoutRecord]) -> None:
-        """Have the batch that ends where these were read say them, unless a row has done so by now."""
+    def reach(self, start: Position, records: Iterable[LayoutRecord]) -> None:
+        """Have the batch from ``start`` that ends where these were read say them, unless a row has done so by now."""
         for record in records:
-            self._history.reach_unsaid(record, as_catalog(record))
+            found = self._history.reach_unsaid(record, as_catalog(record))
+            if found is not None and found.is_rewritten and found.position <= start:
+                # It is not between where the batch starts and where it ends.
+                self._owed.append(found.layout.name)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -185,7 +181,7 @@ class EmittedLayouts:
         if not self.are_emitted or start is None:
             return []
         oids = _oids((*(start.members or ()), *(end.members or ())))
-        found = [r for r in self._history.between(start.position, end.position) if is_behind_rows(r.position)]
+        found = reached_between(from_text(start.layouts), from_text(end.layouts), start.position)
         return [
             self._row(r.layout.as_streamed(), self._history.said(r, oids), Position(r.position.lsn, 0)) for r in found
         ]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import TransientError
-from pg_cdc_source.offsets import ALL, Member, Position, StreamOffset
+from pg_cdc_source.offsets import Member, Position, StreamOffset
 from pg_cdc_source.options.names import listed
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, LayoutRecord, from_text
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
@@ -43,22 +43,6 @@ def read_guesses(
 _NOWHERE = Position.before(1)
 
 
-# Behind all rows of a commit, before its end.
-_BEHIND = ALL - 1
-
-
-def behind_rows(end: Position) -> Position:
-    """Where a layout begins that the catalog has at ``end``, the end of the WAL then, and that no row there has.
-
-    It is a part of the batch that ends there, which is found again by it.
-    """
-    return Position(end.lsn, _BEHIND)
-
-
-def is_behind_rows(position: Position) -> bool:
-    return position.seq == _BEHIND
-
-
 def guesses_at(start: StreamOffset | None, end: StreamOffset) -> tuple[LayoutRecord, ...]:
     """Return the layouts that ``end`` carries and that no row of its batch begins."""
     if start is not None and start.position == end.position:
@@ -77,5 +61,5 @@ def as_catalog(record: LayoutRecord) -> CatalogLayout:
         for c in layout.columns
         if c.attnum is not None
     )
-    facts = layout.last or 0, layout.files or "", layout.altered or "", layout.primary
+    facts = layout.last or 0, layout.files or "", layout.altered or "", layout.primary, layout.insides
     return CatalogLayout(columns, layout.identity, layout.key, *facts)

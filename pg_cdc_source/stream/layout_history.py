@@ -12,7 +12,7 @@ all records within it::
 - Rows up to an offset that was given out (``settled``) have the layouts that it carries. Nobody asks the catalog again.
 - A record that is behind the end of a batch comes into the offset of a later one.
 - A table may be altered, and no row of it comes for a year. So a record can also be one that the catalog has at the
-  end of a batch (``reach_unsaid``): no row is at its position.
+  end of a batch (``reach_unsaid``): it is behind all rows of its position.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import replace
 from threading import RLock
 
 from pg_cdc_source.errors import START_OVER, DefiniteError
-from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.offsets import ALL, Lsn, Position
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.layout_match import TypeOf, find_changes, find_layout
 from pg_cdc_source.protocol.pgoutput import RelationMessage
@@ -32,6 +32,8 @@ from pg_cdc_source.protocol.table_layout import CatalogLayout, LayoutChange, Lay
 Look = Callable[[RelationMessage, bool], tuple[CatalogLayout | None, TypeOf]]
 
 _BEGINNING = Lsn(0)
+# Behind all rows of a commit: they are counted by LSNs.
+_BEHIND = ALL >> 1
 _NOWHERE = Position(_BEGINNING, 0)
 
 
@@ -83,7 +85,8 @@ class LayoutHistory:
 
     def rewritten(self, start: Position, end: Position) -> tuple[LayoutRecord, ...]:
         """The tables that a batch says are rewritten: their rows have to come again, as of a point after ``end``."""
-        return tuple(record for record in self.between(start, end) if record.is_rewritten)
+        records = (record for of_table in self._records.values() for record in of_table)
+        return _in_order(r for r in records if start < r.position <= end and r.is_rewritten)
 
     def at(self, oid: int, position: Position) -> LayoutRecord | None:
         """The layout that begins at ``position``."""
@@ -154,26 +157,25 @@ class LayoutHistory:
         return find_layout(relation, known, catalog, type_of)
 
     def unsaid(self, record: LayoutRecord, catalog: CatalogLayout) -> LayoutRecord | None:
-        """``record`` with what changed since the last row before it; None where nothing did, or a later row says it.
+        """``record`` behind all rows there, with what changed since; None where nothing did, or a later row says it.
 
         ``catalog`` is what it was read from.
         """
         known = self._of(record.layout.oid)
-        if not known or known[-1].position >= record.position:
+        if not known or (known[-1].position > record.position and not _is_behind(known[-1], record.position)):
             return None
         changes = find_changes(known[-1].layout, record.layout, catalog)
-        return replace(record, changes=changes) if changes else None
+        if not changes:
+            return None
+        seq = known[-1].position.seq + 1 if _is_behind(known[-1], record.position) else _BEHIND
+        return replace(record, position=Position(record.position.lsn, seq), changes=changes)
 
-    def reach_unsaid(self, record: LayoutRecord, catalog: CatalogLayout) -> None:
-        """Add a layout, without a row that has it, if it is :meth:`unsaid`."""
+    def reach_unsaid(self, record: LayoutRecord, catalog: CatalogLayout) -> LayoutRecord | None:
+        """Add a layout that no row has, if it is :meth:`unsaid`, and return it."""
         with self._turn:
             if (unsaid := self.unsaid(record, catalog)) is not None:
                 self._put(unsaid)
-
-    def between(self, start: Position, end: Position) -> tuple[LayoutRecord, ...]:
-        """All layouts that begin behind ``start``, up to ``end``."""
-        records = (record for of_table in self._records.values() for record in of_table)
-        return _in_order(record for record in records if start < record.position <= end)
+            return unsaid
 
     def reach(self, record: LayoutRecord) -> LayoutRecord | None:
         """Come to a layout without a row that has it; the record to be announced, None where nothing is new."""
@@ -210,6 +212,19 @@ class LayoutHistory:
             found += [] if (last := self.last(oid, start)) is None else [last]
             found += [record for record in self._of(oid) if start < record.position <= end]
         return _in_order(found)
+
+
+def reached_between(
+    before: Collection[LayoutRecord], records: Iterable[LayoutRecord], start: Position
+) -> list[LayoutRecord]:
+    """Those of an offset's ``records`` that its batch from ``start`` says without a row; ``before``: the start's."""
+    reached = Position(start.lsn, _BEHIND)
+    return [r for r in records if reached <= r.position and _BEHIND <= r.position.seq < ALL and r not in before]
+
+
+def _is_behind(known: LayoutRecord, position: Position) -> bool:
+    """Whether a layout is there already that no row at ``position`` has."""
+    return known.position.lsn == position.lsn and known.position.seq >= _BEHIND
 
 
 def _in_order(records: Iterable[LayoutRecord]) -> tuple[LayoutRecord, ...]:

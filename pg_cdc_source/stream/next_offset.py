@@ -52,6 +52,8 @@ class NextOffset:
         if start.due and not joins.are_awaited(start):
             # They have left since.
             return replace(self._offset(start, start.position), due=())
+        if altered.position == start.position:
+            return self._end_at(start, start.position)
         while True:
             join = joins.ready(start, 0.0 if self._target is None else PATIENCE_SECONDS)
             if join is not None and join.position <= start.position and start.position.is_whole:
@@ -67,16 +69,21 @@ class NextOffset:
             if not parts.is_driver_there():
                 raise TransientError("the driver's JVM is gone")
         self._moved_at = time.monotonic()
-        altered.reach(end, start.due_oids | start.gap_oids)
-        start = replace(start, due=parts.due(start, end), members=membership.plan.members)
         # Tables that join at this end do so with the next batch. A session that has decoded what comes before their
         # point has built its view of the publication there, and older servers never renew it: it would leave out their
         # changes. What was decoded before would also be decoded anew, and compared with a later catalog.
+        return self._end_at(start, end)
+
+    def _end_at(self, start: StreamOffset, end: Position) -> StreamOffset:
+        """A batch of changes and of what no row says: of tables that were altered, and whose rows were asked for."""
+        parts = self._parts
+        parts.altered.reach(start.position, end, start.due_oids | start.gap_oids)
+        start = replace(start, due=parts.due(start, end), members=parts.membership.plan.members)
         return self._offset(start, end)
 
     def _look_for_altered(self, start: StreamOffset) -> None:
         altered = self._parts.altered
-        altered.look([planned.member for planned in self._parts.membership.plan.planned], start.position)
+        altered.look([planned.member for planned in self._parts.membership.plan.planned])
         if self._target is not None and altered.position is not None:
             # Who takes what is there has it altered, too. It is a moment ago that the target was set.
             self._target = max(self._target, altered.position)

@@ -14,6 +14,7 @@ from pg_cdc_source.protocol.table_layout import (
     LayoutRecord,
     TableLayout,
     from_text,
+    has_other_texts,
     to_text,
 )
 from pg_cdc_source.values.registry import CatalogType
@@ -39,6 +40,32 @@ def test_a_text_gives_the_same_records_again() -> None:
     records = (RECORD, replace(RECORD, position=Position(Lsn(200), 1), changes=()))
     assert from_text(to_text(records)) == records
     assert (to_text([]), from_text("")) == ("", ())
+
+
+@pytest.mark.parametrize("primary", [None, 5])
+def test_what_earlier_releases_did_not_write_is_kept(primary: int | None) -> None:
+    record = replace(RECORD, layout=replace(LAYOUT, identity="f", primary=primary, insides="16400eabcdef 16410c1,2"))
+    assert from_text(to_text([record])) == (record,)
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "expected"),
+    [
+        ("", "16400eabcdef", False),
+        ("16400eabcdef", "16400eabcdef", False),
+        ("16400eabcdef", "16400eabcdef012345", False),
+        ("16400eabcdef012345", "16400eabcdee012345", True),
+        ("16400eabcdef", "", False),
+        ("16410c1,2 16420e", "16410c1,2 16420eabcdef", False),
+        ("16410c1,2", "16410c1,2,3", True),
+        ("16410c1,2", "16410c1", True),
+        ("16410c1,2", "16411c1,2,3", False),
+    ],
+)
+def test_values_have_other_texts_where_what_is_known_of_their_types_is_another(
+    known: str, now: str, expected: bool
+) -> None:
+    assert has_other_texts(known, now) == expected
 
 
 @pytest.mark.parametrize("text", ["x", "eJw=", to_text([RECORD])[:-8]])

@@ -1,0 +1,35 @@
+"""Tables that are altered while nobody writes to them: the lake has PostgreSQL's columns and values all the same."""
+
+from __future__ import annotations
+
+import pytest
+from driving import run
+from lake import Begin, is_same
+from psycopg2.extensions import connection as Session
+from watch import wait_until
+
+T = (
+    "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+    "CREATE TABLE t (mood mood PRIMARY KEY, n int, v text)",
+    "INSERT INTO t VALUES ('sad', 1, 'a'), ('ok', 2, 'b')",
+)
+
+
+@pytest.mark.corner
+def test_what_is_altered_without_a_change_is_in_the_lake(pg: Session, begin: Begin) -> None:
+    lake = begin(*T)
+    for statement in (
+        "ALTER TABLE t ADD f int DEFAULT 5",
+        "ALTER TABLE t RENAME v TO w",
+        "ALTER TABLE t DROP f",
+        "ALTER TABLE t ALTER n TYPE bigint USING n * 10",
+        "ALTER TABLE t ADD s serial",
+    ):
+        run(pg, statement)
+        wait_until(is_same(lake, pg, "t"))
+    lake.restart()
+    # Its rows would not be found by their keys any more.
+    run(pg, "ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'")
+    wait_until(is_same(lake, pg, "t"))
+    run(pg, "UPDATE t SET n = 7 WHERE mood = 'fine'", "DELETE FROM t WHERE mood = 'sad'")
+    wait_until(is_same(lake, pg, "t"))
