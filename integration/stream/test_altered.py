@@ -129,8 +129,9 @@ TYPES = (
     "CREATE TYPE mood AS ENUM ('sad', 'ok')",
     "CREATE DOMAIN felt AS mood",
     "CREATE TYPE feeling AS (mood felt, since int)",
-    "CREATE TABLE m (mood mood PRIMARY KEY, moods felt[], feeling feeling)",
-    "INSERT INTO m VALUES ('sad', '{ok}', ('ok', 1)), ('ok', '{sad}', ('sad', 2))",
+    "CREATE TABLE inside (a int)",
+    "CREATE TABLE m (mood mood PRIMARY KEY, moods felt[], feeling feeling, of_table inside[])",
+    "INSERT INTO m VALUES ('sad', '{ok}', ('ok', 1), '{(1)}'), ('ok', '{sad}', ('sad', 2), '{(2)}')",
 )
 
 
@@ -140,11 +141,12 @@ TYPES = (
         *((column, "TYPE mood RENAME VALUE 'ok' TO 'fine'") for column in ("mood", "moods", "feeling")),
         ("feeling", "TYPE feeling ADD ATTRIBUTE why text"),
         ("feeling", "TYPE feeling DROP ATTRIBUTE since"),
+        ("of_table", "TABLE inside ADD b int"),
     ],
 )
 def test_values_whose_texts_are_others_come_again(drive: Drive, pg: Session, column: str, alter: str) -> None:
     """PostgreSQL sends nothing of it. Later changes would not find a row by its old key."""
-    run(pg, *TYPES, *(f"ALTER TABLE m DROP {other}" for other in {"moods", "feeling"} - {column}))
+    run(pg, *TYPES, *(f"ALTER TABLE m DROP {other}" for other in {"moods", "feeling", "of_table"} - {column}))
     run(pg, f"CREATE PUBLICATION {SLOT} FOR TABLE m")
     driver = drive(tables="public.m", onSchemaChange="emit", onNewTable="snapshot")
     wait_until(lambda: not driver.batch() and driver.offset.done == len(driver.offset.tables))

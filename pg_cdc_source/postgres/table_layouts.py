@@ -231,7 +231,13 @@ SELECT concat_ws(
         SELECT sum(hashtextextended(concat_ws(' ', a.attrelid, a.attnum, a.xmin), 0))
         FROM pg_catalog.pg_class AS c
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
-        WHERE c.relkind = 'c'
+        WHERE c.relkind = 'c' OR c.oid IN (
+            SELECT greatest(t.typrelid, e.typrelid)
+            FROM pg_catalog.pg_attribute AS a
+            JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+            LEFT JOIN pg_catalog.pg_type AS e ON e.oid = t.typelem
+            WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.atttypid >= 16384
+        )
     )
 )
 """
