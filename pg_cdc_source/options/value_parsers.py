@@ -73,7 +73,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         digits = text.strip()
         if not (re.fullmatch(r"\d{1,18}", digits, re.ASCII) and least <= int(digits) <= most):
-            raise OptionError(f"{text!r} is not a whole number from {least} to {most}", remedy="choose one")
+            raise OptionError(f"{text!r} is not a whole number from {least} to {most}", remedy="write it in digits")
         return int(digits)
 
     return parse

@@ -161,7 +161,7 @@ def _find(provider: str) -> Callable[..., object]:
         missing = f" (module {error.name})" if isinstance(error, ModuleNotFoundError) else ""
         raise OptionError(
             f"the module of passwordProvider {provider} cannot be imported in this process: "
-            f"{type(error).__name__}{missing}, {_place_of(error)}",
+            f"{type(error).__name__}{missing}{_place_of(error)}",
             remedy="install it in the Python of the driver and of every executor, or ship it with "
             "spark.sparkContext.addPyFile() before the query starts",
         ) from None
@@ -176,7 +176,7 @@ def _find(provider: str) -> Callable[..., object]:
 
 def _raised(provider: str, error: BaseException) -> TransientError:
     return TransientError(
-        f"passwordProvider {provider} raised {type(error).__name__}, {_place_of(error)}",
+        f"passwordProvider {provider} raised {type(error).__name__}{_place_of(error)}",
         remedy="let the function log what it may show; nothing else of the exception is shown here, because it may "
         "hold a secret",
     )
@@ -196,5 +196,7 @@ def _answer_of(provider: str, function: Callable[..., object], login: dict[str, 
 
 
 def _place_of(error: BaseException) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}, line {frame.lineno}"
+    """Where in the user's own files, or those of a library, an error was raised; empty where it is in none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
+    return f", {Path(theirs[-1].filename).name}, line {theirs[-1].lineno}" if theirs else ""

@@ -288,7 +288,7 @@ def ranges_in(session: Session, plan: Plan, *, begins: bool = False) -> list[Sca
     """
     plan.server.require_lasting_snapshots()
     if plan.relation is None:
-        return [whole(plan)]
+        return [WHOLE]
     _expect_same_columns(session, plan, plan.relation, begins=begins)
     found = trees.read_heaps(
         session,
@@ -300,7 +300,7 @@ def ranges_in(session: Session, plan: Plan, *, begins: bool = False) -> list[Sca
         whole_row=plan.spec.may_read_whole_row,
     )
     if found is None:
-        return [whole(plan)]
+        return [WHOLE]
     heaps, identity = found
     sizes = [heap.blocks for heap in heaps]
     count = ranges.range_count(sizes, plan.server.block_size, plan.spec.range_bytes, plan.spec.ranges)
@@ -323,9 +323,8 @@ def identify_heaps(session: Session, plan: Plan) -> int | None:
     )
 
 
-def whole(plan: Plan) -> ScanRange:
-    """The one range of a scan that is not cut."""
-    return ScanRange((), None, None)
+# The one range of a scan that is not cut.
+WHOLE = ScanRange((), None, None)
 
 
 def steps_of(

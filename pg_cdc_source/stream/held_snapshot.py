@@ -160,7 +160,7 @@ class HeldSnapshot:
             with translated(f"planning {planned.name}"):
                 ranges = scan.ranges_in(session, planned.scan)
             if rewound is not None and rewound.whole:
-                ranges = [scan.whole(planned.scan)]
+                ranges = [scan.WHOLE]
             if rewound is not None:
                 olds += rewound.old_rows
                 # They come once; every part would carry them.

@@ -99,7 +99,11 @@ class Joins:
             why = "no message can be written on this server"
         except DefiniteError as error:
             why = error.what
-        log.warning("%s come again (%s); should the query stop before that, ask for them again", ", ".join(names), why)
+        log.warning(
+            "rows of %s come again, which cannot be noted in the WAL: %s\n  Remedy: should the query stop before they "
+            "have come, ask for them by pg-cdc resnapshot",
+            *(", ".join(names), why),
+        )
         return False
 
     def ready(self, start: StreamOffset, patience_seconds: float) -> Join | None:
