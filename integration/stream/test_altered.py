@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,9 @@ from driving import SLOT, Drive, Driver, Row, run
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
+from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
+from pg_cdc_source.stream.look_pace import LookPace
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, a int)",
@@ -41,6 +44,11 @@ def said(rows: list[Row], table: str = "public.t") -> list[tuple[str, str | None
 def read_until(driver: Driver, is_there: Callable[[], bool]) -> list[Row]:
     wait_until(lambda: driver.batch() is not None and is_there())
     return driver.rows
+
+
+def go_to_end_of_wal(driver: Driver, pg: Session) -> None:
+    [(end,)] = run(pg, "SELECT pg_current_wal_flush_lsn()::text")
+    read_until(driver, lambda: driver.offset.position.next_lsn >= Lsn.parse(end))
 
 
 @pytest.mark.parametrize("is_down", [False, True], ids=["running", "down"])
@@ -86,6 +94,33 @@ def test_rows_that_were_rewritten_come_again(drive: Drive, pg: Session) -> None:
         '{"id":1,"a":10}',
         '{"id":2,"a":20}',
     ]
+
+
+def test_it_is_said_where_the_wal_stands_still(drive: Drive, pg: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is at the end of the WAL, behind the DDL, when a look finds it: the batch ends where it starts."""
+    driver = standing(drive, pg)
+    looks = threading.Event()
+    monkeypatch.setattr(LookPace, "is_due", lambda self: looks.is_set())
+    stood_still, expected = 0, []
+    for column in range(5):
+        looks.clear()
+        run(pg, f"ALTER TABLE t ADD c{column} int DEFAULT {column}")
+        expected.append(("added", f"c{column}", str(column)))
+        go_to_end_of_wal(driver, pg)
+        before = driver.offset.position
+        looks.set()
+        rows = read_until(driver, lambda: said(driver.rows) == expected)
+        if driver.offset.position == before:
+            stood_still += 1
+            assert driver.again() == rows[-1:]
+    # The server may have written something by itself.
+    assert stood_still > 0
+    looks.clear()
+    run(pg, "ALTER TABLE t ALTER a TYPE bigint USING a * 10")
+    go_to_end_of_wal(driver, pg)
+    looks.set()
+    rows = read_until(driver, lambda: len([row for row in driver.rows if row["_change_type"] == "snapshot"]) == 2)
+    assert {json.loads(row["after"])["a"] for row in rows if row["_change_type"] == "snapshot"} == {10, 20}
 
 
 def test_a_busy_stream_says_it_as_well(drive: Drive, pg: Session) -> None:

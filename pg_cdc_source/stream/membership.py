@@ -241,7 +241,10 @@ class Membership:
         for joined in difference.joined:
             if joined.why:
                 # By the name that the stream's rows have had.
-                self.gaps[names.get(joined.member.oid, joined.member.name)] = joined.member.oid
+                name = names.get(joined.member.oid, joined.member.name)
+                if name not in self.gaps:
+                    log.warning("%s, so changes of %s may be missing: its rows come again", joined.why, name)
+                self.gaps[name] = joined.member.oid
 
     def _note_left(self, left: Sequence[Member]) -> None:
         known = self.leaving.members if self.leaving is not None else ()
