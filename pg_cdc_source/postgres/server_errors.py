@@ -153,7 +153,7 @@ def _masked(text: str, given: Mapping[str, str]) -> str:
 
 # --- remedies where changes are lost: only a new snapshot makes the copy complete again -------------------------------
 
-START_OVER = "start over with a new checkpoint location, which reads the tables again (startFrom=snapshot)"
+READ_ALL_AGAIN = "start over with a new checkpoint location, which reads the tables again (startFrom=snapshot)"
 # Where nothing else has to be done before. A changelog has no row for a table that is emptied.
 RESNAPSHOT = (
     "start the query again with the same checkpoint and onSlotLost=resnapshot, which makes a new slot and reads the "
@@ -268,13 +268,13 @@ def classified(
         # pgoutput's, before 18. It looks the publication up as of each change's own time, so it stays like this.
         return SlotLostError(
             f"{where}: the slot cannot decode changes that were made while there was no such publication",
-            remedy=f"see that the publication is there, and {RESNAPSHOT}; or drop the slot, and {START_OVER}",
+            remedy=f"see that the publication is there, and {RESNAPSHOT}; or drop the slot, and {READ_ALL_AGAIN}",
         )
     if code == "55000" and source_function in _INVALIDATED_IN:
         # The slot was invalidated between this package's look at it and the server's own.
         return SlotLostError(
             f"{where}: it was given up by the server, and the changes since the checkpoint are gone",
-            remedy=f"pg_replication_slots says why; {RESNAPSHOT}; or drop the slot, and {START_OVER}",
+            remedy=f"pg_replication_slots says why; {RESNAPSHOT}; or drop the slot, and {READ_ALL_AGAIN}",
         )
     if code == "0A000" and source_function == _DECODING_IN:
         # A stream checks for it before it begins; later it means a server that is about to be promoted.

@@ -18,7 +18,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres.catalog import read_server
 from pg_cdc_source.postgres.instances import read_instance
-from pg_cdc_source.postgres.server_errors import RESNAPSHOT, START_OVER
+from pg_cdc_source.postgres.server_errors import READ_ALL_AGAIN, RESNAPSHOT
 from pg_cdc_source.postgres.slots import Slot, User, read_usages, read_user
 
 _PLUGIN = "pgoutput"
@@ -29,7 +29,7 @@ def missing_error(name: str, *, begun: bool) -> SlotLostError | OptionError:
     if begun:
         return SlotLostError(
             f"slot {name} does not exist any more, and with it are gone the changes since the checkpoint",
-            remedy=f"{RESNAPSHOT}; or {START_OVER}",
+            remedy=f"{RESNAPSHOT}; or {READ_ALL_AGAIN}",
         )
     return OptionError(
         f"slot {name} does not exist, and startFrom=slot starts from one that does",
@@ -45,7 +45,7 @@ def missing_now(session: Session, name: str) -> PgCdcError:
         f"slot {name} is not on this server, which is a standby",
         remedy="connect to the primary, where the stream's slot is; several servers in host with "
         "target_session_attrs=read-write find it by themselves. If the stream has read from this standby, its slot was "
-        f"dropped: {START_OVER}",
+        f"dropped: {READ_ALL_AGAIN}",
     )
 
 
@@ -60,7 +60,7 @@ def behind_now(session: Session, name: str, position_end: Lsn, end_of_wal: Lsn) 
     return SlotLostError(
         f"{ends}: the server was set back, by a copy of its directory or volume, and what it commits in between would "
         "be missing",
-        remedy=f"drop the slot, and {START_OVER}",
+        remedy=f"drop the slot, and {READ_ALL_AGAIN}",
     )
 
 
@@ -84,7 +84,7 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
             why += " (max_slot_wal_keep_size was too little for the time that nobody read it)"
         raise SlotLostError(
             f"slot {slot.name} was given up by the server: {why}; the changes since the checkpoint are gone",
-            remedy=f"{RESNAPSHOT}; or drop it: {drop}; then {START_OVER}",
+            remedy=f"{RESNAPSHOT}; or drop it: {drop}; then {READ_ALL_AGAIN}",
         )
     if slot.confirmed_flush is None:
         raise TransientError(
@@ -133,10 +133,10 @@ def check_confirmed(slot: Slot, position_end: Lsn, reader: User | None = None) -
     if slot.confirmed_flush is not None and slot.confirmed_flush > position_end:
         remedy = (
             "make sure that nothing else reads this slot; drop it: "
-            f"SELECT pg_drop_replication_slot('{slot.name}'); then {START_OVER}"
+            f"SELECT pg_drop_replication_slot('{slot.name}'); then {READ_ALL_AGAIN}"
         )
         if reader is not None:
-            remedy = f"leave the slot to its reader, and choose another name in the option slot; {START_OVER}"
+            remedy = f"leave the slot to its reader, and choose another name in the option slot; {READ_ALL_AGAIN}"
         raise SlotLostError(
             f"slot {slot.name} stands at {slot.confirmed_flush}, past the end of the checkpoint at {position_end}: the "
             "changes between them were read by somebody else, or the checkpoint is an old copy, and they are gone"
