@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from driving import SLOT, Drive, Driver, Row, run
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
-from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.offsets import Lsn, Member
+from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
+from pg_cdc_source.stream.altered_tables import AlteredTables
+from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.look_pace import LookPace
 
 TABLES = (
@@ -49,6 +52,25 @@ def read_until(driver: Driver, is_there: Callable[[], bool]) -> list[Row]:
 def go_to_end_of_wal(driver: Driver, pg: Session) -> None:
     [(end,)] = run(pg, "SELECT pg_current_wal_flush_lsn()::text")
     read_until(driver, lambda: driver.offset.position.next_lsn >= Lsn.parse(end))
+
+
+def wait_for_a_look(driver: Driver) -> None:
+    """Until what is committed by now was looked at."""
+    looks: list[bool] = []
+    with pytest.MonkeyPatch.context() as patched:
+        look = AlteredTables.look
+
+        def counted(self: AlteredTables, tables: Sequence[Member]) -> None:
+            looks.append(self.position is None)
+            look(self, tables)
+
+        patched.setattr(AlteredTables, "look", counted)
+        # What the first finds is said by the time of another.
+        read_until(driver, lambda: sum(looks) > 1)
+
+
+def ask_for(pg: Session, table: str) -> None:
+    run(pg, f"SELECT pg_logical_emit_message(true, 'pgcdc', '{write_request(Asked((table,)))}')")
 
 
 @pytest.mark.parametrize("is_down", [False, True], ids=["running", "down"])
@@ -197,3 +219,160 @@ def test_values_whose_texts_are_others_come_again(drive: Drive, pg: Session, col
     assert said(rows, "public.m")[0] == ("rewritten", None, None)
     come = {json.loads(row["after"])[column] for row in rows if row["_change_type"] == "snapshot"}
     assert come == {text for (text,) in run(pg, f"SELECT {column}::text FROM m")}
+
+
+@pytest.mark.parametrize(
+    ("create", "alter", "key"),
+    [
+        ("SELECT", "ALTER TABLE t DROP CONSTRAINT t_pkey", ""),
+        ("SELECT", "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (a)", "a"),
+        ("ALTER TABLE t REPLICA IDENTITY FULL", "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (a)", "a"),
+        ("ALTER TABLE t REPLICA IDENTITY USING INDEX i", "ALTER TABLE t REPLICA IDENTITY USING INDEX j", "id, a"),
+        ("ALTER TABLE t REPLICA IDENTITY USING INDEX i", "DROP INDEX i", ""),
+    ],
+)
+def test_another_key_is_said_without_a_row(drive: Drive, pg: Session, create: str, alter: str, key: str) -> None:
+    run(pg, *TABLES[:2], "ALTER TABLE t ALTER a SET NOT NULL", f"CREATE PUBLICATION {SLOT} FOR TABLE t")
+    run(pg, "CREATE UNIQUE INDEX i ON t (a)", "CREATE UNIQUE INDEX j ON t (a, id)", create)
+    driver = drive(tables="public.t", onSchemaChange="emit")
+    wait_until(lambda: not driver.batch() and driver.offset.done == len(driver.offset.tables))
+    driver.rows.clear()
+    # The catalog was compared once.
+    go_to_end_of_wal(driver, pg)
+    run(pg, alter)
+    assert said(read_until(driver, lambda: bool(said(driver.rows)))) == [("rekeyed", key, None)]
+
+
+def test_a_schema_that_was_renamed_is_said_without_a_row(drive: Drive, pg: Session) -> None:
+    run(pg, "CREATE SCHEMA x", "CREATE TABLE x.t (id int PRIMARY KEY)", f"CREATE PUBLICATION {SLOT} FOR TABLE x.t")
+    driver = drive(tables="*", onSchemaChange="emit")
+    wait_until(lambda: not driver.batch() and driver.offset.done == len(driver.offset.tables))
+    go_to_end_of_wal(driver, pg)
+    run(pg, "ALTER SCHEMA x RENAME TO y")
+    read_until(driver, lambda: said(driver.rows, "y.t") == [("renamed", "y.t", None)])
+
+
+@pytest.mark.parametrize("statement", ["TRUNCATE t", "ALTER TABLE t ALTER a SET STATISTICS 5", "VACUUM t"])
+def test_it_is_said_once_whatever_comes_behind_it(drive: Drive, pg: Session, statement: str) -> None:
+    driver = standing(drive, pg)
+    run(pg, "ALTER TABLE t ADD b int DEFAULT 5")
+    read_until(driver, lambda: bool(said(driver.rows)))
+    run(pg, statement, "INSERT INTO t VALUES (3)", "INSERT INTO u VALUES (1)")
+    rows = read_until(driver, lambda: [row["_table"] for row in driver.rows if row["after"]][-1:] == ["public.u"])
+    go_to_end_of_wal(driver, pg)
+    assert said(rows) == [("added", "b", "5")]
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="this Spark does not tell a Python source that it is to end")
+def test_rows_that_are_due_come_though_the_table_is_altered_again(drive: Drive, pg: Session) -> None:
+    driver = standing(drive, pg)
+    run(pg, "ALTER TABLE t ALTER a TYPE bigint USING a * 10")
+    read_until(driver, lambda: bool(said(driver.rows)))
+    driver.stop()
+    run(pg, "ALTER TABLE t ADD b int DEFAULT 5")
+    driver.start_available_now()
+    while driver.attempt(read=False) is not None:
+        driver.batch()
+    come = [json.loads(row["after"]) for row in driver.rows if row["_change_type"] == "snapshot"]
+    assert sorted(row["id"] for row in come) == [1, 2]
+    assert all(row["a"] == 10 * row["id"] and row["b"] == 5 for row in come)
+
+
+@pytest.mark.parametrize("alter", ["ADD b int DEFAULT 5", "RENAME a TO c", "DROP a"])
+def test_rows_of_a_point_before_it_was_said_have_it_said_again(
+    drive: Drive, pg: Session, monkeypatch: pytest.MonkeyPatch, alter: str
+) -> None:
+    """A table joins at a point that was taken for another one, before it was altered and its rows were asked for."""
+    batches: list[list[Row]] = []
+    driver = standing(drive, pg)
+    driver.rows.clear()
+
+    def until(is_so: Callable[[], object]) -> None:
+        def step() -> object:
+            batches.append(driver.batch())
+            return is_so()
+
+        wait_until(step)
+
+    take, late = Joining.take, threading.Event()
+    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
+    ask_for(pg, "public.u")
+    until(lambda: driver.offset.due == ("public.u",))
+    held = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pgcdc:s:snapshot' AND state LIKE 'idle in%'"
+    until(lambda: run(pg, held) and not run(pg, "SELECT 1 FROM pg_replication_slots WHERE temporary"))
+    run(pg, f"ALTER TABLE t {alter}")
+    until(lambda: any(map(said, batches)))
+    ask_for(pg, "public.t")
+    until(lambda: len(driver.offset.due) == 2)
+    late.set()
+    until(lambda: not driver.offset.due)
+    assert driver.again() == batches[-1]
+    run(pg, "INSERT INTO t (id) VALUES (7)")
+    until(lambda: any(row["_change_type"] == "insert" for row in driver.rows))
+    columns = [
+        [column["name"] for column in json.loads(row["after"])["columns"]]
+        for row in driver.rows
+        if (row["_table"], row["_change_type"]) == ("public.t", "schema")
+    ]
+    present = (
+        "SELECT attname::text FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped"
+    )
+    assert columns[-1] == [name for (name,) in run(pg, f"{present} ORDER BY attnum")]
+
+
+def test_a_label_that_came_later_and_was_renamed_is_noticed(drive: Drive, pg: Session) -> None:
+    """ADD VALUE brings no columns with the next row: what is known of the type is brought up by a look."""
+    run(pg, "CREATE TYPE mood AS ENUM ('sad', 'ok')", "CREATE TABLE m (id int PRIMARY KEY, mood mood)")
+    run(pg, "INSERT INTO m VALUES (1, 'sad')", f"CREATE PUBLICATION {SLOT} FOR TABLE m")
+    driver = drive(tables="public.m", onSchemaChange="emit", onNewTable="snapshot")
+    wait_until(lambda: not driver.batch() and driver.offset.done == len(driver.offset.tables))
+    run(pg, "INSERT INTO m VALUES (2, 'ok')", "ALTER TYPE mood ADD VALUE 'glad'", "INSERT INTO m VALUES (3, 'glad')")
+    read_until(driver, lambda: [row["_change_type"] for row in driver.rows].count("insert") == 2)
+    wait_for_a_look(driver)
+    driver.rows.clear()
+    run(pg, "ALTER TYPE mood RENAME VALUE 'glad' TO 'happy'")
+    rows = read_until(driver, lambda: len([row for row in driver.rows if row["_change_type"] == "snapshot"]) == 3)
+    assert "happy" in {json.loads(row["after"])["mood"] for row in rows if row["_change_type"] == "snapshot"}
+
+
+@pytest.mark.parametrize(
+    ("types", "column", "alter"),
+    [
+        ("CREATE TABLE inside (a int); CREATE TYPE outer_type AS (x inside)", "outer_type", "TABLE inside ADD b int"),
+        ("CREATE TABLE inside (a int); CREATE DOMAIN of_table AS inside", "of_table", "TABLE inside ADD b int"),
+        ("CREATE TYPE e AS ENUM ('a'); CREATE TYPE r AS RANGE (SUBTYPE = e)", "r", "TYPE e RENAME VALUE 'a' TO 'b'"),
+        (
+            "CREATE TYPE e AS ENUM ('a'); CREATE TYPE r AS RANGE (SUBTYPE = e, MULTIRANGE_TYPE_NAME = rs)",
+            "rs",
+            "TYPE e RENAME VALUE 'a' TO 'b'",
+        ),
+    ],
+)
+def test_types_within_types_count(drive: Drive, pg: Session, types: str, column: str, alter: str) -> None:
+    if column == "rs" and pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has multiranges")
+    run(pg, types, f"CREATE TABLE m (id int PRIMARY KEY, x {column})", "INSERT INTO m VALUES (1)")
+    run(pg, f"CREATE PUBLICATION {SLOT} FOR TABLE m")
+    driver = drive(tables="public.m", onSchemaChange="emit", onNewTable="snapshot")
+    wait_until(lambda: not driver.batch() and driver.offset.done == len(driver.offset.tables))
+    wait_for_a_look(driver)
+    run(pg, f"ALTER {alter}")
+    read_until(driver, lambda: said(driver.rows, "public.m") == [("rewritten", None, None)])
+
+
+def test_a_start_where_the_wal_stands_still_finds_it(
+    drive: Drive, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream ended behind the DDL, before it looked."""
+    driver = standing(drive, pg)
+    wait_for_a_look(driver)
+    with monkeypatch.context() as patched:
+        patched.setattr(LookPace, "is_due", lambda self: False)
+        run(pg, "ALTER TABLE t ADD b int DEFAULT 5")
+        go_to_end_of_wal(driver, pg)
+        driver.stop()
+    driver.start()
+    assert said(read_until(driver, lambda: bool(said(driver.rows)))) == [("added", "b", "5")]
+    run(pg, "INSERT INTO t (id) VALUES (7)")
+    rows = read_until(driver, lambda: any(row["_change_type"] == "insert" for row in driver.rows))
+    assert said(rows) == [("added", "b", "5")]

@@ -112,33 +112,23 @@ WHERE p.pubname = ANY (%(publications)s)
 
 
 # Enums and composite types that columns are of, also within arrays, domains, ranges and each other. Those of PostgreSQL
-# itself, below 16384, stay as they are. Labels are in the order in which they came.
-_READ_INSIDES = """
-WITH RECURSIVE used (root, type) AS (
-    SELECT a.attrelid, a.atttypid
+# itself, below 16384, stay as they are. Multiranges came with 14.
+_PARTS_OF_TYPE = """
+    SELECT t.typelem
+    UNION ALL
+    SELECT t.typbasetype
+    UNION ALL
+    SELECT r.rngsubtype
+    FROM pg_catalog.pg_range AS r
+    WHERE t.typtype IN ('r', 'm') AND t.oid::text IN (r.rngtypid::text, to_jsonb(r) ->> 'rngmultitypid')
+    UNION ALL
+    SELECT a.atttypid
     FROM pg_catalog.pg_attribute AS a
-    WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
-    UNION
-    SELECT u.root, part.type
-    FROM used AS u
-    JOIN pg_catalog.pg_type AS t ON t.oid = u.type
-    CROSS JOIN LATERAL (
-        SELECT t.typelem
-        UNION ALL
-        SELECT t.typbasetype
-        UNION ALL
-        SELECT r.rngsubtype FROM pg_catalog.pg_range AS r WHERE t.typtype = 'r' AND r.rngtypid = t.oid
-        UNION ALL
-        SELECT a.atttypid
-        FROM pg_catalog.pg_attribute AS a
-        WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-    ) AS part (type)
-    WHERE part.type >= 16384
-)
-SELECT u.root::bigint, string_agg(t.oid || t.typtype::text || inside.said, ' ' ORDER BY t.oid)
-FROM used AS u
-JOIN pg_catalog.pg_type AS t ON t.oid = u.type AND t.typtype IN ('c', 'e')
-CROSS JOIN LATERAL (
+    WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+# Labels are in the order in which they came.
+_INSIDE_OF_TYPE = """
     SELECT CASE
         WHEN t.typtype = 'e' THEN (
             SELECT string_agg(left(md5(e.enumlabel), 6), '' ORDER BY e.oid)
@@ -151,7 +141,24 @@ CROSS JOIN LATERAL (
             WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
         )
     END
-) AS inside (said)
+"""
+
+_READ_INSIDES = f"""
+WITH RECURSIVE used (root, type) AS (
+    SELECT a.attrelid, a.atttypid
+    FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
+    UNION
+    SELECT u.root, part.type
+    FROM used AS u
+    JOIN pg_catalog.pg_type AS t ON t.oid = u.type
+    CROSS JOIN LATERAL ({_PARTS_OF_TYPE}) AS part (type)
+    WHERE part.type >= 16384
+)
+SELECT u.root::bigint, string_agg(t.oid || t.typtype::text || inside.said, ' ' ORDER BY t.oid)
+FROM used AS u
+JOIN pg_catalog.pg_type AS t ON t.oid = u.type AND t.typtype IN ('c', 'e')
+CROSS JOIN LATERAL ({_INSIDE_OF_TYPE}) AS inside (said)
 GROUP BY u.root
 """
 
@@ -213,7 +220,18 @@ def _only_element(array: str) -> str:
 
 
 # Each ALTER TABLE of a column writes its row of pg_attribute anew. Not pg_class's, which TRUNCATE does as well.
-_READ_MARK = """
+_READ_MARK = f"""
+WITH RECURSIVE used (type) AS (
+    SELECT a.atttypid
+    FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
+    UNION
+    SELECT part.type
+    FROM used AS u
+    JOIN pg_catalog.pg_type AS t ON t.oid = u.type
+    CROSS JOIN LATERAL ({_PARTS_OF_TYPE}) AS part (type)
+    WHERE part.type >= 16384
+)
 SELECT concat_ws(
     ' ',
     (
@@ -226,25 +244,23 @@ SELECT concat_ws(
         FROM pg_catalog.pg_class AS c
         WHERE c.oid = ANY (%(oids)s::oid[])
     ),
-    (SELECT sum(hashtextextended(concat_ws(' ', e.oid, e.xmin), 0)) FROM pg_catalog.pg_enum AS e),
     (
-        SELECT sum(hashtextextended(concat_ws(' ', a.attrelid, a.attnum, a.xmin), 0))
-        FROM pg_catalog.pg_class AS c
-        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
-        WHERE c.relkind = 'c' OR c.oid IN (
-            SELECT greatest(t.typrelid, e.typrelid)
-            FROM pg_catalog.pg_attribute AS a
-            JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
-            LEFT JOIN pg_catalog.pg_type AS e ON e.oid = t.typelem
-            WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.atttypid >= 16384
-        )
+        SELECT sum(hashtextextended(concat_ws(' ', i.indexrelid, i.indisprimary, i.indisreplident), 0))
+        FROM pg_catalog.pg_index AS i
+        WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR i.indisreplident)
+    ),
+    (
+        SELECT sum(hashtextextended(concat_ws(' ', t.oid, inside.said), 0))
+        FROM used AS u
+        JOIN pg_catalog.pg_type AS t ON t.oid = u.type AND t.typtype IN ('c', 'e')
+        CROSS JOIN LATERAL ({_INSIDE_OF_TYPE}) AS inside (said)
     )
 )
 """
 
 
 def read_mark(session: Session, oids: Sequence[int]) -> str:
-    """A text that is another one once these tables' columns were altered, or types with something inside."""
+    """A text that is another one once these tables' columns, keys, names or types were altered."""
     with translated("looking for tables that were altered"), session.cursor() as cursor:
         cursor.execute(_READ_MARK, {"oids": list(oids)})
         return str(cursor.fetchone()[0])

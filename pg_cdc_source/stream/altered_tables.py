@@ -7,8 +7,10 @@ looked at as well::
     ALTER TABLE ──► a look finds it, with the end of the WAL there, E ──► the stream reads up to E: no row has said it
                                                                      ──► the batch that ends at E says it
 
-- What is seen before E was asked for and after it alike is as of E: no row behind E is older.
-- Behind a start, all tables are compared. After that only where some column's row of the catalog is another one.
+- What is seen before E was asked for and after it alike is as of E. What rows say meanwhile, they know better: a commit
+  may be in the WAL and not to be seen yet.
+- Behind a start, all tables are compared. After that only where the catalog's rows of them are others.
+- Tables whose rows come again say it with these.
 """
 
 from __future__ import annotations
@@ -22,8 +24,7 @@ from pg_cdc_source.postgres.lock_waits import waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import wait_for_end_of_wal
 from pg_cdc_source.postgres.table_layouts import read_mark
-from pg_cdc_source.protocol.table_layout import LayoutRecord
-from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
+from pg_cdc_source.stream.emitted_layouts import EmittedLayouts, PresentLayout
 from pg_cdc_source.stream.source_session import SourceSession
 
 
@@ -32,25 +33,24 @@ class AlteredTables:
 
     def __init__(self, source: SourceSession, layouts: EmittedLayouts) -> None:
         self.position: Position | None = None
+        self.were_looked_for = not layouts.are_emitted  # in this process
         self._source = source
         self._layouts = layouts
-        self._found: tuple[LayoutRecord, ...] = ()
-        self._mark = ""  # of the catalog, when all that it has was said or found
-
-    @property
-    def was_looked_for(self) -> bool:
-        """Whether this process has compared all tables, or need not."""
-        return bool(self._mark) or not self._layouts.are_emitted
+        self._found: tuple[PresentLayout, ...] = ()
+        self._mark = ""  # of the tables and the catalog, at the last look
 
     def look(self, tables: Sequence[Member]) -> None:
         """Look at the catalog, unless what it has is still to be said."""
         if self._layouts.are_emitted and self.position is None:
+            self.were_looked_for = True
             # What cannot be had now is looked for again.
             self._source.ask_in_passing(lambda session: self._look(session, tables))
 
     def _look(self, session: Session, tables: Sequence[Member]) -> None:
         with translated("looking for tables that were altered"), session.cursor() as cursor, waiting_for_nobody(cursor):
-            mark = read_mark(session, [table.oid for table in tables])
+            # A table's own name is the stream's, until a look at the publication has found another.
+            names = " ".join(f"{table.oid} {table.name}" for table in tables)
+            mark = f"{read_mark(session, [table.oid for table in tables])} {names}"
             if mark == self._mark:
                 return
             end, found = self._layouts.read_present(
@@ -64,9 +64,8 @@ class AlteredTables:
         """A batch from ``start`` ends at ``end``. Tables whose rows are ``coming`` say it with these."""
         if self.position is None or end < self.position:
             return
-        now = [record for record in self._found if record.layout.oid not in coming]
         if end == self.position:
-            self._layouts.reach(start, now)
-        if end > self.position or len(now) < len(self._found):
-            self._mark = ""  # so that all are compared again
+            self._layouts.reach(start, [found for found in self._found if found[0].layout.oid not in coming])
+        else:
+            self._mark = ""  # it is too late for these
         self.position, self._found = None, ()

@@ -86,7 +86,8 @@ class BatchReading:
         elif not is_anew:
             # Nothing was read, and the next batch begins with these layouts.
             changes += layouts.guessed(start, end)
-        changes += layouts.reached(start, end)
+            rows = self._with_due(rows, start, end, joined)
+        changes += layouts.reached(start, end, begin, rows.wanted.keys() if rows.again else ())
         scans: list[SnapshotPart] = []
         olds: list[Chunk] = []
         first = [emptying_rows(plan, rows, had)] if rows.again and rows.wanted else []

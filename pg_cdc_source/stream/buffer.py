@@ -215,8 +215,8 @@ class ChangeBuffer:
     def end_of_batch(self, start: Position, ceiling: Position | None, *, only_rows: bool = False) -> Position:
         """Where a batch from ``start`` ends; ``start`` itself where there is nothing for one.
 
-        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end is nothing that has neither a row nor a request
-        before it.
+        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end before it is nothing that has neither a row nor
+        a request before it.
         """
         # Within a commit that goes on, chunks are left to fill.
         if self._assembler.complete > start or self.is_full:
@@ -225,7 +225,7 @@ class ChangeBuffer:
         bound = complete if ceiling is None else min(complete, ceiling)
         is_stuck = self.error is not None or (bound <= start and self.is_full)
         end = end_of_batch(self._chunks, start, self._limits, complete, ceiling, is_stuck=is_stuck)
-        return start if only_rows and self._is_quiet(start, end) else end
+        return start if only_rows and end != ceiling and self._is_quiet(start, end) else end
 
     def batch(self, start: Position, end: Position) -> list[Chunk]:
         """The chunks with the rows after ``start`` up to ``end``, among others."""

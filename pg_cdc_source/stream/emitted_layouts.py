@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from pg_cdc_source.stream.buffer import Match
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_guesses
-from pg_cdc_source.stream.layout_history import LayoutHistory, reached_between
+from pg_cdc_source.stream.layout_history import LayoutHistory, is_behind_rows
 from pg_cdc_source.stream.leaving import Refused
 from pg_cdc_source.stream.schema_history import match_relation
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
@@ -34,6 +34,9 @@ from pg_cdc_source.stream.table_scans import narrowed
 from pg_cdc_source.values.registry import Column
 
 log = logging.getLogger(__name__)
+
+# What the catalog has of a table, and the last layout that was known of it when that was read.
+PresentLayout = tuple[LayoutRecord, LayoutRecord]
 
 # Of a table that waits for its rows: the catalog does not tell since where.
 _GAP = Refused(
@@ -115,18 +118,20 @@ class EmittedLayouts:
 
     def read_present(
         self, session: Session, tables: Sequence[Member], end_of_wal: Callable[[], Position]
-    ) -> tuple[Position, tuple[LayoutRecord, ...]]:
-        """The end of the WAL, and those of the tables' layouts there which no row has said."""
+    ) -> tuple[Position, tuple[PresentLayout, ...]]:
+        """The end of the WAL, and the layouts that the catalog has there, where they are not those of the last rows."""
+        known = {table.oid: self._history.newest(table.oid) for table in tables}
         end, records = read_guesses(self._catalog, session, tables, end_of_wal)
-        return end, tuple(r for r in records if self._history.unsaid(r, as_catalog(r)) is not None)
+        both = ((record, known[record.layout.oid]) for record in records)
+        return end, tuple((record, last) for record, last in both if last is not None and last.layout != record.layout)
 
-    def reach(self, start: Position, records: Iterable[LayoutRecord]) -> None:
-        """Have the batch from ``start`` that ends where these were read say them, unless a row has done so by now."""
-        for record in records:
-            found = self._history.reach_unsaid(record, as_catalog(record))
-            if found is not None and found.is_rewritten and found.position <= start:
+    def reach(self, start: Position, found: Iterable[PresentLayout]) -> None:
+        """Have the batch from ``start`` that ends where these were read say what rows have not said by now."""
+        for present, last in found:
+            record = self._history.reach_present(present, as_catalog(present), last)
+            if record is not None and record.is_rewritten and record.position <= start:
                 # It is not between where the batch starts and where it ends.
-                self._owed.append(found.layout.name)
+                self._owed.append(record.layout.name)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -176,12 +181,27 @@ class EmittedLayouts:
         new = [record for record in reached if record is not None]
         return [self._row(r.layout.as_streamed(), self._history.said(r, oids), position) for r in new]
 
-    def reached(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
-        """The rows at the end of a batch that say layouts which no row has."""
+    def reached(
+        self, start: StreamOffset | None, end: StreamOffset, begin: Position, again: Collection[int]
+    ) -> list[Chunk]:
+        """The rows at the end of a batch that say layouts which no row has.
+
+        Of tables whose rows come ``again``, all since their point: it may be before what earlier batches have said.
+        """
         if not self.are_emitted or start is None:
             return []
         oids = _oids((*(start.members or ()), *(end.members or ())))
-        found = reached_between(from_text(start.layouts), from_text(end.layouts), start.position)
+        before = {(record.layout.oid, record.position) for record in from_text(start.layouts)}
+        found = [
+            record
+            for record in from_text(end.layouts)
+            if is_behind_rows(record.position)
+            and (
+                record.position > begin
+                if record.layout.oid in again
+                else record.position.lsn >= start.position.lsn and (record.layout.oid, record.position) not in before
+            )
+        ]
         return [
             self._row(r.layout.as_streamed(), self._history.said(r, oids), Position(r.position.lsn, 0)) for r in found
         ]

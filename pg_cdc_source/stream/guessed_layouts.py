@@ -14,13 +14,21 @@ its rows can be read, and cannot carry their layouts. It carries those that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Member, Position, StreamOffset
 from pg_cdc_source.options.names import listed
-from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, LayoutRecord, from_text
+from pg_cdc_source.protocol.table_layout import (
+    CatalogColumn,
+    CatalogLayout,
+    LayoutChange,
+    LayoutRecord,
+    TableLayout,
+    from_text,
+)
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 
 _TRIES = 20
@@ -34,7 +42,7 @@ def read_guesses(
         before = catalog.read(session, tables, _NOWHERE)
         position = end_of_wal()
         after = catalog.read(session, tables, position)
-        if [(r.layout, r.changes) for r in after] == [(r.layout, r.changes) for r in before]:
+        if _seen(before) == _seen(after):
             return position, after
     changed = [now.layout.name for then, now in zip(before, after, strict=False) if then.layout != now.layout]
     raise TransientError(f"columns of {listed(changed) or 'the tables'} change faster than they can be looked at")
@@ -43,12 +51,24 @@ def read_guesses(
 _NOWHERE = Position.before(1)
 
 
+def _seen(records: Sequence[LayoutRecord]) -> list[tuple[TableLayout, tuple[LayoutChange, ...]]]:
+    """What DDL would change. With another file alone, a table was truncated, which may go on all the time."""
+    return [(replace(record.layout, files=None), record.changes) for record in records]
+
+
 def guesses_at(start: StreamOffset | None, end: StreamOffset) -> tuple[LayoutRecord, ...]:
-    """Return the layouts that ``end`` carries and that no row of its batch begins."""
-    if start is not None and start.position == end.position:
+    """Return the layouts that ``end`` carries and that no row of its batch begins.
+
+    Where the WAL stood still they may be those that ``start`` has as well.
+    """
+    if not end.position.is_whole:
         return ()
+    known = from_text(start.layouts) if start is not None and start.position == end.position else ()
+    said = [(record.position, record.layout) for record in known]
     return tuple(
-        record for record in from_text(end.layouts) if record.position == end.position and end.position.is_whole
+        record
+        for record in from_text(end.layouts)
+        if record.position == end.position and (record.position, record.layout) not in said
     )
 
 

@@ -12,7 +12,7 @@ all records within it::
 - Rows up to an offset that was given out (``settled``) have the layouts that it carries. Nobody asks the catalog again.
 - A record that is behind the end of a batch comes into the offset of a later one.
 - A table may be altered, and no row of it comes for a year. So a record can also be one that the catalog has at the
-  end of a batch (``reach_unsaid``): it is behind all rows of its position.
+  end of a batch (``reach_present``): it is behind all rows of its position.
 """
 
 from __future__ import annotations
@@ -156,30 +156,37 @@ class LayoutHistory:
             catalog = self._catalog.get(relation.oid)
         return find_layout(relation, known, catalog, type_of)
 
-    def unsaid(self, record: LayoutRecord, catalog: CatalogLayout) -> LayoutRecord | None:
-        """``record`` behind all rows there, with what changed since; None where nothing did, or a later row says it.
+    def newest(self, oid: int) -> LayoutRecord | None:
+        """The last layout that is known of a table, maybe ahead of Spark; None where none is."""
+        known = self._of(oid)
+        return known[-1] if known else None
 
-        ``catalog`` is what it was read from.
+    def reach_present(self, record: LayoutRecord, catalog: CatalogLayout, last: LayoutRecord) -> LayoutRecord | None:
+        """Come, without a row, to the layout that the catalog has at the record's position.
+
+        ``last`` is what :meth:`newest` said when it was read: what rows have said since, they know better. Return what
+        is to be announced behind all rows there; None where nothing is.
         """
-        known = self._of(record.layout.oid)
-        if not known or (known[-1].position > record.position and not _is_behind(known[-1], record.position)):
-            return None
-        changes = find_changes(known[-1].layout, record.layout, catalog)
-        if not changes:
-            return None
-        seq = known[-1].position.seq + 1 if _is_behind(known[-1], record.position) else _BEHIND
-        return replace(record, position=Position(record.position.lsn, seq), changes=changes)
-
-    def reach_unsaid(self, record: LayoutRecord, catalog: CatalogLayout) -> LayoutRecord | None:
-        """Add a layout that no row has, if it is :meth:`unsaid`, and return it."""
         with self._turn:
-            if (unsaid := self.unsaid(record, catalog)) is not None:
-                self._put(unsaid)
-            return unsaid
+            if self.newest(record.layout.oid) is not last or last.position > Position(record.position.lsn, ALL):
+                return None
+            changes = find_changes(last.layout, record.layout, catalog)
+            if not changes:
+                # As where a row comes: the next change is told from what is there now.
+                if record.layout.columns == last.layout.columns and record.layout != last.layout:
+                    self._put(replace(last, layout=record.layout), instead_of=last)
+                return None
+            is_behind = last.position.lsn == record.position.lsn and last.position.seq >= _BEHIND
+            seq = last.position.seq + 1 if is_behind else _BEHIND
+            found = replace(record, position=Position(record.position.lsn, seq), changes=changes)
+            self._put(found)
+            return found
 
     def reach(self, record: LayoutRecord) -> LayoutRecord | None:
         """Come to a layout without a row that has it; the record to be announced, None where nothing is new."""
-        before = self._before(record)
+        # Where the WAL stands still, another one may begin at the same position.
+        known = (r for r in reversed(self._of(record.layout.oid)) if r.position <= record.position and r != record)
+        before = next(known, None)
         if before is None:
             return replace(record, changes=())
         _, changes = self._compare(record.layout.as_sent(), before.layout, record.position)
@@ -214,17 +221,9 @@ class LayoutHistory:
         return _in_order(found)
 
 
-def reached_between(
-    before: Collection[LayoutRecord], records: Iterable[LayoutRecord], start: Position
-) -> list[LayoutRecord]:
-    """Those of an offset's ``records`` that its batch from ``start`` says without a row; ``before``: the start's."""
-    reached = Position(start.lsn, _BEHIND)
-    return [r for r in records if reached <= r.position and _BEHIND <= r.position.seq < ALL and r not in before]
-
-
-def _is_behind(known: LayoutRecord, position: Position) -> bool:
-    """Whether a layout is there already that no row at ``position`` has."""
-    return known.position.lsn == position.lsn and known.position.seq >= _BEHIND
+def is_behind_rows(position: Position) -> bool:
+    """Whether no row is there: the layout that begins there was read from the catalog (``reach_present``)."""
+    return _BEHIND <= position.seq < ALL
 
 
 def _in_order(records: Iterable[LayoutRecord]) -> tuple[LayoutRecord, ...]:

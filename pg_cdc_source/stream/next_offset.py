@@ -36,7 +36,7 @@ class NextOffset:
         """The end of the next batch; ``start`` if there is nothing for one."""
         parts = self._parts
         membership, joins, altered = parts.membership, parts.joins, parts.altered
-        if membership.look_sometimes() or not altered.was_looked_for:
+        if membership.look_sometimes() or not altered.were_looked_for:
             self._look_for_altered(start)
         leaving = membership.leaving
         if leaving is not None and start.position >= leaving.through:
@@ -52,8 +52,8 @@ class NextOffset:
         if start.due and not joins.are_awaited(start):
             # They have left since.
             return replace(self._offset(start, start.position), due=())
-        if altered.position == start.position:
-            return self._end_at(start, start.position)
+        if altered.position == start.position and (end_here := self._end_at(start, start.position)) != start:
+            return end_here
         while True:
             join = joins.ready(start, 0.0 if self._target is None else PATIENCE_SECONDS)
             if join is not None and join.position <= start.position and start.position.is_whole:
@@ -83,7 +83,8 @@ class NextOffset:
 
     def _look_for_altered(self, start: StreamOffset) -> None:
         altered = self._parts.altered
-        altered.look([planned.member for planned in self._parts.membership.plan.planned])
+        coming = start.due_oids | start.gap_oids
+        altered.look([p.member for p in self._parts.membership.plan.planned if p.oid not in coming])
         if self._target is not None and altered.position is not None:
             # Who takes what is there has it altered, too. It is a moment ago that the target was set.
             self._target = max(self._target, altered.position)
@@ -108,7 +109,7 @@ class NextOffset:
             stops.append(self._target)
         ceiling = min((stop for stop in stops if stop > start.position), default=None)
         # A batch without rows only moves the slot, which need not happen all the time.
-        only_rows = ceiling is None and time.monotonic() < self._moved_at + IDLE_SECONDS
+        only_rows = ceiling in (None, parts.altered.position) and time.monotonic() < self._moved_at + IDLE_SECONDS
         reader = parts.open_reader(start.position, lambda: parts.membership.plan)
         try:
             return reader.cut(start.position, ceiling, PATIENCE_SECONDS, only_rows=only_rows)

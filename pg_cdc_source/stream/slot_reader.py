@@ -105,7 +105,7 @@ class SlotReader:
     def cut(self, start: Position, ceiling: Position | None, patience: float, *, only_rows: bool = False) -> Position:
         """Where a batch from ``start`` ends; ``start`` itself when nothing has come within ``patience`` seconds.
 
-        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end without a row before it is nothing. Raises what
+        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end before it without a row is nothing. Raises what
         the thread has met, once all that came before it was handed out; the loss of the slot at once. Spark asks for
         the next batch when it is done with the one that ends at ``start``, so chunks up to there make room. They are
         confirmed when Spark says so.
