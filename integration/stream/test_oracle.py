@@ -24,6 +24,7 @@ import pytest
 import workload
 from history import Change, Contents, Transaction
 from psycopg2.extensions import connection as Session
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from watch import wait_until
@@ -57,7 +58,11 @@ class Collected:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         # Within a batch, order is that of the change columns; a DataFrame has none.
-        rows = sorted(batch.toArrow().to_pylist(), key=_place)
+        try:
+            rows = sorted(batch.toArrow().to_pylist(), key=_place)
+        except Py4JJavaError as error:
+            # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
+            raise RuntimeError(error.java_exception.toString()) from None
         with self._lock:
             if batch_id in self.batches:
                 self.repeated.append(batch_id)
