@@ -243,6 +243,16 @@ def test_another_key_is_said_without_a_row(drive: Drive, pg: Session, create: st
     assert said(read_until(driver, lambda: bool(said(driver.rows)))) == [("rekeyed", key, None)]
 
 
+def test_rows_from_before_it_do_not_hide_it(drive: Drive, pg: Session) -> None:
+    """They are decoded behind the look that has found it, and come with the columns of before."""
+    driver = standing(drive, pg)
+    driver.stop()
+    run(pg, "INSERT INTO t VALUES (3)", "ALTER TABLE t ADD b int DEFAULT 5")
+    driver.start()
+    rows = read_until(driver, lambda: bool(said(driver.rows)))
+    assert said(rows) == [("added", "b", "5")]
+
+
 def test_a_schema_that_was_renamed_is_said_without_a_row(drive: Drive, pg: Session) -> None:
     run(pg, "CREATE SCHEMA x", "CREATE TABLE x.t (id int PRIMARY KEY)", f"CREATE PUBLICATION {SLOT} FOR TABLE x.t")
     driver = drive(tables="*", onSchemaChange="emit")

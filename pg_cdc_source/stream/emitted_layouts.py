@@ -35,8 +35,8 @@ from pg_cdc_source.values.registry import Column
 
 log = logging.getLogger(__name__)
 
-# What the catalog has of a table, and the last layout that was known of it when that was read.
-PresentLayout = tuple[LayoutRecord, LayoutRecord]
+# What the catalog has of a table, and where the last layout begins that was known of it when that was read.
+PresentLayout = tuple[LayoutRecord, Position]
 
 # Of a table that waits for its rows: the catalog does not tell since where.
 _GAP = Refused(
@@ -123,12 +123,12 @@ class EmittedLayouts:
         known = {table.oid: self._history.newest(table.oid) for table in tables}
         end, records = read_guesses(self._catalog, session, tables, end_of_wal)
         both = ((record, known[record.layout.oid]) for record in records)
-        return end, tuple((record, last) for record, last in both if last is not None and last.layout != record.layout)
+        return end, tuple((r, last.position) for r, last in both if last is not None and last.layout != r.layout)
 
     def reach(self, start: Position, found: Iterable[PresentLayout]) -> None:
         """Have the batch from ``start`` that ends where these were read say what rows have not said by now."""
-        for present, last in found:
-            record = self._history.reach_present(present, as_catalog(present), last)
+        for present, known_at in found:
+            record = self._history.reach_present(present, as_catalog(present), known_at)
             if record is not None and record.is_rewritten and record.position <= start:
                 # It is not between where the batch starts and where it ends.
                 self._owed.append(record.layout.name)

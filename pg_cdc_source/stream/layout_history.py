@@ -161,14 +161,15 @@ class LayoutHistory:
         known = self._of(oid)
         return known[-1] if known else None
 
-    def reach_present(self, record: LayoutRecord, catalog: CatalogLayout, last: LayoutRecord) -> LayoutRecord | None:
+    def reach_present(self, record: LayoutRecord, catalog: CatalogLayout, known_at: Position) -> LayoutRecord | None:
         """Come, without a row, to the layout that the catalog has at the record's position.
 
-        ``last`` is what :meth:`newest` said when it was read: what rows have said since, they know better. Return what
-        is to be announced behind all rows there; None where nothing is.
+        ``known_at`` is where :meth:`newest` began when it was read: what rows have said since, they know better. Return
+        what is to be announced behind all rows there; None where nothing is.
         """
         with self._turn:
-            if self.newest(record.layout.oid) is not last or last.position > Position(record.position.lsn, ALL):
+            last = self.newest(record.layout.oid)
+            if last is None or last.position != known_at or known_at > Position(record.position.lsn, ALL):
                 return None
             changes = find_changes(last.layout, record.layout, catalog)
             if not changes:
