@@ -20,7 +20,9 @@ This is a state machine: no socket, no thread, no clock, no log. Whoever drives 
   first rows of one that was cut by position (``Changes.after``).
 - A transaction that is streamed (protocol 2) waits by itself, and is replayed when its commit comes: at the place, and
   with the numbers, that it would have had otherwise.
-- Logical decoding messages that somebody wants stand between the rows of their commit, where they were written.
+- Logical decoding messages that somebody wants stand between the rows of their commit, where they were written. The
+  server sends one that ends where a record begins before that record's rows or behind them. So the last record of a
+  commit that goes on waits for what follows it.
 - Messages of rows need not pass through Python one by one: ``rows`` says where they may go without being looked at.
 """
 
@@ -45,7 +47,7 @@ from pg_cdc_source.protocol.pgoutput import (
     StreamStop,
 )
 from pg_cdc_source.protocol.streamed import XID_AT, XID_BYTES, StreamedTransaction
-from pg_cdc_source.protocol.walsender import HEADER_BYTES, KEEPALIVE, XLOG_DATA, Keepalive, read_keepalive
+from pg_cdc_source.protocol.walsender import HEADER_BYTES, KEEPALIVE, START, XLOG_DATA, Keepalive, read_keepalive
 from pg_cdc_source.values.wire import Collected, Messages
 
 # As many messages are decoded at a time: they stay in cache, and the cost of a NumPy call is shared.
@@ -103,6 +105,7 @@ class TransactionAssembler:
         self.complete = start
         self.requests: list[tuple[Position, bytes]] = []
         self._prefixes = frozenset((*prefixes, OWN_PREFIX))
+        self._waits_for_messages = bool(prefixes)
         self._asked: list[bytes] = []  # requests of the transaction
         self._new_streamed = streamed
         self._every_relation = every_relation
@@ -126,6 +129,11 @@ class TransactionAssembler:
     @property
     def size_bytes(self) -> int:
         return self._collected.size_bytes
+
+    @property
+    def left(self) -> tuple[int, int]:
+        """How many messages :meth:`take` has left, and their bytes: they wait for what the server sends next."""
+        return self._collected.left
 
     @property
     def file_bytes(self) -> int:
@@ -165,7 +173,8 @@ class TransactionAssembler:
 
     def begin_session(self) -> None:
         """Forget what the session before has left unfinished: it comes whole again. Call :meth:`take` before."""
-        assert not self._collected
+        assert len(self) == self.left[0]
+        self._collected.take()
         self._transaction = self._in_stream = self._replay = None
         self._relations = {}
         self.close()
@@ -253,23 +262,23 @@ class TransactionAssembler:
     def _receive_emitted(self, message: Message, data: bytes) -> Changes | None:
         if message.transactional:
             self._require_transaction(pgoutput.MESSAGE)
-            return self._keep_emitted(message, data)
+            self._keep_emitted(message, data)
+            return self._take_if_full()
         if not 0 < message.lsn < 1 << 63:
             raise WireError(f"pgoutput: Message: expected the LSN of its end, got {message.lsn}")
         lsn = lsn_of_its_own(message)
         self._begin(Begin(lsn, 0, NO_XID))
-        changes = self._keep_emitted(message, data)
+        self._keep_emitted(message, data)
         self._finish(lsn)
-        return changes
+        return self._take_if_full()
 
-    def _keep_emitted(self, message: Message, data: bytes) -> Changes | None:
+    def _keep_emitted(self, message: Message, data: bytes) -> None:
         if self._leave_out or message.prefix not in self._prefixes:
-            return None
+            return
         if message.prefix == OWN_PREFIX:
             self._asked.append(message.content)
-            return None
-        self._collected.append(data)
-        return self._take_if_full()
+        else:
+            self._collected.append(data)
 
     def _require_transaction(self, tag: int) -> Begin:
         if self._transaction is None:
@@ -283,7 +292,8 @@ class TransactionAssembler:
             return None
         changes = None
         if known is not None:
-            changes = self.take()
+            # Nothing can follow that stands before the rows so far.
+            changes = self._take(leave=0)
             # What was taken keeps those that its rows were sent with.
             self._relations = dict(self._relations)
         self._relations[relation.oid] = SentRelation(relation, transaction.final_lsn)
@@ -344,12 +354,21 @@ class TransactionAssembler:
 
     def take(self) -> Changes | None:
         """Give what was collected, if anything. :meth:`kept` or :meth:`refused` is called before anything else."""
-        self._end_run()
-        if not self._collected:
-            return None
-        messages, runs = self._collected.take(), tuple(self._runs)
+        return self._take(self._count_of_last_record() if self._waits_for_messages else 0)
+
+    def _take(self, leave: int) -> Changes | None:
+        self._end_run(leave)
+        messages, runs = self._collected.take(leave), tuple(self._runs)
         self._runs, self._run_start = [], 0
-        return Changes(messages, runs, self.received, self._relations)
+        return Changes(messages, runs, self.received, self._relations) if len(messages) else None
+
+    def _count_of_last_record(self) -> int:
+        """How many messages of a commit that goes on are of its last record, or end where that begins."""
+        count = len(self._collected) - self._run_start
+        if self._transaction is None or not count:
+            return 0
+        lsn = self._collected.octets(-1)[START]
+        return next((i for i in range(1, count) if self._collected.octets(-i - 1)[START] != lsn), count)
 
     def kept(self, changes: Changes, last_seq: int) -> None:
         """Note that changes were decoded and are safe here; ``last_seq`` is the number of their last one."""
@@ -367,13 +386,13 @@ class TransactionAssembler:
     def _take_if_full(self) -> Changes | None:
         return self.take() if self._collected.is_full else None
 
-    def _end_run(self) -> None:
-        """Close the present transaction's run of messages, if it has any."""
-        count = len(self._collected) - self._run_start
+    def _end_run(self, leave: int = 0) -> None:
+        """Close the present transaction's run of messages, if it has any but the last ``leave``."""
+        count = len(self._collected) - self._run_start - leave
         if self._transaction is not None and count:
             transaction = self._transaction
             self._runs.append(Run(transaction.final_lsn, transaction.commit_ts, transaction.xid, self._last_seq, count))
-            self._run_start = len(self._collected)
+            self._run_start += count
             # Known after decoding; only a transaction that is cut by a chunk's end needs it.
             self._last_seq = 0
 

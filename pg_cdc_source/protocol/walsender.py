@@ -18,7 +18,8 @@ from pg_cdc_source.values.wire import Messages
 # XLogData is its tag, three numbers of 8 bytes, and the plugin's message.
 XLOG_DATA, KEEPALIVE = b"wk"
 HEADER_BYTES = 25
-_START_AT = 1
+# Where an XLogData says where it begins: a change's WAL record (walsender.c: WalSndPrepareWrite).
+START = slice(1, 9)
 _KEEPALIVE = struct.Struct(">cQQ?")
 
 
@@ -39,6 +40,6 @@ def read_keepalive(data: bytes) -> Keepalive:
 
 
 def read_starts(messages: Messages) -> Ints:
-    """Return where each XLogData begins: a change's WAL record (walsender.c: WalSndPrepareWrite)."""
-    starts: Ints = messages.buffer.at_any_byte(">u8")[messages.starts + _START_AT].astype(np.int64)
+    """Return where each XLogData begins."""
+    starts: Ints = messages.buffer.at_any_byte(">u8")[messages.starts + START.start].astype(np.int64)
     return starts

@@ -138,9 +138,10 @@ class ChangeBuffer:
     @property
     def is_full(self) -> bool:
         """Whether nothing should be received until Spark has taken something."""
+        messages, size_bytes = self._assembler.left
         return (
-            self._chunks.rows + len(self._assembler) > BATCHES_AHEAD * self._limits.rows
-            or self._chunks.raw_bytes + self._assembler.size_bytes > BATCHES_AHEAD * self._limits.bytes
+            self._chunks.rows + len(self._assembler) - messages > BATCHES_AHEAD * self._limits.rows
+            or self._chunks.raw_bytes + self._assembler.size_bytes - size_bytes > BATCHES_AHEAD * self._limits.bytes
         )
 
     def begin_session(self) -> None:

@@ -91,23 +91,25 @@ class Messages:
 class Collected:
     """Collects messages, one by one or many at once from C, until there are enough to be taken together.
 
-    Enough is ``most`` messages, or ``most_bytes`` bytes of them.
+    Enough is ``most`` messages, or ``most_bytes`` bytes of them, beside those that were left when others were taken.
     """
 
-    __slots__ = ("_data", "_drained", "_ends", "_into", "_octets", "_positions", "most", "most_bytes")
+    __slots__ = ("_data", "_drained", "_ends", "_into", "_left", "_octets", "_positions", "most", "most_bytes")
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self.most, self.most_bytes = most, most_bytes
         self._drained = native.Drained(0, 0, None, 0)
+        self._left = (0, 0)
         self._begin(most_bytes)
 
     def _begin(self, capacity: int) -> None:
+        most = self.most + self._left[0]
         self._data = np.empty(capacity + WireBuffer.MIN_PADDING, np.uint8)
-        self._ends = np.empty(self.most, np.int64)
+        self._ends = np.empty(most, np.int64)
         # Python writes into views several times as fast as into arrays.
         self._octets, self._positions = self._data.data, self._ends.data
         # Looked up once, not for each burst.
-        self._into = (self._data.ctypes.data, capacity, self._ends.ctypes.data, self.most)
+        self._into = (self._data.ctypes.data, capacity, self._ends.ctypes.data, most)
 
     def __len__(self) -> int:
         return int(self._drained.messages)
@@ -117,8 +119,14 @@ class Collected:
         return int(self._drained.bytes)
 
     @property
+    def left(self) -> tuple[int, int]:
+        """How many of them were left when others were taken, and their bytes."""
+        return self._left
+
+    @property
     def is_full(self) -> bool:
-        return len(self) >= self.most or self.size_bytes >= self.most_bytes
+        messages, size_bytes = self._left
+        return len(self) - messages >= self.most or self.size_bytes - size_bytes >= self.most_bytes
 
     def append(self, message: bytes) -> None:
         """Add a message. It may be longer than the room that is left, but there must be some: see :attr:`is_full`."""
@@ -139,8 +147,8 @@ class Collected:
     def extend(self, messages: Messages, at: int, cut: int) -> int:
         """Add messages, each without its ``cut`` bytes at ``at``, while there is room; return how many were added."""
         lengths = messages.ends - messages.starts - cut
-        room = np.searchsorted(np.cumsum(lengths), self.most_bytes - self.size_bytes) + 1
-        count = min(len(messages), self.most - len(self), int(room))
+        room = np.searchsorted(np.cumsum(lengths), self.most_bytes + self._left[1] - self.size_bytes) + 1
+        count = min(len(messages), self.most + self._left[0] - len(self), int(room))
         first, used = len(self), self.size_bytes
         end = used + int(lengths[:count].sum())
         self._make_room(end)
@@ -163,11 +171,20 @@ class Collected:
         receive(*self._into, ctypes.addressof(self._drained))
         return self._drained
 
-    def take(self) -> Messages:
-        """Return what was collected, and start again empty."""
-        used, ends = self.size_bytes, self._ends[: len(self)]
+    def octets(self, i: int) -> memoryview:
+        """Message ``i``, or that many from the end."""
+        i %= len(self)
+        return self._octets[self._positions[i - 1] if i else 0 : self._positions[i]]
+
+    def take(self, leave: int = 0) -> Messages:
+        """Return what was collected, and start again with the last ``leave`` of it."""
+        count = len(self) - leave
+        ends, left = self._ends[:count], self._ends[count : len(self)]
+        used = int(ends[-1]) if count else 0
+        octets = bytes(self._octets[used : self.size_bytes])
         self._data[used : used + WireBuffer.MIN_PADDING] = 0
         buffer = WireBuffer.over(self._data[: used + WireBuffer.MIN_PADDING], used)
-        self._drained.messages = self._drained.bytes = 0
-        self._begin(self.most_bytes)
+        self._left = self._drained.messages, self._drained.bytes = leave, len(octets)
+        self._begin(self.most_bytes + len(octets))
+        self._octets[: len(octets)], self._ends[:leave] = octets, left - used
         return Messages(buffer, np.concatenate((np.zeros(1, np.int64), ends))[:-1], ends)

@@ -80,6 +80,7 @@ class Transaction:
 
     Among the rows stand ``emitted`` logical decoding messages of the prefix ``outbox``, and others that nobody wants.
     ``alone``: a message that is not transactional comes first, and its record ends where the commit's begins.
+    ``behind``: they are of a subtransaction, their records end where the next row's begins, and they come behind that.
     Each third row is an update; of the two before it the second is of the first one's record, if it follows it.
     """
 
@@ -88,6 +89,7 @@ class Transaction:
     streamed: bool = False
     emitted: int = 0
     alone: bool = False
+    behind: bool = False
 
     def sent_after(self, received: Position) -> list[bytes]:
         """What a session that starts there brings: records from there on."""
@@ -95,7 +97,8 @@ class Transaction:
         return found + (self.messages() if self.lsn >= received.next_lsn else [])
 
     def messages(self) -> list[bytes]:
-        changes = [self._change(at, i) for at, i in self._changes()]
+        in_order = sorted(self._changes(), key=lambda change: (change[0], isinstance(change[1], str)))
+        changes = [self._change(at, i) for at, i in in_order]
         if not self.streamed:
             return [begin(self.lsn), RELATION, *changes, commit(self.lsn)]
         xid, rolled_back = self.lsn, self.lsn + 1
@@ -124,6 +127,10 @@ class Transaction:
         for k, one in enumerate(found):
             of_before = isinstance(one, int) and one % 3 == 1 and found[k - 1] == one - 1
             placed.append((self.lsn * 1000 + 16 * (k - of_before), one))
+        if self.behind:
+            for k in range(len(placed) - 1):
+                if isinstance(placed[k][1], str) and isinstance(placed[k + 1][1], int):
+                    placed[k] = placed[k + 1][0], placed[k][1]
         return placed
 
     def _change(self, at: int, what: int | str) -> bytes:
@@ -141,7 +148,7 @@ class Transaction:
                 found.append((self.lsn, at + (at == before or what % 3 == 2), what))
             elif what == "outbox":
                 found.append((self.lsn, at - 1, None))
-            before = at
+            before = at if isinstance(what, int) else 0
         return found
 
 

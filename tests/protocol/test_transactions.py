@@ -57,9 +57,11 @@ class Blocks:
         Blocks.opened -= 1
 
 
-def assembler(start: Position = START, chunk: int = 1000, block: int = 1000) -> TransactionAssembler:
+def assembler(
+    start: Position = START, chunk: int = 1000, block: int = 1000, prefixes: tuple[str, ...] = ("outbox",)
+) -> TransactionAssembler:
     return TransactionAssembler(
-        start, lambda: StreamedTransaction(Blocks, block), prefixes=("outbox",), messages_per_chunk=chunk
+        start, lambda: StreamedTransaction(Blocks, block), prefixes=prefixes, messages_per_chunk=chunk
     )
 
 
@@ -69,15 +71,15 @@ Row = tuple[int, int, int | None]
 def rows_of(changes: Changes) -> tuple[list[Row], int]:
     """(LSN, number, id) of the rows that were not handed out before, and the last number; messages have no id."""
     _, tags, _ = tags_and_oids(changes.messages, len(HEADER))
-    records = read_starts(changes.messages)
+    records = read_starts(changes.messages) - (tags == pgoutput.MESSAGE)
     rows: list[Row] = []
     at = seq = 0
     for run in changes.runs:
         seq = run.after_seq
-        for i in range(at, at + run.messages):
+        for i in sorted(range(at, at + run.messages), key=lambda i: records[i]):
             is_message = tags[i] == pgoutput.MESSAGE
             # Those of one record count on from it.
-            seq = max(seq, int(records[i]) - is_message - 1) + (2 if tags[i] == pgoutput.UPDATE else 1)
+            seq = max(seq, int(records[i]) - 1) + (2 if tags[i] == pgoutput.UPDATE else 1)
             # Tag, oid, "N", number of columns, "t", length: the id is what comes behind.
             number = changes.messages.octets(i)[len(HEADER) + 13 :].split(b"t")[0]
             if Position(run.commit_lsn, seq) > changes.after:
@@ -105,7 +107,13 @@ def given_by(what: TransactionAssembler, messages: Iterator[bytes], *, unseen: b
 
 
 transactions = st.lists(
-    st.tuples(st.integers(0, 12) | st.integers(0, 60), st.booleans(), st.just(0) | st.integers(0, 12), st.booleans()),
+    st.tuples(
+        st.integers(0, 12) | st.integers(0, 60),
+        st.booleans(),
+        st.just(0) | st.integers(0, 12),
+        st.booleans(),
+        st.booleans(),
+    ),
     min_size=1,
     max_size=8,
 ).map(lambda sizes: [Transaction(100 * (i + 2), *size) for i, size in enumerate(sizes)])
@@ -199,8 +207,8 @@ def test_a_relation_that_changes_ends_what_was_collected_and_leaves_its_rows_the
 
 def test_rows_of_a_relation_that_was_not_described_are_refused() -> None:
     what = assembler()
-    what.receive(begin(200))
-    what.receive(ROW)
+    for message in (begin(200), ROW, commit(200)):
+        what.receive(message)
     changes = what.take()
     assert changes is not None
     with pytest.raises(WireError, match="expected a Relation message for oid 1 before its rows"):
@@ -231,7 +239,7 @@ def test_what_was_refused_is_not_complete_and_comes_again() -> None:
 
 
 def test_a_commit_that_was_kept_in_part_comes_whole_and_only_its_rest_is_new() -> None:
-    what = assembler(chunk=2)
+    what = assembler(chunk=2, prefixes=())
     messages = Transaction(200, 4).messages()
     (changes,) = given_by(what, iter(messages[:4]), unseen=False)
     what.kept(changes, rows_of(changes)[1])

@@ -64,11 +64,12 @@ def buffer_from(
     chunk: int = 1000,
     block: int = 1000,
     memory_bytes: int = 1 << 30,
+    prefixes: tuple[str, ...] = ("outbox",),
 ) -> ChangeBuffer:
     new_file = Spill if files is None else files.new
     return ChangeBuffer(
         TransactionAssembler(
-            start, lambda: StreamedTransaction(new_file, block), prefixes=("outbox",), messages_per_chunk=chunk
+            start, lambda: StreamedTransaction(new_file, block), prefixes=prefixes, messages_per_chunk=chunk
         ),
         ChangeDecoder(TYPED, SCHEMA),
         how,
@@ -141,7 +142,13 @@ def batches(
 
 
 transactions = st.lists(
-    st.tuples(st.integers(0, 12) | st.integers(0, 60), st.booleans(), st.just(0) | st.integers(0, 12), st.booleans()),
+    st.tuples(
+        st.integers(0, 12) | st.integers(0, 60),
+        st.booleans(),
+        st.just(0) | st.integers(0, 12),
+        st.booleans(),
+        st.booleans(),
+    ),
     min_size=1,
     max_size=8,
 ).map(lambda sizes: [Transaction(100 * (i + 2), *size) for i, size in enumerate(sizes)])
@@ -215,7 +222,7 @@ def test_a_full_buffer_takes_no_more_until_rows_are_dropped() -> None:
 
 
 def test_what_waits_is_counted_from_a_position_on() -> None:
-    buffer = buffer_from(chunk=5, memory_bytes=0)
+    buffer = buffer_from(chunk=5, memory_bytes=0, prefixes=())
     source = Source(buffer, Server([Transaction(100, 12), Transaction(200, 3)]))
     assert buffer.waiting(START) == Waiting(0, 0, 0, START, None)
     # The second transaction is here and not yet decoded: 10 rows are in chunks, which are in files.
@@ -315,7 +322,7 @@ class Full(Files):
 def test_what_could_not_be_stored_is_not_passed_over(chunks: int) -> None:
     """A chunk has five rows, and a commit eight: what came before the one that is missing is handed out."""
     files, sent = Full(chunks), [Transaction(100 * (i + 1), 8) for i in range(4)]
-    buffer = buffer_from(chunk=5, memory_bytes=0, files=files)
+    buffer = buffer_from(chunk=5, memory_bytes=0, files=files, prefixes=())
     with pytest.raises(MemoryError, match="no room"):
         Source(buffer, Server(sent)).receive(1000)
     assert isinstance(buffer.error, MemoryError)
