@@ -253,6 +253,16 @@ def test_rows_from_before_it_do_not_hide_it(drive: Drive, pg: Session) -> None:
     assert said(rows) == [("added", "b", "5")]
 
 
+def test_a_row_between_two_of_them_does_not_hide_the_second(drive: Drive, pg: Session) -> None:
+    """It is decoded behind the look that has found both, and says the first."""
+    driver = standing(drive, pg)
+    driver.stop()
+    run(pg, "ALTER TABLE t ADD b int DEFAULT 5", "INSERT INTO t VALUES (3)", "ALTER TABLE t ADD c int DEFAULT 6")
+    driver.start()
+    rows = read_until(driver, lambda: len(said(driver.rows)) > 1)
+    assert said(rows) == [("added", "b", "5"), ("added", "c", "6")]
+
+
 def test_a_schema_that_was_renamed_is_said_without_a_row(drive: Drive, pg: Session) -> None:
     run(pg, "CREATE SCHEMA x", "CREATE TABLE x.t (id int PRIMARY KEY)", f"CREATE PUBLICATION {SLOT} FOR TABLE x.t")
     driver = drive(tables="*", onSchemaChange="emit")

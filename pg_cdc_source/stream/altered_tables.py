@@ -64,8 +64,8 @@ class AlteredTables:
         """A batch from ``start`` ends at ``end``. Tables whose rows are ``coming`` say it with these."""
         if self.position is None or end < self.position:
             return
-        if end == self.position:
-            self._layouts.reach(start, [found for found in self._found if found[0].layout.oid not in coming])
-        else:
-            self._mark = ""  # it is too late for these
+        of_these = [found for found in self._found if found[0].layout.oid not in coming]
+        # Where the batch goes further it is too late for these.
+        if end > self.position or not self._layouts.reach(start, of_these):
+            self._mark = ""
         self.position, self._found = None, ()

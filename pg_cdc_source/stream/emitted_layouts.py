@@ -125,13 +125,20 @@ class EmittedLayouts:
         both = ((record, known[record.layout.oid]) for record in records)
         return end, tuple((r, last.position) for r, last in both if last is not None and last.layout != r.layout)
 
-    def reach(self, start: Position, found: Iterable[PresentLayout]) -> None:
-        """Have the batch from ``start`` that ends where these were read say what rows have not said by now."""
+    def reach(self, start: Position, found: Iterable[PresentLayout]) -> bool:
+        """Have the batch from ``start`` that ends where these were read say what rows have not said by now.
+
+        Return whether that is all: rows may have said a part of it, and the rest has to be looked for again.
+        """
+        is_all = True
         for present, known_at in found:
             record = self._history.reach_present(present, as_catalog(present), known_at)
             if record is not None and record.is_rewritten and record.position <= start:
                 # It is not between where the batch starts and where it ends.
                 self._owed.append(record.layout.name)
+            newest = self._history.newest(present.layout.oid)
+            is_all &= record is not None or newest is None or newest.position == known_at
+        return is_all
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
