@@ -26,7 +26,6 @@ from pg_cdc_source.protocol.tuples import Rows
 from pg_cdc_source.values.arrow import byte_strings, to_numpy
 from pg_cdc_source.values.decoder import Field
 from pg_cdc_source.values.ndarrays import Flags, Ints
-from pg_cdc_source.values.wire import WireBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,8 @@ class ChangedRows:
     is_first_half: Flags  # it is a delete, and its insert is the next row
     is_delete: Flags
     has_old: Flags  # its message has an old image, which belongs to this row
+    old: Ints  # the place of its message's old image among the old ones; of any where it has none
+    image_of: Ints  # the place of the image that it is, among all new ones followed by all old ones
 
     @classmethod
     def of(cls, rows: Rows, relation: RelationMessage, key: Sequence[str]) -> ChangedRows:
@@ -63,62 +64,51 @@ class ChangedRows:
         kind = np.where(is_delete, DELETED, np.where(rows.kind[source] == INSERT, INSERTED, UPDATED))
         kind[is_second_half] = INSERTED
         # Of the two rows of an update that changed the key, the old image belongs to the delete.
-        return cls(rows, source, kind, is_first_half, is_delete, rows.has_old[source] & ~is_second_half)
+        has_old = rows.has_old[source] & ~is_second_half
+        old = np.maximum(_ranks(rows.has_old), 0)[source]
+        image_of = np.where(is_delete, np.count_nonzero(rows.has_new) + old, _ranks(rows.has_new)[source])
+        return cls(rows, source, kind, is_first_half, is_delete, has_old, old, image_of)
 
     def __len__(self) -> int:
         return len(self.source)
 
     def image(self, column: int) -> Image:
         """Return where each row's value of one of the relation's columns lies."""
-        rows = self.rows
-        new = None if rows.new is None else rows.new.fields[column]
-        toast = None if rows.new is None else rows.new.unchanged[column]
-        if rows.old is None and new is not None:
+        rows, image_of = self.rows, self.image_of
+        both = [images for images in (rows.new, rows.old) if images is not None]
+        if rows.old is None:
             # Inserts, and updates that left the key alone.
-            return Image(new, toast)
-        found = _Gathered(len(self))
-        unchanged = np.zeros(len(self), np.bool_)
-        if new is not None:
-            to = np.flatnonzero(~self.is_delete)
-            take = _ranks(rows.has_new)[self.source[to]]
-            found.put(to, new, take)
-            if toast is not None:
-                unchanged[to] = toast[take]
-        if rows.old is not None:
-            # Deletes, and values that did not travel but stand in the old row; its NULLs may be what was not sent.
-            old, old_toast = rows.old.fields[column], rows.old.unchanged[column]
-            in_old = np.where(rows.has_old, _ranks(rows.has_old), 0)[self.source]
-            sent = rows.has_old[self.source] if old.valid is None else rows.has_old[self.source] & old.valid[in_old]
-            to = np.flatnonzero(self.is_delete | (unchanged & sent))
-            take = in_old[to]
-            found.put(to, old, take)
-            unchanged[to] = False if old_toast is None else old_toast[take]
-        return Image(found.field(rows.buffer), unchanged if unchanged.any() else None)
+            return Image(both[0].fields[column], both[0].unchanged[column])
+        fields = [images.fields[column] for images in both]
+        unchanged = _joined(fields, [images.unchanged[column] for images in both], otherwise=False)
+        if unchanged is not None:
+            # A value that did not travel may stand in the old row; its NULLs may be what was not sent.
+            field = fields[-1]
+            stands = rows.has_old[self.source] & (True if field.valid is None else field.valid[self.old])
+            from_old = unchanged[image_of] & stands
+            image_of = np.where(from_old, len(unchanged) - len(field.start) + self.old, image_of)
+            unchanged = unchanged[image_of]
+        start = np.concatenate([field.start for field in fields])[image_of]
+        length = np.concatenate([field.length for field in fields])[image_of]
+        valid = _joined(fields, [field.valid for field in fields], otherwise=True)
+        values = Field(rows.buffer, start, length, None if valid is None else valid[image_of])
+        return Image(values, unchanged if unchanged is not None and unchanged.any() else None)
 
     def old_image(self, column: int) -> Field | None:
         """Return where each row's old value of one of the relation's columns lies; None where no row has an old one."""
         if self.rows.old is None:
             return None
-        found = _Gathered(len(self))
-        to = np.flatnonzero(self.has_old)
-        found.put(to, self.rows.old.fields[column], _ranks(self.rows.has_old)[self.source[to]])
-        return found.field(self.rows.buffer)
+        field = self.rows.old.fields[column]
+        valid = self.has_old if field.valid is None else self.has_old & field.valid[self.old]
+        return Field(field.buffer, field.start[self.old], np.where(valid, field.length[self.old], 0), valid)
 
 
-class _Gathered:
-    """Places of values, NULL until they are put. They keep the order of the rows, and NULLs may lie anywhere."""
-
-    __slots__ = ("_length", "_start", "_valid")
-
-    def __init__(self, n: int) -> None:
-        self._start, self._length, self._valid = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.bool_)
-
-    def put(self, to: Ints, field: Field, take: Ints) -> None:
-        self._start[to], self._length[to] = field.start[take], field.length[take]
-        self._valid[to] = True if field.valid is None else field.valid[take]
-
-    def field(self, buffer: WireBuffer) -> Field:
-        return Field(buffer, self._start, self._length, self._valid)
+def _joined(fields: Sequence[Field], flags: Sequence[Flags | None], *, otherwise: bool) -> Flags | None:
+    """Join flags of images, those of ``fields``; None where all are ``otherwise``."""
+    if all(some is None for some in flags):
+        return None
+    pairs = zip(fields, flags, strict=True)
+    return np.concatenate([np.full(len(field.start), otherwise) if some is None else some for field, some in pairs])
 
 
 def _changed_keys(rows: Rows, relation: RelationMessage, key: Sequence[str]) -> Flags:
