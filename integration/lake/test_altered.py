@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from driving import run
-from lake import Begin, is_same
+from lake import Begin, is_same, rows_of
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
@@ -27,6 +27,10 @@ def test_what_is_altered_without_a_change_is_in_the_lake(pg: Session, begin: Beg
     ):
         run(pg, statement)
         wait_until(is_same(lake, pg, "t"))
+        # So is the version that the ledger names.
+        last = lake.ledger.last()
+        assert last is not None
+        assert lake.rows("t", last.tables["public.t"]) == rows_of(pg, "t"), statement
     lake.restart()
     # Its rows would not be found by their keys any more.
     run(pg, "ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'")

@@ -128,6 +128,42 @@ def test_messages_that_are_not_transactional_come_at_once(pg: Session, outbox: D
     ]
 
 
+def test_messages_that_are_not_transactional_come_also_where_a_batch_ends_before_them(
+    pg: Session, drive: Drive
+) -> None:
+    """A server that is asked for what comes behind a record's beginning leaves it out."""
+    require_messages(pg)
+    driver = begun(drive, maxRowsPerBatch="10")
+    run(pg, "INSERT INTO t SELECT i, 'x' FROM generate_series(1, 10) AS i")
+    for i in range(6):
+        run(pg, f"SELECT pg_logical_emit_message(false, 'Audit', '{i}')")
+    run(pg, "INSERT INTO t VALUES (11, 'behind')")
+    expected = ["insert"] * 10 + ["message"] * 6 + ["insert"]
+    for limit in ("10", "1", "2", "1"):
+        driver.restart(maxRowsPerBatch=limit)
+        if rows := driver.batch():
+            assert driver.again() == rows
+    for _ in expected[len(driver.rows) :]:
+        wait_until(lambda: bool(driver.batch()))
+        driver.restart(maxRowsPerBatch="1")
+    assert kinds(driver.rows) == expected
+    assert is_ordered(driver.rows)
+
+
+def test_a_message_that_is_not_transactional_comes_though_what_is_behind_it_is_refused(
+    pg: Session, drive: Drive
+) -> None:
+    require_messages(pg)
+    driver = begun(drive, onTruncate="fail")
+    run(pg, "INSERT INTO t VALUES (1, 'a')")
+    driver.take(1)
+    run(pg, "SELECT pg_logical_emit_message(false, 'Audit', 'x')", "TRUNCATE t")
+    driver.refusal("public.t was truncated", rows=None)
+    driver.restart(onTruncate="emit")
+    wait_until(lambda: driver.batch() is not None and len(driver.rows) == 3)
+    assert kinds(driver.rows) == ["insert", "message", "truncate"]
+
+
 def test_a_message_across_the_end_of_a_batch_comes_after_a_restart(pg: Session, outbox: Driver) -> None:
     """The WAL on disk may end with a page, within a record: a batch that ends there has not brought the message."""
     run(pg, "INSERT INTO t VALUES (1, 'before')")

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredColumn, MirroredLayout, read_layout, with_dropped
+from pg_cdc_source.lake.kept_columns import is_wider
 from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.lake.variants import require_exact
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, UNCHANGED_TYPE
@@ -223,6 +224,11 @@ class TableBatch:
                     f"{self.table} has the column {column.name}, which the mirror itself adds ({self.shape.text})",
                     remedy=f"rename it in PostgreSQL, and {_RESNAPSHOT}; or mirror the table in another mode",
                 )
+            if column.name.lower() in self.shape.reserved:
+                raise SchemaChangedError(
+                    f"{self.table} has the column {column.name}, a name that {self.shape.format} uses itself",
+                    remedy=f"rename it in PostgreSQL, and {_RESNAPSHOT}; or mirror the table in another format",
+                )
         names: dict[str, str] = {}
         for column in layout.columns:
             if (other := names.setdefault(column.name.lower(), column.name)) != column.name:
@@ -324,6 +330,14 @@ class TableBatch:
                 if fill is not None and begin < self._added[number]:
                     texts = from_texts([fill]).take(from_numpy(np.zeros(n, np.int32)))
             else:
+                was = layout.columns[place]
+                if self.shape.is_log and was.type != column.type and not is_wider(was.type, column.type):
+                    # A log has values as they were, which other types may not.
+                    raise SchemaChangedError(
+                        f"{self.table}: column {was.name} had the type {was.codec.column.type_name} before it got "
+                        f"{column.codec.column.type_name} within a batch",
+                        remedy=_RESNAPSHOT,
+                    )
                 texts = run.column(f"c{place}")
                 names[layout.columns[place].name] = column.name
             arrays.append(_typed(self.table, column, texts, run, self.shape))

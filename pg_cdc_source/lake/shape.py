@@ -22,6 +22,23 @@ _VERSIONS: Mapping[str, pa.DataType] = {
     VALID_FROM_TS: COMMIT_TS_TYPE,
     VALID_TO_TS: COMMIT_TS_TYPE,
 }
+# Columns that tables of a format have themselves, which nobody can read then.
+_OF_TABLES: Mapping[str, frozenset[str]] = {
+    "iceberg": frozenset(
+        ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+    ),
+}
+# And those that a merge has while it runs, by Spark, Delta Lake or delta-rs.
+_OF_MERGES: Mapping[str, frozenset[str]] = {
+    "iceberg": frozenset(("__row_operation", "__row_id", "__row_from_source", "__row_from_target")),
+    "delta": frozenset(
+        (
+            *("_metadata", "_row_id_", "_file_name_", "_row_dropped_"),
+            *("_source_row_present_", "_target_row_present_"),
+        )
+    ),
+    "deltalake": frozenset(("__delta_rs_source", "__delta_rs_target", "__delta_rs_operation")),
+}
 _MODES = ("merge", "append", "history")
 _DELETES = ("hard", "soft")
 _CHANGES = ("evolve", "additive", "fail")
@@ -40,6 +57,7 @@ class Shape:
     deleted: str = "_deleted"
     on_schema_change: str = "evolve"
     json_as: str = "string"
+    format: str = ""
 
     @property
     def text(self) -> str:
@@ -90,6 +108,12 @@ class Shape:
             return _VERSIONS
         return {self.deleted: pa.bool_(), DELETED_LSN: pa.int64()} if self.is_soft else {}
 
+    @property
+    def reserved(self) -> frozenset[str]:
+        """Names that no column of PostgreSQL's can have in the table, in lower case."""
+        of_merges = frozenset[str]() if self.is_log else _OF_MERGES.get(self.format, frozenset())
+        return _OF_TABLES.get(self.format, frozenset()) | of_merges
+
     def fields(self) -> Iterator[tuple[int, pa.Field]]:
         """Yield its own columns with numbers that tell them from PostgreSQL's."""
         for place, (name, kind) in enumerate(self.columns.items()):
@@ -138,8 +162,8 @@ class Shapes:
                 raise OptionError(f"mirror() has no mode {wanted!r}", remedy=f"use {', '.join(_MODES)}")
             name = table if table == "*" else _full_name(table)
             is_soft = wanted == "merge" and deletes == "soft"
-            shapes[name] = Shape(wanted, is_soft, deleted, on_schema_change, json_as)
-        others = Shape("merge", deletes == "soft", deleted, on_schema_change, json_as)
+            shapes[name] = Shape(wanted, is_soft, deleted, on_schema_change, json_as, format)
+        others = Shape("merge", deletes == "soft", deleted, on_schema_change, json_as, format)
         return cls(shapes.pop("*", others), shapes)
 
     def __getitem__(self, table: str) -> Shape:

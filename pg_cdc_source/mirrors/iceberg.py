@@ -12,7 +12,7 @@ from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.catalog_tables import catalog_of, read_properties
 from pg_cdc_source.mirrors.merge_sql import literal
-from pg_cdc_source.mirrors.spark_commits import RECENT, Commit, read_said
+from pg_cdc_source.mirrors.spark_commits import COLUMNS_STEP, RECENT, Commit, read_said
 from pg_cdc_source.mirrors.spark_table import SparkTable
 
 SAID = "pgcdc"
@@ -78,6 +78,15 @@ class IcebergTable(SparkTable):
     def committed(self) -> int | None:
         said = read_said(self._text)
         return next((commit.version for commit in self.commits(RECENT) if commit.said == said), None)
+
+    def _commit_columns(self) -> None:
+        # A snapshot is read with the columns that the table had when it was made.
+        self._signed(COLUMNS_STEP)
+        self._append_nothing()
+
+    def _append_nothing(self) -> None:
+        """Make a snapshot with the rows of the one before, signed as the session's commits are."""
+        self._spark.table(self._name).where("false").writeTo(self._name).append()
 
     def age(self, version: int | None) -> int:
         if version is None:

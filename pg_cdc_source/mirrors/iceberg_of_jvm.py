@@ -48,10 +48,14 @@ class IcebergTableOfJvm(IcebergTable):
         assert self._said is not None
         if self._version is None and self.present(self._said) is None:
             # It has a version before it has rows.
-            append = _loaded(self._spark, self._name).newAppend()
-            append.set(SAID, self._signed(ANEW_STEP))
-            append.commit()
+            self._signed(ANEW_STEP)
+            self._append_nothing()
             self._note_commit()
+
+    def _append_nothing(self) -> None:
+        append = _loaded(self._spark, self._name).newAppend()
+        append.set(SAID, self._text)
+        append.commit()
 
     def _write_empty(self, schema: StructType, properties: Mapping[str, str], *, replaces: bool) -> None:
         if replaces:

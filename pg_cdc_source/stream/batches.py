@@ -67,7 +67,13 @@ def _end_within(opening: Chunk, chunk: Chunk, start: Position, room: int, last: 
     first_out = skipped + room
     if first_out >= batch.num_rows:
         return position_of(batch, -1)
-    between_commits = Position.before(position_of(batch, first_out).lsn)
+    behind = position_of(batch, first_out)
+    between_commits = Position.before(behind.lsn)
+    if behind.seq == behind.lsn:
+        # A message that is a commit of its own. Its record begins further before, and a server that is asked for what
+        # comes from there on leaves it out.
+        previous = position_of(batch, first_out - 1) if first_out > skipped else last
+        between_commits = Position(previous.lsn)
     # Where the commit is the first that has rows, a batch that ends before it would be empty.
     if between_commits > start and _first_after(opening, start) < between_commits:
         return between_commits

@@ -122,6 +122,8 @@ class SlotReader:
                 rest = deadline - time.monotonic()
                 if rest <= 0:
                     return start
+                # What was decoded may have been read before, and have left room.
+                self._changed.notify_all()
                 self._changed.wait(rest)
 
     def read_through(self, end: Position, alive: Callable[[], bool]) -> None:

@@ -32,6 +32,8 @@ RELATION = (
         for key, name, (oid, typmod) in zip((1, 0, 0), (b"id", b"a", b"b"), BY_KEY.type_oids, strict=True)
     )
 )
+# The record of a message that is not transactional.
+ALONE_BYTES = 16
 # As if b had been renamed to c.
 OTHER_RELATION = RELATION.replace(b"b\0", b"c\0")
 
@@ -92,8 +94,9 @@ class Transaction:
     behind: bool = False
 
     def sent_after(self, received: Position) -> list[bytes]:
-        """What a session that starts there brings: records from there on."""
-        found = [message(self.lsn, transactional=False)] if self.alone and self.lsn > received.next_lsn else []
+        """What a session that starts there brings: records that begin there or behind."""
+        is_sent = self.alone and self.lsn - ALONE_BYTES >= received.next_lsn
+        found = [message(self.lsn, transactional=False)] if is_sent else []
         return found + (self.messages() if self.lsn >= received.next_lsn else [])
 
     def messages(self) -> list[bytes]:

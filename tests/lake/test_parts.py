@@ -98,3 +98,42 @@ def test_a_column_of_the_mirrors_own_is_refused() -> None:
     with pytest.raises(SchemaChangedError, match=r"has the column _Seq, which the mirror itself adds \(append\)"):
         parts(LOG, one(10, "1", "2", table=table))
     assert parts(VERSIONS, one(10, "1", "2", table=table)) == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "mode", "fits"),
+    [
+        ("iceberg", "_Deleted", "append", False),
+        ("iceberg", "__row_operation", "merge", False),
+        ("iceberg", "__row_operation", "append", True),
+        ("delta", "_metadata", "history", False),
+        ("deltalake", "__delta_rs_source", "merge", False),
+        ("deltalake", "_deleted", "merge", True),
+    ],
+)
+def test_a_column_that_the_format_has_itself_is_refused(format: str, name: str, mode: str, fits: bool) -> None:
+    rows = one(10, "1", "2", table=layout([(1, "id", "int4"), (2, name, "int4")]))
+    if fits:
+        assert parts(Shape(mode, format=format), rows)
+        return
+    with pytest.raises(SchemaChangedError, match=f"has the column {name}, a name that {format} uses itself"):
+        parts(Shape(mode, format=format), rows)
+
+
+@pytest.mark.parametrize(
+    ("was", "wanted", "fits"),
+    [
+        ("text", "int4", False),
+        ("float8", "int4", False),
+        ("int8", "int4", False),
+        ("int4", "int8", True),
+    ],
+)
+def test_values_of_a_log_keep_their_types(was: str, wanted: str, fits: bool) -> None:
+    tables = [layout([(1, "id", "int4"), (2, "v", type_name)]) for type_name in (was, wanted)]
+    rows = [row for i, table in enumerate(tables) for row in one(10 * i + 10, "1", "42", table=table)]
+    if fits:
+        assert parts(LOG, rows)
+        return
+    with pytest.raises(SchemaChangedError, match=r"column v had the type .* within a batch"):
+        parts(LOG, rows)

@@ -39,13 +39,19 @@ LIMITS = Limits(100, 1 << 30)
 
 @contextlib.contextmanager
 def reading(
-    server: Any, limits: Limits = LIMITS, how: Any = match, *, chunk: int = 1000, safe: Position = START
+    server: Any,
+    limits: Limits = LIMITS,
+    how: Any = match,
+    *,
+    chunk: int = 1000,
+    safe: Position = START,
+    start: Position = START,
 ) -> Iterator[SlotReader]:
     buffer = ChangeBuffer(
-        TransactionAssembler(START, lambda: StreamedTransaction(Spill), messages_per_chunk=chunk),
+        TransactionAssembler(start, lambda: StreamedTransaction(Spill), messages_per_chunk=chunk),
         ChangeDecoder(TYPED, TYPED.schema([BY_KEY])),
         how,
-        ChunkStore(START),
+        ChunkStore(start),
         limits,
         "s",
     )
@@ -101,6 +107,34 @@ def test_every_row_comes_once_and_only_ends_of_batches_are_confirmed(
     ends = {START.next_lsn, *(end.next_lsn for end, _ in batches)}
     assert set(server.confirmed) <= ends
     assert server.confirmed == sorted(server.confirmed)
+
+
+class Slow(Server):
+    """One whose messages come one by one."""
+
+    def connect(self, received: Position) -> Any:
+        session = super().connect(received)
+
+        class OneByOne(Session):
+            def receive(self, rows: Any = None) -> bytes | None:
+                return super().receive(None)
+
+        session.__class__ = OneByOne
+        return session
+
+
+def test_rows_of_a_commit_that_were_read_before_are_passed_over_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They fill the buffer, and decoding shows that none of them is wanted."""
+    monkeypatch.setattr(slot_reader, "CONFIRM_SECONDS", 120.0)
+    monkeypatch.setattr(slot_reader, "MESSAGES_PER_BURST", 10)
+    sent = Transaction(200, 600)
+    lsn, seq, _ = sent.expected()[499]
+    start = Position(Lsn(lsn), seq)
+    with reading(Slow([sent]), Limits(10, 1 << 30), start=start) as reader:
+        end = reader.cut(start, None, patience=30)
+        assert rows_between(reader, start, end) == sent.expected()[500:510]
 
 
 def test_without_limits_everything_up_to_a_position_is_read() -> None:
