@@ -27,7 +27,7 @@ JVM_OPTIONS = f"{QUICK} {archive_option(CLASSES)}" if CLASSES.exists() else QUIC
 CONF = {
     "spark.executor.extraJavaOptions": JVM_OPTIONS,
     "spark.driver.memory": "1536m",
-    "spark.executor.memory": "1536m",
+    "spark.executor.memory": "1g",
     "spark.log.level": "ERROR",
 }
 
