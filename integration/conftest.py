@@ -33,20 +33,16 @@ LONGEST_FIRST = (
         # Short ones, but of the lake's Spark, which a process that has it need not start again.
         "test_json.py",
         "test_delta_steps.py",
-        "test_altered.py",
         "test_connect.py",
         "test_crashes.py",
         "test_sparks.py",
         "test_examples.py",
-        "test_joining.py",
         "test_safety.py",
         "test_oracle.py",
         "test_schema.py",
-        "test_loss.py",
-        "test_mirror.py",
     ),
-    *("test_passwords.py", "test_consistency.py", "test_stream_values.py", "test_pgbench.py", "test_seen.py"),
-    *("test_emitted_history.py", "test_keeper.py", "test_tables.py", "test_memory.py", "test_documents.py"),
+    *("test_consistency.py", "test_mirror.py", "test_stream_values.py", "test_pgbench.py", "test_seen.py"),
+    *("test_keeper.py", "test_memory.py", "test_documents.py"),
 )
 
 

@@ -12,9 +12,8 @@ from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 
 # JVMs of tests live for seconds or minutes, have little to do, and share few cores: compiling for speed does not pay,
 # and takes half of all that Spark takes.
-# A sixth of what a lake's JVM takes was to collect garbage, with the third of 1 GB that is for new objects by default.
 # The 48 MB that such a JVM keeps for code are too few for Spark, which then compiles again what was thrown out.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmn512m -XX:ReservedCodeCacheSize=256m"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 
 
 def archive_option(classes: Path) -> str:
@@ -26,7 +25,6 @@ CLASSES = Path(sys.prefix, "spark-classes.jsa")
 JVM_OPTIONS = f"{QUICK} {archive_option(CLASSES)}" if CLASSES.exists() else QUICK
 CONF = {
     "spark.executor.extraJavaOptions": JVM_OPTIONS,
-    "spark.driver.memory": "1536m",
     "spark.executor.memory": "1g",
     "spark.log.level": "ERROR",
 }
