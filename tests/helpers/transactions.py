@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypothesis import strategies as st
 from messages import BY_KEY, HEADER, described, insert, recorded, update
 
 from pg_cdc_source.errors import TransientError
@@ -153,6 +154,19 @@ class Transaction:
                 found.append((self.lsn, at - 1, None))
             before = at if isinstance(what, int) else 0
         return found
+
+
+some_transactions = st.lists(
+    st.tuples(
+        st.integers(0, 12) | st.integers(0, 60),
+        st.booleans(),
+        st.just(0) | st.integers(0, 12),
+        st.booleans(),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=8,
+).map(lambda sizes: [Transaction(100 * (i + 2), *size) for i, size in enumerate(sizes)])
 
 
 @dataclass

@@ -18,6 +18,7 @@ from transactions import (
     commit,
     in_stream,
     keepalive,
+    some_transactions,
     stream_abort,
     stream_commit,
     stream_start,
@@ -106,22 +107,9 @@ def given_by(what: TransactionAssembler, messages: Iterator[bytes], *, unseen: b
             event = what.replay()
 
 
-transactions = st.lists(
-    st.tuples(
-        st.integers(0, 12) | st.integers(0, 60),
-        st.booleans(),
-        st.just(0) | st.integers(0, 12),
-        st.booleans(),
-        st.booleans(),
-    ),
-    min_size=1,
-    max_size=8,
-).map(lambda sizes: [Transaction(100 * (i + 2), *size) for i, size in enumerate(sizes)])
-
-
 @settings(max_examples=200, deadline=None)
 @given(
-    sent=transactions,
+    sent=some_transactions,
     chunk=st.integers(1, 30),
     block=st.integers(1, 8),
     losses=st.lists(st.integers(1, 60), max_size=3),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import BY_KEY, TYPED, described
-from transactions import OTHER_RELATION, Server, Transaction, match, message
+from transactions import OTHER_RELATION, Server, Transaction, match, message, some_transactions
 
 from pg_cdc_source.errors import DefiniteError, SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
@@ -141,17 +141,6 @@ def batches(
             start = end
 
 
-transactions = st.lists(
-    st.tuples(
-        st.integers(0, 12) | st.integers(0, 60),
-        st.booleans(),
-        st.just(0) | st.integers(0, 12),
-        st.booleans(),
-        st.booleans(),
-    ),
-    min_size=1,
-    max_size=8,
-).map(lambda sizes: [Transaction(100 * (i + 2), *size) for i, size in enumerate(sizes)])
 some_steps = st.lists(st.integers(1, 100), min_size=1, max_size=5)
 
 
@@ -162,7 +151,7 @@ def forever(steps: list[int]) -> Iterator[int]:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    sent=transactions,
+    sent=some_transactions,
     limit=st.integers(1, 40),
     chunk=st.integers(1, 30),
     # Of a few messages, a block may hold nothing but what was rolled back.
@@ -199,7 +188,7 @@ def test_batches_hold_every_row_once_and_end_between_commits(
 
 
 @settings(max_examples=60, deadline=None)
-@given(sent=transactions, steps=some_steps, data=st.data())
+@given(sent=some_transactions, steps=some_steps, data=st.data())
 def test_a_buffer_goes_on_from_any_row(sent: list[Transaction], steps: list[int], data: st.DataObject) -> None:
     expected = [row for t in sent for row in t.expected()]
     at = data.draw(st.sampled_from([START, *(Position(Lsn(lsn), seq) for lsn, seq, _ in expected)]))
