@@ -32,10 +32,7 @@ _OF_TABLES: Mapping[str, frozenset[str]] = {
 _OF_MERGES: Mapping[str, frozenset[str]] = {
     "iceberg": frozenset(("__row_operation", "__row_id", "__row_from_source", "__row_from_target")),
     "delta": frozenset(
-        (
-            *("_metadata", "_row_id_", "_file_name_", "_row_dropped_"),
-            *("_source_row_present_", "_target_row_present_"),
-        )
+        ("_metadata", "_row_id_", "_file_name_", "_row_dropped_", "_source_row_present_", "_target_row_present_")
     ),
     "deltalake": frozenset(("__delta_rs_source", "__delta_rs_target", "__delta_rs_operation")),
 }

@@ -184,7 +184,8 @@ class Collected:
         octets = bytes(self._octets[used : self.size_bytes])
         self._data[used : used + WireBuffer.MIN_PADDING] = 0
         buffer = WireBuffer.over(self._data[: used + WireBuffer.MIN_PADDING], used)
-        self._left = self._drained.messages, self._drained.bytes = leave, len(octets)
+        self._left = leave, len(octets)
+        self._drained.messages, self._drained.bytes = self._left
         self._begin(self.most_bytes + len(octets))
         self._octets[: len(octets)], self._ends[:leave] = octets, left - used
         return Messages(buffer, np.concatenate((np.zeros(1, np.int64), ends))[:-1], ends)

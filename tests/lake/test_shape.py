@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.lake.shape import Shapes
+from pg_cdc_source.lake.shape import Shape, Shapes
 
 
 def test_each_table_has_the_mode_that_was_given_for_it() -> None:
@@ -33,3 +35,11 @@ def test_what_there_is_not_is_refused(mode: str | dict[str, str], deletes: str, 
     with pytest.raises(OptionError) as caught:
         Shapes.of(mode, deletes, "deltalake", changes)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("format", ["iceberg", "delta", "deltalake"])
+def test_the_docs_name_every_column_that_a_format_has_itself(format: str) -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "mirror.md").read_text()
+    reserved = Shape(format=format).reserved
+    assert reserved
+    assert [name for name in reserved if f"`{name}`" not in text] == []
