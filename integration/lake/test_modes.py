@@ -199,6 +199,28 @@ def test_rows_that_stay_have_what_a_new_column_gave_them_where_all_rows_come_aga
     assert [row["f"] for row in lake.found("t")] == [5] * expected
 
 
+@pytest.mark.corner
+@pytest.mark.parametrize("is_said_by_a_row", [True, False])
+@pytest.mark.parametrize(("mode", "deletes"), [("merge", "soft"), ("history", "hard")])
+def test_what_precedes_ddl_that_rewrites_a_table_is_kept(
+    mode: str, deletes: str, is_said_by_a_row: bool, pg: Session, begin: Begin
+) -> None:
+    lake = begin(*FIRST, mode=mode, deletes=deletes)
+    # All of it is there when the next batch begins.
+    lake.driver.stop()
+    run(pg, "UPDATE t SET n = 5 WHERE id = 1", "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (5, 5, 'five')",
+        "DELETE FROM t WHERE id = 5", "UPDATE t SET n = 6 WHERE id = 2",
+        "ALTER TABLE t ALTER n TYPE bigint USING n * 10")  # fmt: skip
+    if is_said_by_a_row:
+        run(pg, "UPDATE t SET n = 7 WHERE id = 3")
+    lake.driver.start()
+    wait_for(lake, pg, lake.step)
+    states = sorted((row["id"], row["n"]) for row in lake.found("t") if row["id"] in (1, 2, 5))
+    assert states == (
+        [(1, 5), (2, 60), (5, 5)] if deletes == "soft" else [(1, 0), (1, 5), (2, 0), (2, 6), (2, 60), (5, 5)]
+    )
+
+
 @pytest.mark.parametrize("mode", ["append", "history"])
 def test_changes_that_come_again_with_a_tables_rows_are_there_once(
     mode: str, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch

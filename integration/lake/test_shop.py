@@ -58,7 +58,6 @@ REASONS = (
     "public.pairs has no key, or got another one under FULL",
     "was called",
     "rows changed their keys while the table or its key changed",
-    "columns have changed their names among each other",
     "the type of column",
     "was changed right behind the rows that came anew",
     "was dropped right behind the rows that came anew",

@@ -80,30 +80,35 @@ class Columns:
             clause = _clause("DROP", [quoted(name) for name in self.schema.names if name in dropped & has])
             yield clause, Columns._of(stay)
             has -= dropped
-        taken = {field.name for _, field in stay}
-        for field, place in zip(wanted.schema, places, strict=True):
-            if place is None:
-                continue
-            number, was = fields[place]
-            at = stay.index(fields[place])
-            if was.dataType != field.dataType and not _is_wider(was.dataType.simpleString(), field.dataType):
+
+        def rename(at: int, name: str) -> tuple[str | None, Columns]:
+            number, was = stay[at]
+            stay[at] = number, StructField(name, was.dataType)
+            clause = f"RENAME COLUMN {quoted(was.name)} TO {quoted(name)}" if was.name in has else None
+            has.discard(was.name)
+            has.add(name)
+            return clause, Columns._of(stay)
+
+        ends = {stay.index(fields[i]): field for i, field in zip(places, wanted.schema, strict=True) if i is not None}
+        renamed = {at: field.name for at, field in ends.items() if field.name != stay[at][1].name}
+        # Names are the same in any case. Columns that change theirs among each other make room first, under names that
+        # no column of PostgreSQL can have.
+        taken = {name.lower() for name in renamed.values()}
+        for at in renamed:
+            if stay[at][1].name.lower() in taken:
+                yield rename(at, f"column_{stay[at][0]}".ljust(64, "_"))
+        for at, field in ends.items():
+            was = stay[at][1].dataType
+            if was != field.dataType and not _is_wider(was.simpleString(), field.dataType):
                 raise SchemaChangedError(
-                    f"{table}: the type of column {field.name} was changed from {was.dataType.simpleString()} to "
+                    f"{table}: the type of column {field.name} was changed from {was.simpleString()} to "
                     f"{field.dataType.simpleString()}, which the lake's table cannot take over",
                     remedy=other_type_remedy(shape),
                 )
-            if was.name != field.name:
-                if field.name in taken:
-                    raise SchemaChangedError(
-                        f"{table}: columns have changed their names among each other",
-                        remedy="have its rows come again: pg-cdc resnapshot",
-                    )
-                stay[at] = number, StructField(field.name, was.dataType)
-                clause = f"RENAME COLUMN {quoted(was.name)} TO {quoted(field.name)}"
-                yield clause if was.name in has else None, Columns._of(stay)
-                has = has - {was.name} | {field.name}
-            if was.dataType != field.dataType:
-                stay[at] = number, field
+            if at in renamed:
+                yield rename(at, field.name)
+            if was != field.dataType:
+                stay[at] = stay[at][0], field
                 # Nothing happens where the column has the type already.
                 yield f"ALTER COLUMN {quoted(field.name)} TYPE {field.dataType.simpleString()}", Columns._of(stay)
         if added := [field for field, place in zip(wanted.schema, places, strict=True) if place is None]:

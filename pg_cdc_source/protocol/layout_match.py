@@ -205,9 +205,12 @@ def _is_rewritten(
     if any(column.attnum <= (known.last or 0) for column in added if column.attnum is not None):
         # It was there all the time, with values that were not sent.
         return True
-    retyped = [column for was, column in pairs if was is not None and was.sent[1:] != column.sent[1:]]
+    retyped = [(was, column) for was, column in pairs if was is not None and was.sent[1:] != column.sent[1:]]
     if any(was is not None and not _are_alike(was.type, column.type) for was, column in pairs):
         # Rows that PostgreSQL leaves as they are have another text.
+        return True
+    if not all(_have_one_type(was.spark, column.spark) for was, column in retyped):
+        # What a sink has of them is of another type (numeric(10,2) to numeric, which is STRING).
         return True
     renamed = [column for was, column in pairs if was is not None and was.name != column.name]
     if present is None and not (added or dropped or retyped or renamed):
@@ -228,3 +231,8 @@ def _are_alike(was: CatalogType, now: CatalogType) -> bool:
     if was.element is not None and now.element is not None:
         return _are_alike(was.element, now.element)
     return _LIKE.get(was.oid, was.oid) == _LIKE.get(now.oid, now.oid)
+
+
+def _have_one_type(was: str, now: str) -> bool:
+    """Whether values of one Spark type can become those of another, where PostgreSQL leaves rows as they are."""
+    return was == now or (was.startswith("decimal") and now.startswith("decimal"))

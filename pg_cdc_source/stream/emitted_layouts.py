@@ -114,6 +114,15 @@ class EmittedLayouts:
         names, self._owed = [*self._owed, *names], []
         return names
 
+    def before_rewritten(self, start: Position, end: Position) -> Position:
+        """Where a batch from ``start`` ends: at ``end``, or before the first commit that says a table is rewritten.
+
+        A sink that keeps what PostgreSQL gives up has a use for the changes before. Those behind it are void.
+        """
+        records = self._history.rewritten(start, end) if self.are_emitted else ()
+        ends = (Position.before(record.position.lsn) for record in records)
+        return min((earlier for earlier in ends if earlier > start), default=end)
+
     # --- layouts that no row has said ---------------------------------------------------------------------------------
 
     def read_present(

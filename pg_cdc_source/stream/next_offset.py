@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,6 +79,9 @@ class NextOffset:
         """A batch of changes and of what no row says: of tables that were altered, and whose rows were asked for."""
         parts = self._parts
         parts.altered.reach(start.position, end, start.due_oids | start.gap_oids)
+        if (earlier := parts.layouts.before_rewritten(start.position, end)) < end:
+            # The next batch follows at once, also where no row says it.
+            end, self._moved_at = earlier, -math.inf
         start = replace(start, due=parts.due(start, end), members=parts.membership.plan.members)
         return self._offset(start, end)
 
