@@ -226,7 +226,7 @@ class ChangeBuffer:
         bound = complete if ceiling is None else min(complete, ceiling)
         is_stuck = self.error is not None or (bound <= start and self.is_full)
         end = end_of_batch(self._chunks, start, self._limits, complete, ceiling, is_stuck=is_stuck)
-        return start if only_rows and end != ceiling and self._is_quiet(start, end) else end
+        return start if only_rows and end != ceiling and self.is_quiet(start, end) else end
 
     def batch(self, start: Position, end: Position) -> list[Chunk]:
         """The chunks with the rows after ``start`` up to ``end``, among others."""
@@ -245,6 +245,12 @@ class ChangeBuffer:
             chunks[0].committed_us if chunks else self._assembler.oldest_us,
         )
 
+    def is_quiet(self, start: Position, end: Position) -> bool:
+        """Whether nothing is after ``start`` up to ``end``, neither row nor request, and no error right behind it."""
+        if self.error is not None or self.requests(start, end):
+            return False
+        return not any(chunk.last > start and chunk.first <= end for chunk in self._chunks)
+
     def requests(self, after: Position, through: Position) -> list[Request]:
         """What was asked for behind ``after`` and up to ``through``, in order; everything through there has come."""
         return [request for request in self._requests if after < request.position <= through]
@@ -257,9 +263,3 @@ class ChangeBuffer:
     def close(self) -> None:
         self._chunks.close()
         self._assembler.close()
-
-    def _is_quiet(self, start: Position, end: Position) -> bool:
-        """Whether nothing is after ``start`` up to ``end``, neither row nor request, and no error right behind it."""
-        if self.error is not None or self.requests(start, end):
-            return False
-        return not any(chunk.last > start and chunk.first <= end for chunk in self._chunks)

@@ -79,7 +79,8 @@ class NextOffset:
         """A batch of changes and of what no row says: of tables that were altered, and whose rows were asked for."""
         parts = self._parts
         parts.altered.reach(start.position, end, start.due_oids | start.gap_oids)
-        if (earlier := parts.layouts.before_rewritten(start.position, end)) < end:
+        earlier = parts.layouts.before_rewritten(start.position, end)
+        if earlier < end and (reader := parts.reader.current) and not reader.is_quiet(start.position, earlier):
             # The next batch follows at once, also where no row says it.
             end, self._moved_at = earlier, -math.inf
         start = replace(start, due=parts.due(start, end), members=parts.membership.plan.members)

@@ -153,6 +153,11 @@ class SlotReader:
         with self._locked():
             return self._buffer.waiting(position)
 
+    def is_quiet(self, after: Position, through: Position) -> bool:
+        """Whether there is neither a row nor a request behind ``after`` and up to ``through``, which is here."""
+        with self._locked():
+            return self._buffer.is_quiet(after, through)
+
     def requests(self, after: Position, through: Position) -> list[Request]:
         """What was asked for behind ``after`` and up to ``through``, which is here: it was cut or read through."""
         with self._locked():
