@@ -263,7 +263,7 @@ def _described(run: Mapping[str, Any]) -> str:
     return (
         f"- {run['started'][:10]}, commit {run['commit']['id'][:10]}: `{run['command']}` on {machine['cpu']}, "
         f"{machine['cores']} cores, {machine['memory_gb']:.0f} GB; "
-        f"{', '.join(f'{name} {versions[name]}' for name in names)}."
+        f"{', '.join(f'{name} {versions[name]}' for name in names if name in versions)}."
     )
 
 
