@@ -205,10 +205,11 @@ def test_rows_that_stay_have_what_a_new_column_gave_them_where_all_rows_come_aga
 def test_what_precedes_ddl_that_rewrites_a_table_is_kept(
     mode: str, deletes: str, is_said_by_a_row: bool, pg: Session, begin: Begin
 ) -> None:
-    lake = begin(*FIRST, mode=mode, deletes=deletes)
-    # All of it is there when the next batch begins.
+    lake = begin("CREATE TABLE other (id int PRIMARY KEY)", *FIRST, mode=mode, deletes=deletes)
+    # All of it is there when the next batch begins. Nothing precedes the first table that is rewritten.
     lake.driver.stop()
-    run(pg, "UPDATE t SET n = 5 WHERE id = 1", "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (5, 5, 'five')",
+    run(pg, "ALTER TABLE other ALTER id TYPE bigint", "INSERT INTO other VALUES (1)",
+        "UPDATE t SET n = 5 WHERE id = 1", "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (5, 5, 'five')",
         "DELETE FROM t WHERE id = 5", "UPDATE t SET n = 6 WHERE id = 2",
         "ALTER TABLE t ALTER n TYPE bigint USING n * 10")  # fmt: skip
     if is_said_by_a_row:

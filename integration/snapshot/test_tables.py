@@ -673,6 +673,80 @@ def test_what_a_predicate_reads_is_not_taken_from_the_present_catalog(
     wait_until(lambda: not session_names(pg, "pgsnapshot:checking"))
 
 
+SWAPPED_COLUMNS = "ALTER TABLE t RENAME b TO x; ALTER TABLE t RENAME c TO b; ALTER TABLE t RENAME x TO c"
+SWAPPED_TABLES = "ALTER TABLE o RENAME TO x; ALTER TABLE p RENAME TO o; ALTER TABLE x RENAME TO p"
+SWAPPED_SCHEMAS = "ALTER SCHEMA old RENAME TO x; ALTER SCHEMA new RENAME TO old"
+ANOTHER_COLUMN = "ALTER TABLE t DROP b, ADD b int DEFAULT 0"
+WITH_COLUMN = {"dbtable": "t", "columns": "a", "where": "b = 1"}
+WITH_TABLE = {"dbtable": "t", "columns": "a", "where": "a IN (SELECT a FROM o)"}
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "named"),
+    [
+        (WITH_COLUMN, SWAPPED_COLUMNS, r"public\.t\.b is public\.t\.c now"),
+        (WITH_COLUMN, ANOTHER_COLUMN, r"public\.t\.b was dropped"),
+        (WITH_TABLE, SWAPPED_TABLES, r"public\.p is public\.o now"),
+        ({"query": "SELECT a FROM t WHERE b = 1"}, SWAPPED_COLUMNS, "is public"),
+        ({"query": "SELECT a FROM t GROUP BY a HAVING sum(b) = 1"}, SWAPPED_COLUMNS, "is public"),
+        ({"query": "SELECT a FROM o"}, SWAPPED_TABLES, r"public\.p is public\.o now"),
+        ({"query": "SELECT a FROM old.t"}, SWAPPED_SCHEMAS, r"new\.t is old\.t now"),
+    ],
+)
+def test_sql_reads_what_its_names_meant_in_the_snapshot(
+    options: dict[str, str], change: str, named: str, pg: Session, db: str
+) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("ctid ranges came with PostgreSQL 14")
+    run(pg, "CREATE TABLE t (a int, b int, c int)", "INSERT INTO t SELECT i, 1, 0 FROM generate_series(1, 9) AS i",
+        "CREATE TABLE o AS SELECT a FROM t", "CREATE TABLE p (a int)", "CREATE SCHEMA old", "CREATE SCHEMA new",
+        "CREATE TABLE old.t AS SELECT a FROM t", "CREATE TABLE new.t (a int)")  # fmt: skip
+    with open_snapshot(db) as opened:
+        plan, source, [scan_range] = planned(opened, **options)
+
+        def rows() -> int:
+            return sum(batch.num_rows for batch in read_range(plan, source, scan_range, "test"))
+
+        assert rows() == 9
+        wait_until(lambda: not session_names(pg, "pgsnapshot:reading"))
+        run(pg, "ALTER TABLE t RENAME TO s", "ALTER TABLE s RENAME TO t")
+        # They mean the same as in the snapshot.
+        assert rows() == 9
+        wait_until(lambda: not session_names(pg, "pgsnapshot:reading"))
+        run(pg, change)
+        with pytest.raises(SchemaChangedError, match=named):
+            rows()
+    assert snapshot(db, **options) in ([], [{"a": i} for i in range(1, 10)])
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (WITH_COLUMN, None),
+        ({"dbtable": "v"}, None),
+        ({"query": "SELECT a FROM t NATURAL JOIN u"}, "d was added"),
+        ({"query": "SELECT to_jsonb(t) AS t FROM t"}, "d was added"),
+        (WITH_TABLE | {"where": "a IN (SELECT (to_jsonb(u) ->> 'a')::int FROM u)"}, None),
+    ],
+)
+def test_a_column_that_is_added_stops_sql_that_may_take_it_in(
+    options: dict[str, str], what: str | None, pg: Session, db: str
+) -> None:
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 13 does not tell, and has no ctid ranges")
+    run(pg, "CREATE TABLE t (a int, b int)", "INSERT INTO t VALUES (1, 1)", "CREATE VIEW v AS SELECT a FROM t",
+        "CREATE TABLE u AS SELECT a, 2 AS d FROM t")  # fmt: skip
+    with open_snapshot(db) as opened:
+        plan, source, [scan_range] = planned(opened, **options)
+        run(pg, "ALTER TABLE t ADD d int DEFAULT 0")
+        found = read_range(plan, source, scan_range, "test")
+        if what is None:
+            assert sum(batch.num_rows for batch in found) == 1
+        else:
+            with pytest.raises(SchemaChangedError, match=what):
+                list(found)
+
+
 def test_an_index_that_is_made_concurrently_stops_no_reader(
     pg: Session, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

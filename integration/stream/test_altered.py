@@ -11,12 +11,13 @@ from driving import SLOT, Drive, Driver, Row, run
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
-from pg_cdc_source.offsets import Lsn, Member
+from pg_cdc_source.offsets import Lsn, Member, Position
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream.altered_tables import AlteredTables
 from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.look_pace import LookPace
+from pg_cdc_source.stream.slot_reader import SlotReader
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, a int)",
@@ -116,6 +117,30 @@ def test_rows_that_were_rewritten_come_again(drive: Drive, pg: Session) -> None:
         '{"id":1,"a":10}',
         '{"id":2,"a":20}',
     ]
+
+
+def test_what_was_altered_is_said_before_the_next_row_also_beside_a_table_that_was_rewritten(
+    drive: Drive, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[SlotReader] = []
+    read_through = SlotReader.read_through
+
+    def noted(self: SlotReader, end: Position, alive: Callable[[], bool]) -> None:
+        readers.append(self)
+        read_through(self, end, alive)
+
+    monkeypatch.setattr(SlotReader, "read_through", noted)
+    driver = standing(drive, pg)
+    driver.stop()
+    run(pg, "UPDATE t SET a = 5", "ALTER TABLE u ADD b int DEFAULT 5", "ALTER TABLE t ALTER a TYPE bigint USING a * 10")
+    driver.start()
+    read_until(driver, lambda: bool(driver.rows))
+    assert {row["_change_type"] for row in driver.rows} == {"update"} or not HAS_LIMITS
+    run(pg, "INSERT INTO u VALUES (1)")
+    # So that the next batch has it, if nothing keeps it out.
+    wait_until(lambda: readers[-1].waiting(driver.offset.position).rows > 0)
+    rows = read_until(driver, lambda: any(row["_change_type"] == "insert" for row in driver.rows))
+    assert [row["_change_type"] for row in rows if row["_table"] == "public.u"] == ["schema", "insert"]
 
 
 def test_it_is_said_where_the_wal_stands_still(drive: Drive, pg: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,5 +265,52 @@ def _read_parts(session: Session, oids: list[int], doing: str) -> set[tuple[str,
         return set(cursor)
 
 
+# A statement finds tables and columns by their present names. pg_identify_object() has these; pg_class and pg_attribute
+# have those of the snapshot, as queries see them.
+_NAME_NOW = "(pg_catalog.pg_identify_object('pg_catalog.pg_class'::regclass, c.oid, {})).identity"
+_FIND_RENAMED = f"""
+SELECT names.was, names.now
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+CROSS JOIN LATERAL (
+    SELECT format('%%I.%%I', n.nspname, c.relname) AS was, {_NAME_NOW.format(0)} AS now
+    UNION ALL
+    SELECT format('%%I.%%I.%%I', n.nspname, c.relname, a.attname), {_NAME_NOW.format("a.attnum")}
+    FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT NULL, {_NAME_NOW.format("c.relnatts + 1")}
+    WHERE c.oid = ANY(%(whole)s::oid[])
+) AS names
+WHERE c.oid = ANY(%(oids)s::oid[]) AND names.was IS DISTINCT FROM names.now
+LIMIT 1
+"""
+# Before, what is not there is an error instead of NULL.
+_NULL_NAMES_VERSION = 140000
+
+
+def check_names(session: Session, oids: Collection[int], doing: str, *, whole: Collection[int] = ()) -> None:
+    """Raise SchemaChangedError where locked relations, or their columns, have other names than in the snapshot.
+
+    SQL that names them would read others. ``whole``: also where these have more columns, which NATURAL JOIN or
+    ``to_jsonb(t)`` would take in; not on PostgreSQL 13.
+    """
+    parameters = {"oids": list(oids), "whole": list(whole) if session.server_version >= _NULL_NAMES_VERSION else []}
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(_FIND_RENAMED, parameters)
+        row = cursor.fetchone()
+    if row is not None:
+        was, now = row
+        if was is None:
+            what = f"{now} was added"
+        else:
+            # attname of a column that is gone
+            what = f"{was} was dropped" if "........pg.dropped." in now else f"{was} is {now} now"
+        raise SchemaChangedError(
+            f"{doing}: names that its SQL may use have changed after the snapshot was taken: {what}",
+            remedy=_RETAKE,
+        )
+
+
 def _dropped(name: str) -> SchemaChangedError:
     return SchemaChangedError(f"{name} was dropped after the snapshot was taken", remedy=_RETAKE)

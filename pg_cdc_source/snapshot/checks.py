@@ -63,7 +63,7 @@ def lock_and_check(session: Session, present: Present, plan: Plan, pieces: Seque
     with _as_loaded(plan):
         select, written = select_from(plan, (), names), plan.spec.written
         columns = describe_columns(session, select, doing, known=plan.columns, written=written)
-    check_contents(session, present, doing)
+    check_contents(session, present, plan, doing)
     _check_columns(plan, [column.attnum for column in plan.columns], columns, doing)
 
 
@@ -86,20 +86,28 @@ class Present:
             self._session = None
 
 
-def check_contents(session: Session, present: Present, doing: str) -> None:
+def check_contents(session: Session, present: Present, plan: Plan, doing: str) -> None:
     """Raise SchemaChangedError where what a scan as a whole has locked is no longer what the snapshot should see."""
     locks.check_files(session, doing)
-    locks.check_expansion(session, present.open(), locks.read_locked(session, doing), doing)
+    locked = locks.read_locked(session, doing)
+    locks.check_expansion(session, present.open(), locked, doing)
     # The COPY of a view may take hours, and is looked at before and after alone.
     present.close()
+    if plan.spec.written:
+        locks.check_names(session, locked, doing, whole=locked)
 
 
 def check_predicate(session: Session, present: Present, heaps: Sequence[Relation], doing: str) -> None:
-    """As ``check_contents``, for what a predicate's own queries have locked beside the ``heaps`` that a step reads."""
+    """As ``check_contents``, for a predicate on the ``heaps`` that a step reads, and what its own queries have locked.
+
+    What it has of the heaps' whole rows was looked at when they were planned.
+    """
     locks.check_files(session, doing)
-    others = locks.read_locked(session, doing) - {heap.oid for heap in heaps}
+    locked = locks.read_locked(session, doing)
+    others = locked - {heap.oid for heap in heaps}
     if others:
         locks.check_expansion(session, present.open(), others, doing)
+    locks.check_names(session, locked, doing, whole=others)
 
 
 def _lock_and_check_heaps(session: Session, present: Present, plan: Plan, pieces: Sequence[Piece], doing: str) -> None:

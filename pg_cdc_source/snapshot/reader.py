@@ -201,7 +201,7 @@ class _Reader:
         # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function reads
         # is locked only when it runs.
         if not step:
-            check_contents(session, self._session.present, doing)
+            check_contents(session, self._session.present, self._plan, doing)
         elif self._plan.spec.where is not None:
             check_predicate(session, self._session.present, [piece.heap for piece in step], doing)
 

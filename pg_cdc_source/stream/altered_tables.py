@@ -60,12 +60,18 @@ class AlteredTables:
         if found:
             self.position, self._found = end, found
 
+    def rewrites_at(self, end: Position, coming: Collection[int]) -> bool:
+        """Whether a batch that ends at ``end`` says that a table is rewritten, other than those that are ``coming``."""
+        return end == self.position and self._layouts.rewrite(self._of_others(coming))
+
     def reach(self, start: Position, end: Position, coming: Collection[int]) -> None:
         """A batch from ``start`` ends at ``end``. Tables whose rows are ``coming`` say it with these."""
         if self.position is None or end < self.position:
             return
-        of_these = [found for found in self._found if found[0].layout.oid not in coming]
         # Where the batch goes further it is too late for these.
-        if end > self.position or not self._layouts.reach(start, of_these):
+        if end > self.position or not self._layouts.reach(start, self._of_others(coming)):
             self._mark = ""
         self.position, self._found = None, ()
+
+    def _of_others(self, coming: Collection[int]) -> list[PresentLayout]:
+        return [found for found in self._found if found[0].layout.oid not in coming]

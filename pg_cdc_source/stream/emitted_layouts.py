@@ -114,14 +114,11 @@ class EmittedLayouts:
         names, self._owed = [*self._owed, *names], []
         return names
 
-    def before_rewritten(self, start: Position, end: Position) -> Position:
-        """Where a batch from ``start`` ends: at ``end``, or before the first commit that says a table is rewritten.
-
-        A sink that keeps what PostgreSQL gives up has a use for the changes before. Those behind it are void.
-        """
+    def ends_before_rewritten(self, start: Position, end: Position) -> list[Position]:
+        """Where a batch from ``start`` may end: before each commit up to ``end`` that says a table is rewritten."""
         records = self._history.rewritten(start, end) if self.are_emitted else ()
         ends = (Position.before(record.position.lsn) for record in records)
-        return min((earlier for earlier in ends if earlier > start), default=end)
+        return [earlier for earlier in ends if earlier > start]
 
     # --- layouts that no row has said ---------------------------------------------------------------------------------
 
@@ -133,6 +130,10 @@ class EmittedLayouts:
         end, records = read_guesses(self._catalog, session, tables, end_of_wal)
         both = ((record, known[record.layout.oid]) for record in records)
         return end, tuple((r, last.position) for r, last in both if last is not None and last.layout != r.layout)
+
+    def rewrite(self, found: Iterable[PresentLayout]) -> bool:
+        """Whether any of these says that its table is rewritten."""
+        return any(self._history.rewrites(present, as_catalog(present), known_at) for present, known_at in found)
 
     def reach(self, start: Position, found: Iterable[PresentLayout]) -> bool:
         """Have the batch from ``start`` that ends where these were read say what rows have not said by now.

@@ -168,8 +168,8 @@ class LayoutHistory:
         what is to be announced behind all rows there; None where nothing is.
         """
         with self._turn:
-            last = self.newest(record.layout.oid)
-            if last is None or last.position != known_at or known_at > Position(record.position.lsn, ALL):
+            last = self._last_before(record, known_at)
+            if last is None:
                 return None
             changes = find_changes(last.layout, record.layout, catalog)
             if not changes:
@@ -182,6 +182,20 @@ class LayoutHistory:
             found = replace(record, position=Position(record.position.lsn, seq), changes=changes)
             self._put(found)
             return found
+
+    def rewrites(self, record: LayoutRecord, catalog: CatalogLayout, known_at: Position) -> bool:
+        """Whether :meth:`reach_present` would say that the table is rewritten."""
+        with self._turn:
+            last = self._last_before(record, known_at)
+        return last is not None and any(
+            change.change == "rewritten" for change in find_changes(last.layout, record.layout, catalog)
+        )
+
+    def _last_before(self, present: LayoutRecord, known_at: Position) -> LayoutRecord | None:
+        """The layout before one that was read at its position, if rows have said no other since."""
+        last = self.newest(present.layout.oid)
+        is_last = last is not None and last.position == known_at <= Position(present.position.lsn, ALL)
+        return last if is_last else None
 
     def reach(self, record: LayoutRecord) -> LayoutRecord | None:
         """Come to a layout without a row that has it; the record to be announced, None where nothing is new."""

@@ -78,13 +78,21 @@ class NextOffset:
     def _end_at(self, start: StreamOffset, end: Position) -> StreamOffset:
         """A batch of changes and of what no row says: of tables that were altered, and whose rows were asked for."""
         parts = self._parts
-        parts.altered.reach(start.position, end, start.due_oids | start.gap_oids)
-        earlier = parts.layouts.before_rewritten(start.position, end)
-        if earlier < end and (reader := parts.reader.current) and not reader.is_quiet(start.position, earlier):
-            # The next batch follows at once, also where no row says it.
+        coming = start.due_oids | start.gap_oids
+        # A sink that keeps what PostgreSQL gives up has a use for changes before a table is rewritten. Those of a batch
+        # that says so are void to it.
+        ends = parts.layouts.ends_before_rewritten(start.position, end)
+        earlier = next((found for found in ends if not self._is_quiet(start, found)), end)
+        if earlier < end:
             end, self._moved_at = earlier, -math.inf
+        elif not parts.altered.rewrites_at(end, coming) or self._is_quiet(start, end):
+            parts.altered.reach(start.position, end, coming)
         start = replace(start, due=parts.due(start, end), members=parts.membership.plan.members)
         return self._offset(start, end)
+
+    def _is_quiet(self, start: StreamOffset, end: Position) -> bool:
+        reader = self._parts.reader.current
+        return reader is None or reader.is_quiet(start.position, end)
 
     def _look_for_altered(self, start: StreamOffset) -> None:
         altered = self._parts.altered

@@ -78,6 +78,7 @@ class Array(Decoder):
         expect_length(values, length < _HEADER_BYTES, f"{_HEADER_BYTES} bytes or more")
         header = buffer.at_any_byte("V20")[at].view(">i4").reshape(-1, 5).T.astype(np.int64, order="C")
         dimensions, flags, element_oid, count, lower_bound = header
+        element_oid &= 0xFFFFFFFF  # the only number without a sign
         if dimensions.min() < 0 or dimensions.max() > _MAX_DIMENSIONS:
             wrong = dimensions[(dimensions < 0) | (dimensions > _MAX_DIMENSIONS)][0]
             raise MalformedError(f"expected 0 to {_MAX_DIMENSIONS} dimensions, got {int(wrong)}")

@@ -21,7 +21,7 @@ from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
 from pg_cdc_source.protocol.refused import RefusedValueError
 from pg_cdc_source.values.decoder import Field, MalformedError
-from pg_cdc_source.values.registry import TYPES, Codec
+from pg_cdc_source.values.registry import TYPES, CatalogType, Codec, Column, plan
 from pg_cdc_source.values.wire import WireBuffer
 
 pytestmark = pytest.mark.usefixtures("accelerated")
@@ -346,6 +346,13 @@ def test_arrays_of_other_dimensions_or_bounds_are_errors_or_null() -> None:
     # So an int2vector without elements becomes an array.
     begins_at_0 = struct.pack(">iiIii", 1, 0, 23, 0, 0)
     assert decode(how, array(23, one), begins_at_0, None) == [[1], [], None]
+
+
+@pytest.mark.parametrize("oid", [2**31 - 1, 2**31, 2**32 - 1])
+def test_an_elements_oid_has_no_sign(oid: int) -> None:
+    of_domain = CatalogType(99_999, element=CatalogType(23), element_oid=oid)
+    how = plan(Column("c", 1, of_domain, "d[]", False), as_string=False, numeric_as=NumericAs("string"))
+    assert decode(how, array(oid), array(oid, struct.pack(">i", -7), None)) == [[], [-7, None]]
 
 
 def test_one_very_long_array_among_short_ones() -> None:
