@@ -18,6 +18,7 @@ T = (
 @pytest.mark.corner
 def test_what_is_altered_without_a_change_is_in_the_lake(pg: Session, begin: Begin) -> None:
     lake = begin(*T)
+    is_same_now = is_same(lake, pg, "t")
     for statement in (
         "ALTER TABLE t ADD f int DEFAULT 5",
         'ALTER TABLE t RENAME v TO "V"',
@@ -30,12 +31,12 @@ def test_what_is_altered_without_a_change_is_in_the_lake(pg: Session, begin: Beg
         "ALTER TABLE t ALTER p TYPE numeric",
     ):
         run(pg, statement)
-        wait_until(is_same(lake, pg, "t"))
+        # Where its values are the same before its rows come again, the table stands aside for a while.
+        wait_until(lambda: is_same_now() and (last := lake.ledger.last()) is not None and not last.set_aside)
         # So is the version that the ledger names.
         last = lake.ledger.last()
         assert last is not None
         assert lake.rows("t", last.tables["public.t"]) == rows_of(pg, "t"), statement
-        assert not last.set_aside, statement
     lake.restart()
     # Its rows would not be found by their keys any more.
     run(pg, "ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'")

@@ -137,8 +137,9 @@ def test_what_was_altered_is_said_before_the_next_row_also_beside_a_table_that_w
     read_until(driver, lambda: bool(driver.rows))
     assert {row["_change_type"] for row in driver.rows} == {"update"} or not HAS_LIMITS
     run(pg, "INSERT INTO u VALUES (1)")
-    # So that the next batch has it, if nothing keeps it out.
-    wait_until(lambda: readers[-1].waiting(driver.offset.position).rows > 0)
+    if HAS_LIMITS:
+        # So that the next batch has it, if nothing keeps it out.
+        wait_until(lambda: readers[-1].waiting(driver.offset.position).rows > 0)
     rows = read_until(driver, lambda: any(row["_change_type"] == "insert" for row in driver.rows))
     assert [row["_change_type"] for row in rows if row["_table"] == "public.u"] == ["schema", "insert"]
 
