@@ -97,6 +97,8 @@ def reading(db: str, slot: str) -> Iterator[int]:
 
 @pytest.mark.usefixtures("table")
 def test_a_read_that_works_has_nothing_wrong(pg: Session, db: str) -> None:
+    # Before PostgreSQL 15, everybody has this right.
+    run(pg, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     found, right = check("pgsnapshot", db, dbtable="public.orders")
     assert right, found
     assert {finding["status"] for findings in found.values() for finding in findings} == {"ok"}
@@ -105,6 +107,26 @@ def test_a_read_that_works_has_nothing_wrong(pg: Session, db: str) -> None:
     assert right, found
     assert found["table"][0]["text"] == "the query: 2 columns, 1 part"
     assert found["replication"][0]["text"].startswith("not used: consistentPoint=off")
+
+
+@pytest.mark.usefixtures("table")
+def test_a_search_path_with_functions_of_everybody_is_a_warning_and_not_needed(pg: Session, db: str) -> None:
+    run(pg, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    found, _ = check("pgsnapshot", db, dbtable="public.orders")
+    assert "search path" not in found
+    run(pg, "GRANT CREATE ON SCHEMA public TO PUBLIC",
+        "CREATE FUNCTION public.caught(text[], text) RETURNS text[] LANGUAGE sql AS 'SELECT 1 / 0; SELECT $1'",
+        "CREATE AGGREGATE public.array_agg(text) (sfunc = public.caught, stype = text[])")  # fmt: skip
+    found, ok = check("pgsnapshot", make_dsn(db, options="-csearch_path=public"), dbtable="public.orders")
+    [finding] = found["search path"]
+    assert (finding["status"], "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in finding["remedy"]) == ("warning", True)
+    # What the warning is of.
+    assert not ok
+    safe = {"url": make_dsn(db, options="-csearch_path=pg_catalog"), "dbtable": "public.orders"}
+    found, ok = check("pgsnapshot", **safe)
+    assert ("search path" in found, ok) == (False, True)
+    found, ok = check("pgcdc", **safe, slot="s")
+    assert ("search path" in found, ok) == (False, True)
 
 
 @pytest.mark.usefixtures("table")
