@@ -85,7 +85,7 @@ class NextOffset:
         earlier = next((found for found in ends if not self._is_quiet(start, found)), end)
         if earlier < end:
             end, self._moved_at = earlier, -math.inf
-        elif not parts.altered.rewrites_at(end, coming) or self._is_quiet(start, end):
+        elif start.position == end or not parts.altered.rewrites_at(end, coming) or self._is_quiet(start, end):
             parts.altered.reach(start.position, end, coming)
         start = replace(start, due=parts.due(start, end), members=parts.membership.plan.members)
         return self._offset(start, end)
