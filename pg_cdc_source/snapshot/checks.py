@@ -97,17 +97,17 @@ def check_contents(session: Session, present: Present, plan: Plan, doing: str) -
         locks.check_names(session, locked, doing, whole=locked)
 
 
-def check_predicate(session: Session, present: Present, heaps: Sequence[Relation], doing: str) -> None:
+def check_predicate(session: Session, present: Present, plan: Plan, heaps: Sequence[Relation], doing: str) -> None:
     """As ``check_contents``, for a predicate on the ``heaps`` that a step reads, and what its own queries have locked.
 
-    What it has of the heaps' whole rows was looked at when they were planned.
+    The heaps themselves may have got columns, unless the predicate may have their whole rows.
     """
     locks.check_files(session, doing)
     locked = locks.read_locked(session, doing)
     others = locked - {heap.oid for heap in heaps}
     if others:
         locks.check_expansion(session, present.open(), others, doing)
-    locks.check_names(session, locked, doing, whole=others)
+    locks.check_names(session, locked, doing, whole=locked if plan.spec.may_read_whole_row else others)
 
 
 def _lock_and_check_heaps(session: Session, present: Present, plan: Plan, pieces: Sequence[Piece], doing: str) -> None:
@@ -127,7 +127,7 @@ def _lock_and_check_heaps(session: Session, present: Present, plan: Plan, pieces
     if plan.spec.where is None:
         locks.check_files_of(session, heaps, doing, virtual=plan.has_virtual)
     else:
-        check_predicate(session, present, heaps, doing)
+        check_predicate(session, present, plan, heaps, doing)
     for heap, found in zip(heaps, columns, strict=True):
         _check_columns(plan, attnums[heap], found, f"reading {heap}")
 

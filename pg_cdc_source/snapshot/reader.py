@@ -203,7 +203,7 @@ class _Reader:
         if not step:
             check_contents(session, self._session.present, self._plan, doing)
         elif self._plan.spec.where is not None:
-            check_predicate(session, self._session.present, [piece.heap for piece in step], doing)
+            check_predicate(session, self._session.present, self._plan, [piece.heap for piece in step], doing)
 
     def _unrepresentable(self, refused: RefusedValueError, step: Sequence[Piece], position: int) -> PgCdcError:
         if not step:
