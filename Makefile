@@ -47,7 +47,7 @@ sanitized: $(VENV)/.dev
 
 integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa $(VENV)/lake-jars
 	TMPDIR="$$($(BIN)/python integration/helpers/scratch.py)" \
-	  $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder integration -m '$(MARKS)'
+	  $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 integration -m '$(MARKS)'
 
 # Both once in a virtual environment. Where a JVM cannot make the archives, tests run without them, and take longer.
 $(VENV)/.pyspark-compiled: | $(VENV)/.dev
@@ -65,7 +65,7 @@ $(VENV)/lake-jars: | $(VENV)/.dev
 # MODE=history, append or soft: so are the tables that keep more than present rows.
 shop: java $(VENV)/.dev $(VENV)/lake-jars
 	SHOP_FORMAT='$(or $(FORMAT),deltalake)' SHOP_MODE='$(or $(MODE),merge)' SHOP_POINTS='$(or $(POINTS),100)' SHOP_SEED='$(or $(SEED),1)' \
-	  $(BIN)/pytest -p no:cacheprovider -s integration/lake/test_shop.py
+	  $(BIN)/pytest -p no:cacheprovider -s -o faulthandler_timeout=0 integration/lake/test_shop.py
 
 # Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and the tables of docs/versions.md.
 matrix: java

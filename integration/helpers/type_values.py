@@ -164,7 +164,7 @@ def array_of(element: str) -> tuple[str, list[str]]:
 
 def copied(session: Session, selected: sql.Composable, text_format: bool) -> list[bytes]:
     messages: list[bytes] = []
-    how = sql.SQL("COPY (SELECT {} FROM t) TO STDOUT (FORMAT {})").format(
+    how = sql.SQL("COPY (SELECT {} FROM public.t) TO STDOUT (FORMAT {})").format(
         selected, sql.SQL("text" if text_format else "binary")
     )
     with session.cursor() as cursor:

@@ -67,7 +67,7 @@ def test_the_end_of_the_wal_is_behind_commits_that_are_seen_and_not_yet_on_disk(
                 break
         else:
             pytest.fail("all commits were on disk at once")
-        assert run(session, "SELECT max(id) FROM t") == [(number,)]
+        assert run(session, "SELECT max(id) FROM public.t") == [(number,)]
         assert wait_for_end_of_wal(session) >= committed
 
 

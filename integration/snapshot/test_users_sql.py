@@ -40,6 +40,12 @@ from refusals import refusal
             {"dbtable": "(SELECT o.id, sum(amount) FROM orders AS o) AS t"},
             ("QueryError", "GROUP BY", "at character 9 of the option dbtable\n"),
         ),
+        ({"query": "EXPLAIN SELECT id FROM orders"}, ("QueryError", "is one SELECT")),
+        ({"query": "SELECT id FROM orders WHERE id = $1"}, ("QueryError", "at character 34 of the option query\n")),
+        (
+            {"query": "WITH gone AS (DELETE FROM orders RETURNING id) SELECT id FROM gone"},
+            ("QueryError", "at character 6 of the option query\n"),
+        ),
         ({"query": "SELECT id::integr FROM orders"}, ("DefiniteError", "at character 12 of the option query")),
     ],
 )  # fmt: skip

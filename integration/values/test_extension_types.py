@@ -194,7 +194,7 @@ def comparable(value: Any) -> Any:
 def test_text_and_binary_give_what_postgresql_has(db: str, pg: Session, extensions: list[str]) -> None:
     oracles = fill(pg, extensions)
     with closing(connect(ConnectionOptions(db), "test")) as session:
-        columns = describe_columns(session, sql.SQL("SELECT * FROM t"), "test")
+        columns = describe_columns(session, sql.SQL("SELECT * FROM public.t"), "test")
         for column in columns[2:]:
             texts = printed(session, column)
             for as_string in (False, True):
@@ -207,7 +207,7 @@ def test_text_and_binary_give_what_postgresql_has(db: str, pg: Session, extensio
                 if column.name in oracles and not as_string:
                     with pg.cursor() as cursor:
                         prints = f"CASE WHEN {column.name} IS NOT NULL THEN {oracles[column.name]} END"
-                        cursor.execute(f"SELECT {prints} FROM t")
+                        cursor.execute(f"SELECT {prints} FROM public.t")
                         expected = [comparable(value) for (value,) in cursor]
                     assert list(map(comparable, array.to_pylist())) == expected, column.type_name
                     oracles.pop(column.name)
@@ -289,7 +289,7 @@ def test_a_changed_type_reads_alike_where_it_is_read_in_the_same_way(
     alike = {"text": {"text", "varchar", "mood", "bit2", "gone"}, "hstore": {"hstore", "pairs"}, "bit1": {"bit1"}}
     alike |= {"int4": {"int4", "positive"}, "texts": {"texts", "words", "moods"}}
     with closing(connect(ConnectionOptions(db), "test")) as session:
-        columns = describe_columns(session, sql.SQL(f"SELECT {', '.join(alike)} FROM t"), "test")
+        columns = describe_columns(session, sql.SQL(f"SELECT {', '.join(alike)} FROM public.t"), "test")
     for column in columns:
         codec = plan(column, as_string=False, numeric_as=NumericAs("string"))
         found = {

@@ -71,7 +71,7 @@ def test_text_and_binary_give_identical_arrays(group: str, db: str, pg: Session)
     fill(pg, GROUPS[group])
     read: set[tuple[str, str]] = set()
     with closing(connect(ConnectionOptions(db), "test")) as session:
-        for column in describe_columns(session, sql.SQL("SELECT * FROM t"), "test"):
+        for column in describe_columns(session, sql.SQL("SELECT * FROM public.t"), "test"):
             texts = printed(session, column)
             ways = [plan(column, as_string=as_string, numeric_as=STRING) for as_string in (False, True)]
             if column.type_name in ("numeric", "numeric[]"):
@@ -104,7 +104,7 @@ def test_what_is_refused_is_what_was_written_to_be_refused(db: str, pg: Session)
             "CREATE TABLE t AS SELECT unnest('{2024-01-01,infinity,10000-01-01,0001-12-31 BC}'::date[]) AS d"
         )
     with closing(connect(ConnectionOptions(db), "test")) as session:
-        (column,) = describe_columns(session, sql.SQL("SELECT * FROM t"), "test")
+        (column,) = describe_columns(session, sql.SQL("SELECT * FROM public.t"), "test")
         decoded = plan(column, as_string=False, numeric_as=STRING).decode_text(field(printed(session, column)))
     assert [value is None for value in decoded.array.to_pylist()] == [False, True, True, True]
     assert refused(decoded) == {

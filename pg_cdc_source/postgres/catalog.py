@@ -12,6 +12,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import AccessError, OptionError, ServerSetupError
 from pg_cdc_source.options.names import MAX_NAME_BYTES, QualifiedName, dotted, quoted
+from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.services import SERVICES, Service, service_of
 
@@ -108,6 +109,7 @@ def server_of(row: Sequence[Any]) -> Server:
     return Server(*(*facts, service_of(roles, has_aurora_version=has_aurora_version)))
 
 
+# What it looks for is a name of ``names_with_schemas``.
 FIND_RELATION = """
 SELECT current_database(), c.oid, n.nspname, c.relname, c.relkind
 FROM (VALUES (to_regclass(%s))) AS named (oid)
@@ -140,13 +142,33 @@ def find_relations(session: Session, names: Sequence[QualifiedName]) -> list[Rel
         return []
     shown = f"{names[0]}{' and others' if len(names) > 1 else ''}"
     with translated(f"looking for {shown}"), session.cursor() as cursor:
-        cursor.execute(_FIND_RELATIONS, ([regclass_of(session, name) for name in names],))
+        cursor.execute(_FIND_RELATIONS, (names_with_schemas(session, names),))
         return [relation_of(session, name, row) for name, row in zip(names, cursor.fetchall(), strict=True)]
 
 
-def regclass_of(session: Session, name: QualifiedName) -> str:
-    """What ``FIND_RELATION`` looks for."""
-    return str(sql.Identifier(*name.parts[-2:]).as_string(session))
+_FIND_SCHEMAS = """
+SELECT (
+    SELECT n.nspname
+    FROM pg_catalog.pg_class AS c
+    JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+    WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(given.name)::pg_catalog.oid
+)
+FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS given (name, i)
+ORDER BY given.i
+"""
+
+
+def names_with_schemas(session: Session, names: Sequence[QualifiedName]) -> list[str]:
+    """The names as SQL, where they have no schema with the one in which the role's search_path finds a relation."""
+    parts = [name.parts[-2:] for name in names]
+    bare = list(dict.fromkeys(part for part in parts if len(part) == 1))
+    schemas: dict[tuple[str, ...], str | None] = {}
+    if bare:
+        with translated(f"looking for {dotted(*bare[0])}"), session.cursor() as cursor:
+            search_path.execute(cursor, _FIND_SCHEMAS, ([sql.Identifier(*part).as_string(session) for part in bare],))
+            schemas = dict(zip(bare, (schema for (schema,) in cursor), strict=True))
+    found = [part if schemas.get(part) is None else (schemas[part], *part) for part in parts]
+    return [str(sql.Identifier(*part).as_string(session)) for part in found]
 
 
 def relation_of(session: Session, name: QualifiedName, row: Sequence[Any]) -> Relation:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.libpq import column_modifiers, described
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.values.registry import CatalogType, Column
 
 # FirstNormalObjectId (src/include/access/transam.h): oids below it mean the same as long as the server lives.
-_FIRST_OID_OF_USERS = 16384
+FIRST_OID_OF_USERS = 16384
 
 
 def describe_columns(
@@ -24,6 +25,7 @@ def describe_columns(
     *,
     known: Sequence[Column] = (),
     written: Mapping[str, str] | None = None,
+    by_role: bool = False,
 ) -> list[Column]:
     """The columns that a SELECT gives now, without reading a row.
 
@@ -31,13 +33,14 @@ def describe_columns(
     transaction), and checks privileges and row-level security: so this is also the test that it may be read.
 
     Where all types are among those of the ``known`` columns, and PostgreSQL's own, the catalog is not asked again.
-    ``written`` is what the user has written of the SELECT, by option.
+    ``written`` is what the user has written of the SELECT, by option. ``by_role``: names in it are found by the role's
+    search_path.
     """
     with translated(doing, written), session.cursor() as cursor:
-        cursor.execute(sql.SQL("SELECT * FROM ({}\n) AS q LIMIT 0").format(select))
+        search_path.execute(cursor, sql.SQL("SELECT * FROM ({}\n) AS q LIMIT 0").format(select), by_role=by_role)
         description = cursor.description or ()
         types = [(d.type_code, modifier) for d, modifier in zip(description, column_modifiers(cursor), strict=True)]
-    found = _read_described(session, types, known, doing)
+    found = _described_types(types, known, lambda given: read_named_types(session, given, doing))
     return [_column_of(facts, d.name, d.table_column or 0) for d, facts in zip(description, found, strict=True)]
 
 
@@ -62,7 +65,9 @@ def describe_tables(
         ", ".join(f"ONLY {table}" for table in quoted),
     )
     found = described(session.pgconn_ptr, statement.encode(), doing)
-    facts = _read_described(session, [(oid, modifier) for _, oid, modifier in found], known, doing)
+    types = [(oid, modifier) for _, oid, modifier in found]
+    # Nobody reads the types' names but in a message.
+    facts = _described_types(types, known, lambda given: _read_types(session, given, doing))
     columns = [
         _column_of(fact, column.name, attnum)
         for fact, column, (attnum, _, _) in zip(facts, [*known] * len(tables), found, strict=True)
@@ -75,18 +80,20 @@ def _column_of(facts: tuple[CatalogType, str], name: str, attnum: int) -> Column
     return Column(name, attnum, found, type_name, not_null=False)
 
 
-def _read_described(
-    session: Session, types: Sequence[tuple[int, int]], known: Sequence[Column], doing: str
+def _described_types(
+    types: Sequence[tuple[int, int]],
+    known: Sequence[Column],
+    read: Callable[[Sequence[tuple[int, int]]], list[tuple[CatalogType, str]]],
 ) -> list[tuple[CatalogType, str]]:
-    """What the catalog says of types, given by oid and modifier, and how it writes them."""
+    """What types are, given by oid and modifier, and their names: read where not all are PostgreSQL's and known."""
     given = list(dict.fromkeys(types))
     facts = {
         (column.type.oid, column.type.typmod): (column.type, column.type_name)
         for column in known
-        if column.type.oid < _FIRST_OID_OF_USERS
+        if column.type.oid < FIRST_OID_OF_USERS
     }
     if not facts.keys() >= set(given):
-        facts = dict(zip(given, _read_types(session, given, doing), strict=True))
+        facts = dict(zip(given, read(given), strict=True))
     return [facts[given_type] for given_type in types]
 
 
@@ -132,8 +139,31 @@ def read_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -
     return [found for found, _ in _read_types(session, types, doing)]
 
 
+# A type that is not PostgreSQL's own is written with its schema where the search_path does not find it.
+_READ_NAMES = """
+SELECT pg_catalog.format_type(t.oid, t.typmod)
+FROM ROWS FROM (
+    pg_catalog.unnest(%s::pg_catalog.oid[]), pg_catalog.unnest(%s::pg_catalog.int4[])
+) WITH ORDINALITY AS t (oid, typmod, i)
+ORDER BY t.i
+"""
+
+
+def read_named_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -> list[tuple[CatalogType, str]]:
+    """As ``read_types``, each with its name as format_type() writes it for the role."""
+    found = _read_types(session, types, doing)
+    of_users = [i for i, (oid, _) in enumerate(types) if oid >= FIRST_OID_OF_USERS]
+    if of_users:
+        with translated(doing), session.cursor() as cursor:
+            given = [[types[i][of] for i in of_users] for of in (0, 1)]
+            search_path.execute(cursor, _READ_NAMES, given)
+            for i, (name,) in zip(of_users, cursor, strict=True):
+                found[i] = (found[i][0], name)
+    return found
+
+
 def _read_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -> list[tuple[CatalogType, str]]:
-    """As ``read_types``, each with its name as format_type() writes it."""
+    """As ``read_types``, each with its name as format_type() writes it for this session."""
     if not types:
         return []
     with translated(doing), session.cursor() as cursor:

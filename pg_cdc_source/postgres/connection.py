@@ -16,6 +16,7 @@ from psycopg2.extensions import cursor as Cursor
 from pg_cdc_source.errors import ServerFullError, ServerSetupError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.libpq_keywords import VALUE_SETTINGS
+from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.passwords import ask_password
 from pg_cdc_source.postgres.server_errors import connect_error, is_refused_login, translate, translated
@@ -61,6 +62,7 @@ _SETTINGS = {
     "enable_tidscan": "on",
     "jit": "off",
     "synchronous_commit": "off",  # these sessions commit nothing but notifications
+    "search_path": search_path.OWN,
 }
 
 # The versions that some of them came with. Asking pg_settings which ones exist takes more than twice as long.
@@ -160,7 +162,7 @@ def _set(cursor: Cursor, names: Sequence[str]) -> None:
         """
         SET statement_timeout = 0;
         SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-        SELECT set_config(name, value, false)
+        SELECT pg_catalog.set_config(name, value, false)
         FROM unnest(%s::pg_catalog.text[], %s::pg_catalog.text[]) AS v (name, value)
         """,
         (names, [_SETTINGS[name] for name in names]),

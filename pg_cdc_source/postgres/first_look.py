@@ -14,7 +14,7 @@ from pg_cdc_source.postgres.catalog import (
     READ_SERVER,
     Relation,
     Server,
-    regclass_of,
+    names_with_schemas,
     relation_of,
     server_of,
 )
@@ -53,7 +53,7 @@ class FirstLook:
 
 def look(session: Session, name: QualifiedName | None) -> FirstLook:
     """Look at the server, and for a relation where a name is given."""
-    wanted = None if name is None else regclass_of(session, name)
+    [wanted] = [None] if name is None else names_with_schemas(session, [name])
     with translated("looking at the server"), session.cursor() as cursor:
         cursor.execute(_LOOK, (list(SERVICES), wanted))
         backend_pid, names, attnums, not_null, virtual, *row = cursor.fetchone()

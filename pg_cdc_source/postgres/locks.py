@@ -14,6 +14,7 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
+from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.server_errors import translated
@@ -47,7 +48,7 @@ def release_locks(session: Session) -> None:
 # an oid where there is none.
 _READ_NAMES = """
 SELECT format('%%I.%%I', n.nspname, c.relname), nullif(%s::regclass::text, c.oid::text),
-    c.relkind = 'p' AND has_table_privilege(c.oid, 'SELECT')
+    c.relkind = 'p' AND has_table_privilege(c.oid, 'SELECT'), c.relkind = 'v'
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = %s
@@ -66,14 +67,15 @@ def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
         row = cursor.fetchone()
         if row is None:
             return
-        name, name_now, lockable = row
+        name, name_now, lockable, is_view = row
         if name_now is None:
             raise _dropped(name)
         cursor.execute("SAVEPOINT locks")
         try:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", (timeout,))
             lock = "LOCK TABLE {} IN ACCESS SHARE MODE" if lockable else "SELECT FROM {} LIMIT 0"
-            cursor.execute(sql.SQL(lock).format(sql.SQL(name_now)))
+            # To plan a view, PostgreSQL may look into functions, and finds what these name.
+            search_path.execute(cursor, sql.SQL(lock).format(sql.SQL(name_now)), by_role=is_view)
         except psycopg2.errors.UndefinedTable:
             cursor.execute("ROLLBACK TO locks")
             raise _dropped(name) from None

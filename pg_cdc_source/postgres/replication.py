@@ -22,7 +22,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
-from pg_cdc_source.postgres import libpq
+from pg_cdc_source.postgres import libpq, search_path
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.server_errors import translated
@@ -62,6 +62,7 @@ class ReplicationStream:
             with translated(self._doing), self._session.cursor() as cursor:
                 cursor.execute("IDENTIFY_SYSTEM")
                 system, timeline, end_of_wal, *_ = cursor.fetchone()
+                search_path.take_roles(self._session)
             self.system, self.timeline, self.end_of_wal = str(system), int(timeline), Lsn.parse(end_of_wal)
             with (
                 translated(self._doing),

@@ -166,8 +166,10 @@ RESNAPSHOT = (
 # Lost sessions, connections or locks that cannot be had now, serialization, a slot in use: none of them has to stay so.
 _TRANSIENT = ("08", "57P01", "57P02", "57P03", "57P05", "40001", "40P01", "55P03", "55006")
 
-# Syntax, names of columns and functions that are missing or ambiguous, and what cannot be grouped, cast or compared.
-_OF_USERS_SQL = ("42601", "42702", "42703", "42725", "42803", "42804", "42846", "42883", "42P20")
+# Syntax, names of columns and functions that are missing or ambiguous, parameters, and what cannot be grouped, cast or
+# compared.
+_SYNTAX = "42601"
+_OF_USERS_SQL = (_SYNTAX, "42P02", "42702", "42703", "42725", "42803", "42804", "42846", "42883", "42P20")
 
 # Text that cannot be converted. The message names the encoding that it is in, which is UTF8 for the user's own SQL.
 _NO_TEXT = ("22P05", "22021")
@@ -260,7 +262,12 @@ def classified(
             "correct the rows, leave the column out with the option columns, or read the bytes in a query, as "
             f"convert_to(column, '{encoding[1]}'); unrepresentable=null has no effect on them",
         )
-    if code in _OF_USERS_SQL or code.startswith("22"):
+    if code == _SYNTAX and place.endswith(" of the option query"):
+        return QueryError(
+            with_hint, remedy="the option query is one SELECT (or VALUES, or TABLE)"
+        )
+    # What PostgreSQL does not have is no matter of the server where the user's SQL asks for it, as WITH that writes.
+    if code in _OF_USERS_SQL or code.startswith("22") or (code == "0A000" and place):
         return QueryError(with_hint, remedy="check the options columns, where and query")
     if code == "25006":
         return QueryError(with_hint, remedy="sessions of this format only read: leave out what writes")

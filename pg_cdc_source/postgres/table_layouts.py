@@ -10,7 +10,8 @@ from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.stream_options import Publications
-from pg_cdc_source.postgres.columns import read_types
+from pg_cdc_source.postgres import search_path
+from pg_cdc_source.postgres.columns import read_named_types
 from pg_cdc_source.postgres.publication.identity import read_identities
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, TypeFacts
@@ -93,13 +94,20 @@ _READ_COLUMNS = f"""
 SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated::text, m.missing
 FROM pg_catalog.pg_attribute AS a
 LEFT JOIN (
-    SELECT f.root, b.attname, min(b.attmissingval::text) AS missing
+    SELECT f.root, b.attname, array_agg(b.attrelid::bigint ORDER BY b.attrelid) AS missing
     FROM tree AS f
     JOIN pg_catalog.pg_attribute AS b ON b.attrelid = f.oid AND b.atthasmissing
     GROUP BY f.root, b.attname
 ) AS m ON m.root = a.attrelid AND m.attname = a.attname
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
+"""
+
+# As the stream's walsender would print them: a search_path changes what regclass and its like look like.
+_READ_MISSING = """
+SELECT a.attrelid::pg_catalog.int8, a.attname, a.attmissingval::pg_catalog.text
+FROM pg_catalog.pg_attribute AS a
+WHERE a.attrelid OPERATOR(pg_catalog.=) ANY (%s::pg_catalog.oid[]) AND a.atthasmissing
 """
 
 # Columns that not every version has are read from the row as JSON: prattrs came with 15, pubgencols with 18.
@@ -189,7 +197,12 @@ def _read(
     chosen = {oid: set(map(int, re.findall(r"\d+", attnums))) for _, oid, attnums in published if attnums is not None}
     columns: dict[int, list[CatalogColumn]] = {oid: [] for oid in tables}
     cursor.execute(_READ_COLUMNS, given)
-    for oid, attnum, name, type_oid, typmod, not_null, generated, missing in cursor:
+    rows = cursor.fetchall()
+    texts: dict[tuple[int, str], str] = {}
+    if of := {part for *_, missing in rows for part in missing or ()}:
+        search_path.execute(cursor, _READ_MISSING, (sorted(of),))
+        texts = {(part, name): text for part, name, text in cursor}
+    for oid, attnum, name, type_oid, typmod, not_null, generated, missing in rows:
         is_sent = not generated or (generated == "s" and generated_are_sent)
         column = CatalogColumn(
             attnum,
@@ -197,7 +210,7 @@ def _read(
             type_oid,
             typmod,
             not not_null,
-            None if missing is None else _only_element(missing),
+            None if missing is None else _only_element(min(texts[part, name] for part in missing)),
             attnum in chosen[oid] if oid in chosen else is_sent,
         )
         columns[oid].append(column)
@@ -266,21 +279,11 @@ def read_mark(session: Session, oids: Sequence[int]) -> str:
         return str(cursor.fetchone()[0])
 
 
-_READ_TYPE_NAMES = """
-SELECT format_type(t.oid, t.typmod)
-FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS t (oid, typmod, i)
-ORDER BY t.i
-"""
-
-
 def read_type_facts(session: Session, types: Sequence[tuple[int, int]]) -> dict[tuple[int, int], TypeFacts]:
     """What types with their modifiers are. One that is gone has only its text, which is a string."""
-    doing = "reading the types of a table's columns"
-    with translated(doing), session.cursor() as cursor:
-        cursor.execute(_READ_TYPE_NAMES, ([oid for oid, _ in types], [typmod for _, typmod in types]))
-        names = [name for (name,) in cursor]
+    named = read_named_types(session, types, "reading the types of a table's columns")
     found = {}
-    for key, name, known in zip(types, names, read_types(session, types, doing), strict=True):
+    for key, (known, name) in zip(types, named, strict=True):
         codec = registry.plan(Column("", 0, known, name, False), as_string=False, numeric_as=NumericAs("string"))
         found[key] = TypeFacts(name, known, spark_name(codec.arrow_type))
     return found

@@ -16,7 +16,7 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import QueryError, SchemaChangedError
-from pg_cdc_source.postgres import locks
+from pg_cdc_source.postgres import locks, search_path
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.columns import describe_columns, describe_tables
 from pg_cdc_source.postgres.connection import connect
@@ -62,7 +62,8 @@ def lock_and_check(session: Session, present: Present, plan: Plan, pieces: Seque
     names: list[sql.Composable] = [sql.Identifier(column.name) for column in plan.columns]
     with _as_loaded(plan):
         select, written = select_from(plan, (), names), plan.spec.written
-        columns = describe_columns(session, select, doing, known=plan.columns, written=written)
+        by_role = plan.spec.by_role
+        columns = describe_columns(session, select, doing, known=plan.columns, written=written, by_role=by_role)
     check_contents(session, present, plan, doing)
     _check_columns(plan, [column.attnum for column in plan.columns], columns, doing)
 
@@ -135,7 +136,8 @@ def _lock_and_check_heaps(session: Session, present: Present, plan: Plan, pieces
 def _lock_predicate(session: Session, plan: Plan, piece: Piece, doing: str) -> None:
     """Lock the tables that the predicate reads."""
     with translated(doing, plan.spec.written), session.cursor() as cursor:
-        cursor.execute(sql.SQL("SELECT FROM ({}) AS scan LIMIT 0").format(select_from(plan, [piece], [])))
+        statement = sql.SQL("SELECT FROM ({}) AS scan LIMIT 0").format(select_from(plan, [piece], []))
+        search_path.execute(cursor, statement, by_role=plan.spec.by_role)
 
 
 @contextlib.contextmanager

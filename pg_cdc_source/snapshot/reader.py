@@ -25,7 +25,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import PgCdcError, TransientError, WireError
 from pg_cdc_source.logs import fields
-from pg_cdc_source.postgres import trees
+from pg_cdc_source.postgres import search_path, trees
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.columns import MOST_COLUMNS
@@ -187,10 +187,11 @@ class _Reader:
             position += len(rows)
             return self._decoder.decode(fresh), len(fresh)
 
-        chunks = receive(session, self._copy_statement(session, step), doing, self._decoder.padding, decode)
         try:
-            with contextlib.closing(chunks):
-                yield from (chunk for chunk in chunks if chunk[1])
+            with translated(doing), search_path.of_role(session, by_role=self._plan.copies_by_role):
+                chunks = receive(session, self._copy_statement(session, step), doing, self._decoder.padding, decode)
+                with contextlib.closing(chunks):
+                    yield from (chunk for chunk in chunks if chunk[1])
         except RefusedValueError as refused:
             # Only here has the COPY ended.
             raise self._unrepresentable(refused, step, position - len(fresh) + refused.row) from None
@@ -214,11 +215,10 @@ class _Reader:
         places = select_from(self._plan, step, [sql.SQL("tableoid AS heap"), sql.SQL("ctid AS place")])
         session = self._session.open(step)
         with translated(doing), session.cursor() as cursor:
-            cursor.execute(
-                sql.SQL("SELECT heap::bigint, place::text FROM ({}) AS scan OFFSET {} LIMIT 1").format(
-                    places, sql.Literal(position)
-                )
+            statement = sql.SQL("SELECT heap::bigint, place::text FROM ({}) AS scan OFFSET {} LIMIT 1").format(
+                places, sql.Literal(position)
             )
+            search_path.execute(cursor, statement, by_role=self._plan.spec.by_role)
             found = cursor.fetchone()
         for heap in {piece.heap for piece in step if found is not None and piece.heap.oid == found[0]}:
             # A predicate may have chosen other rows this time.
@@ -240,7 +240,8 @@ class _Reader:
             return self._decoder.decode(rows), len(rows)
 
         try:
-            list(receive(session, _copy_of(row), doing, self._decoder.padding, decode))
+            with translated(doing), search_path.of_role(session, by_role=self._plan.copies_by_role):
+                list(receive(session, _copy_of(row), doing, self._decoder.padding, decode))
         except RefusedValueError as again:
             return (again.column, again.reason) == (refused.column, refused.reason)
         return False

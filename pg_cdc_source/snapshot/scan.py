@@ -22,7 +22,13 @@ from pg_cdc_source.options.query import Query
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import catalog, slot_creation, trees
 from pg_cdc_source.postgres.catalog import Relation, Server
-from pg_cdc_source.postgres.columns import Attribute, describe_columns, read_attributes, read_present
+from pg_cdc_source.postgres.columns import (
+    FIRST_OID_OF_USERS,
+    Attribute,
+    describe_columns,
+    read_attributes,
+    read_present,
+)
 from pg_cdc_source.postgres.connection import refuse_transaction_pooler
 from pg_cdc_source.postgres.first_look import look
 from pg_cdc_source.snapshot import ranges
@@ -30,7 +36,7 @@ from pg_cdc_source.snapshot.connections import planning_session
 from pg_cdc_source.snapshot.driver_files import note_lsn_wanted
 from pg_cdc_source.snapshot.ranges import BlockRange
 from pg_cdc_source.values import registry
-from pg_cdc_source.values.registry import Codec, Column
+from pg_cdc_source.values.registry import CatalogType, Codec, Column
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +48,8 @@ class ScanSpec:
     """What a scan is to read: one of ``relation`` and ``query``, and how its rows are given.
 
     ``columns`` None reads all of them. ``range_bytes``, or the number ``ranges`` where it is given, says how much of a
-    table each task reads. ``only`` leaves out rows of tables that inherit from ``relation``. In which snapshot the scan
-    reads is not part of it: see ``source``.
+    table each task reads. ``only`` leaves out rows of tables that inherit from ``relation``. ``filters`` says that
+    ``where`` is a publication's row filter. In which snapshot the scan reads is not part of it: see ``source``.
     """
 
     connection: ConnectionOptions
@@ -59,6 +65,17 @@ class ScanSpec:
     unrepresentable: Unrepresentable
     batch_bytes: int
     only: bool = False
+    filters: bool = False
+
+    @property
+    def by_role(self) -> bool:
+        """Whether names in the scan are found by the role's search_path: those that users have written, or a view's.
+
+        A row filter's are found by this package's own, with which PostgreSQL has also printed it.
+        """
+        if self.relation is None or self.relation.kind in "vf":
+            return True
+        return self.where is not None and not self.filters
 
     @property
     def what(self) -> str:
@@ -129,11 +146,28 @@ class Plan:
         as_string = column.name in self.spec.as_string
         return registry.plan(column, as_string=as_string, numeric_as=self.spec.numeric_as)
 
+    @property
+    def copies_by_role(self) -> bool:
+        """Whether a COPY runs with the role's search_path, which shows in some values: a walsender has it too."""
+        return self.spec.by_role or any(_may_print_names(column.type) for column in self.columns)
+
     def arrow_schema(self) -> pa.Schema:
         fields = [pa.field(codec.column.name, codec.arrow_type) for codec in self.codecs]
         if self.spec.lsn_column:
             fields.append(pa.field(self.spec.lsn_column, pa.int64()))
         return pa.schema(fields)
+
+
+# regproc, regprocedure, regoper, regoperator, regclass, regtype, regconfig, regdictionary, regcollation
+# (catalog/pg_type.dat); what else is made of them is somebody's type.
+_PRINT_NAMES = frozenset({24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4191})
+
+
+def _may_print_names(type: CatalogType) -> bool:
+    """Whether values may be printed as names that have their schema where the search_path does not find them."""
+    if type.element is not None:
+        return _may_print_names(type.element)
+    return type.oid in _PRINT_NAMES or (type.oid >= FIRST_OID_OF_USERS and not type.extension)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +240,14 @@ def plan_in(
     else:
         attributes = read_attributes(session, relation) if attributes is None else attributes
         names = _chosen_columns(spec, relation, [attribute.name for attribute in attributes])
-    columns = describe_columns(session, _select(spec, names), f"reading {spec.what}", known=known, written=spec.written)
+    columns = describe_columns(
+        session,
+        _select(spec, names),
+        f"reading {spec.what}",
+        known=known,
+        written=spec.written,
+        by_role=spec.by_role,
+    )
     not_null = {attribute.attnum for attribute in attributes if attribute.not_null}
     columns = [replace(column, not_null=relation is not None and column.attnum in not_null) for column in columns]
     _check_names(spec, [column.name for column in columns])

@@ -15,7 +15,7 @@ from pg_cdc_source.cli.preflight.findings import Checks, NotDoneError, Outcome, 
 from pg_cdc_source.errors import OptionError, ServerSetupError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.given import connection_of
-from pg_cdc_source.options.names import listed, quoted
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, slot_creation
@@ -78,30 +78,10 @@ def reach(
             level += f" (effective_wal_level={server.effective_wal_level})"
         return f"PostgreSQL {version}, {kind}, {level}, role {quoted(server.role)}"
 
-    if session.values and (schemas := _open_schemas(session())):
-        checks.add(
-            "search path",
-            "warning",
-            f"everybody may create objects in {listed(schemas)}, which is in this role's search_path: a function there "
-            "may be called in place of PostgreSQL's own, with the rights of this role",
-            remedy="; ".join(f"REVOKE CREATE ON SCHEMA {quoted(schema)} FROM PUBLIC" for schema in schemas)
-            + "; or set the role's search_path to pg_catalog, and qualify the tables",
-        )
     server = checks.run("server", lambda: catalog.read_server(session()), tell)
     if server.values and (service := server().service) is not None:
         checks.run("service", lambda: _describe(session(), service))
     return Reached(checks, options, session, server)
-
-
-def _open_schemas(session: Session) -> list[str]:
-    """The schemas of the search_path in which everybody may create: by default public, before PostgreSQL 15."""
-    with translated("looking at the search_path"), session.cursor() as cursor:
-        cursor.execute("""
-            SELECT s.name::text
-            FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) AS s (name)
-            WHERE pg_catalog.has_schema_privilege('public', s.name::text, 'CREATE')
-        """)
-        return [name for (name,) in cursor]
 
 
 def _describe(session: Session, service: Service) -> str:

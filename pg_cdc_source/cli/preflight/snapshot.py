@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 
+from psycopg2.extensions import connection as Session
+
 from pg_cdc_source.cli.preflight.endpoint import NAME
 from pg_cdc_source.cli.preflight.findings import Status, counted
 from pg_cdc_source.cli.preflight.server import Need, Reached, check_replication
+from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
-from pg_cdc_source.postgres import catalog, slot_creation, snapshots
+from pg_cdc_source.postgres import catalog, search_path, slot_creation, snapshots
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot import scan
 
 
@@ -19,18 +23,43 @@ def check_snapshot(reached: Reached[SnapshotOptions]) -> None:
     if options.values and options().without_effect:
         checks.add("options of jdbc", "warning", options().without_effect, remedy="leave them out")
 
-    def plan() -> str:
+    def plan() -> scan.Plan:
         table = options().dbtable
         relation = catalog.find_relation(session(), table) if table else None
-        planned = scan.plan_in(session(), reached.server(), scan.spec_of(options(), relation))
+        return scan.plan_in(session(), reached.server(), scan.spec_of(options(), relation))
+
+    def tell(planned: scan.Plan) -> str:
         ranges = scan.ranges_in(session(), planned)
         return f"{planned.what}: {counted(len(planned.arrow_schema()), 'column')}, {counted(len(ranges), 'part')}"
 
-    checks.run("table", plan)
+    planned = checks.run("table", plan, tell)
+    if planned.values and planned().spec.by_role and (schemas := _open_schemas(session())):
+        checks.add(
+            "search path",
+            "warning",
+            f"everybody may create objects in {listed(schemas)}, which is in this role's search_path: where, query and "
+            "views may call a function there in place of PostgreSQL's own, with the rights of this role",
+            remedy="; ".join(f"REVOKE CREATE ON SCHEMA {quoted(schema)} FROM PUBLIC" for schema in schemas)
+            + "; or set the role's search_path to pg_catalog, and qualify names in such SQL",
+        )
     if options.values and options().snapshot is not None:
         checks.run("snapshot", lambda: _find_snapshot(options()))
     else:
         _check_point(reached)
+
+
+def _open_schemas(session: Session) -> list[str]:
+    """The schemas of the search_path in which everybody may create: by default public, before PostgreSQL 15."""
+    with translated("looking at the search_path"), session.cursor() as cursor:
+        search_path.execute(
+            cursor,
+            """
+            SELECT s.name::pg_catalog.text
+            FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) AS s (name)
+            WHERE pg_catalog.has_schema_privilege('public', s.name::pg_catalog.text, 'CREATE')
+            """,
+        )
+        return [name for (name,) in cursor]
 
 
 def _find_snapshot(options: SnapshotOptions) -> str:
