@@ -177,7 +177,7 @@ def test_all_that_a_role_lacks_is_found_at_once(pg: Session, db: str) -> None:
     assert statuses(found, "connection", "server", "slot", "publication") == ["ok"] * 4
     assert statuses(found, "rights", "tables", "replication") == ["wrong"] * 3
     assert "permission denied for database" in found["rights"][0]["text"]
-    assert "must be owner of table orders" in found["rights"][0]["text"]
+    assert "must be owner of table public.orders" in found["rights"][0]["text"]
     assert "CREATE PUBLICATION" in found["rights"][0]["remedy"]
     assert "GRANT SELECT" in found["tables"][0]["remedy"]
     assert found["replication"][0]["remedy"] == f"ALTER ROLE {login['user']} REPLICATION"

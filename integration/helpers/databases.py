@@ -11,8 +11,11 @@ from psycopg2.extensions import cursor as Cursor
 
 
 def connect(url: str) -> contextlib.closing[Session]:
+    """A session in autocommit mode, in which no statement waits for ever."""
     session = psycopg2.connect(url)
     session.autocommit = True
+    with session.cursor() as cursor:
+        cursor.execute("SET statement_timeout = '5min'")
     return contextlib.closing(session)
 
 
