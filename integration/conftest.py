@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import secrets
 from collections.abc import Callable, Iterator
 
 import leftovers
 import pytest
-from databases import connect, end_sessions
+from databases import Databases, connect
 from jdbc import JDBC_DRIVER
-from psycopg2 import sql
 from psycopg2.extensions import connection as Session
-from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.sql import SparkSession
 from servers import postgres_server
 from sessions import JVM_OPTIONS, SparkSessions
@@ -65,21 +63,17 @@ def server(session_server: str) -> str:
     return session_server
 
 
+@pytest.fixture(scope="session")
+def databases() -> Callable[[str], Databases]:
+    """The databases of a server."""
+    return functools.cache(Databases)
+
+
 @pytest.fixture
-def db(server: str) -> Iterator[str]:
+def db(server: str, databases: Callable[[str], Databases]) -> Iterator[str]:
     """Conninfo of the superuser in a database of the test's own. A slot that the test leaves there is an error."""
-    name = f"pg_cdc_test_{secrets.token_hex(4)}"
-    with connect(server) as session, session.cursor() as cursor:
-        cursor.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
-        try:
-            yield make_dsn(**{**parse_dsn(server), "dbname": name})
-        finally:
-            end_sessions(cursor, name)
-            cursor.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (name,))
-            slots = [slot for (slot,) in cursor]
-            cursor.execute("SELECT pg_drop_replication_slot(slot) FROM unnest(%s::name[]) AS slot", (slots,))
-            cursor.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-        assert slots == []
+    with databases(server).one() as conninfo:
+        yield conninfo
 
 
 @pytest.fixture

@@ -1,13 +1,17 @@
-"""Open sessions in a test's database, and end what others left there."""
+"""Databases of tests, sessions in them, and the end of what others left there."""
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
+from collections.abc import Iterator
 
 import psycopg2
+from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
+from psycopg2.extensions import make_dsn, parse_dsn
 
 
 def connect(url: str) -> contextlib.closing[Session]:
@@ -27,3 +31,130 @@ def end_sessions(cursor: Cursor, database: str) -> None:
         if cursor.rowcount == 0:
             return
         time.sleep(0.05)
+
+
+# What most tests make. IF EXISTS, because one goes with another.
+_DROP = """
+SET client_min_messages = error;
+DO $do$
+DECLARE
+    made text;
+BEGIN
+    FOR made IN
+        SELECT format('DROP PUBLICATION %I', pubname) FROM pg_publication
+        UNION ALL
+        SELECT format('DROP EXTENSION IF EXISTS %I CASCADE', extname) FROM pg_extension WHERE oid >= 16384
+        UNION ALL
+        SELECT format('DROP SCHEMA IF EXISTS %I CASCADE', nspname)
+        FROM pg_namespace
+        WHERE oid >= 16384 AND nspname !~ '^pg_'
+        UNION ALL
+        SELECT format(
+            'DROP %s IF EXISTS public.%I CASCADE',
+            CASE relkind
+                WHEN 'v' THEN 'VIEW'
+                WHEN 'm' THEN 'MATERIALIZED VIEW'
+                WHEN 'S' THEN 'SEQUENCE'
+                WHEN 'f' THEN 'FOREIGN TABLE'
+                WHEN 'c' THEN 'TYPE'
+                ELSE 'TABLE'
+            END,
+            relname
+        )
+        FROM pg_class
+        WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'S', 'f', 'c')
+        UNION ALL
+        SELECT format('DROP ROUTINE IF EXISTS %s CASCADE', oid::regprocedure)
+        FROM pg_proc
+        WHERE oid >= 16384 AND pronamespace = 'public'::regnamespace
+        UNION ALL
+        SELECT format('DROP TYPE IF EXISTS public.%I CASCADE', typname)
+        FROM pg_type
+        WHERE oid >= 16384 AND typnamespace = 'public'::regnamespace AND typtype IN ('e', 'd', 'r')
+    LOOP
+        EXECUTE made;
+    END LOOP;
+END
+$do$
+"""
+
+# Statistics come and go by themselves.
+_CATALOGS = """
+SELECT relname::text
+FROM pg_class
+WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind = 'r' AND NOT relisshared
+    AND relname NOT IN ('pg_statistic', 'pg_largeobject')
+"""
+_IS_AS_MADE = """
+SELECT d.datacl IS NULL AND d.datconnlimit = -1 AND d.datallowconn AND NOT d.datistemplate AND d.datdba = 10
+    AND NOT EXISTS (SELECT FROM pg_db_role_setting AS s WHERE s.setdatabase = d.oid)
+    AND NOT EXISTS (SELECT FROM pg_subscription AS s WHERE s.subdbid = d.oid)
+FROM pg_database AS d
+WHERE d.datname = %s
+"""
+
+
+class Databases:
+    """Databases of one server, for one test after another.
+
+    One that a test leaves as it was made is the next one's, under another name. To make one writes 7 MB of WAL, and
+    takes ten times as long as to look at what is there.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._free: tuple[str, int] | None = None  # its name, and the transaction since which its catalog has its rows
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[str]:
+        """Conninfo of the superuser in a database of the test's own. A slot that the test leaves there is an error."""
+        name = f"pg_cdc_test_{secrets.token_hex(4)}"
+        with connect(self._server) as session, session.cursor() as cursor:
+            since = self._begin(cursor, name)
+            try:
+                yield self._conninfo(name)
+            finally:
+                end_sessions(cursor, name)
+                cursor.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (name,))
+                slots = [slot for (slot,) in cursor]
+                cursor.execute("SELECT pg_drop_replication_slot(slot) FROM unnest(%s::name[]) AS slot", (slots,))
+                if self._is_as_made(cursor, name, since):
+                    self._free = (name, since)
+                else:
+                    cursor.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+            assert slots == []
+
+    def _begin(self, cursor: Cursor, name: str) -> int:
+        if self._free is not None:
+            (free, since), self._free = self._free, None
+            end_sessions(cursor, free)
+            rename = sql.SQL("ALTER DATABASE {} RENAME TO {}")
+            cursor.execute(rename.format(sql.Identifier(free), sql.Identifier(name)))
+            return since
+        cursor.execute("SELECT txid_current()")
+        since = int(cursor.fetchone()[0])
+        cursor.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+        return since
+
+    def _is_as_made(self, cursor: Cursor, name: str, since: int) -> bool:
+        """Drop what tests make in a database; whether there is nothing else that is new, or another than it was."""
+        cursor.execute(_IS_AS_MADE, (name,))
+        if cursor.fetchone() != (True,):
+            return False
+        try:
+            with connect(self._conninfo(name)) as session, session.cursor() as inside:
+                inside.execute(_DROP)
+                inside.execute(_CATALOGS)
+                looks = [
+                    sql.SQL("SELECT FROM pg_catalog.{} WHERE xmin::text::bigint >= {}").format(
+                        sql.Identifier(catalog), sql.Literal(since)
+                    )
+                    for (catalog,) in inside
+                ]
+                inside.execute(sql.SQL("SELECT EXISTS ({})").format(sql.SQL(" UNION ALL ").join(looks)))
+                return bool(inside.fetchone() == (False,))
+        except psycopg2.Error:
+            return False
+
+    def _conninfo(self, name: str) -> str:
+        return str(make_dsn(**{**parse_dsn(self._server), "dbname": name}))

@@ -84,11 +84,32 @@ $do$
 """
 
 
+# Where the search_path has pg_catalog behind this schema, also those that PostgreSQL has itself.
+_OWN_OPERATORS = """
+DO $do$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['=', '<>', '<', '>', '<=', '>='] LOOP
+        EXECUTE format('CREATE OPERATOR hostile.%s (FUNCTION = hostile.two, LEFTARG = tid, RIGHTARG = tid)', name);
+        EXECUTE format('CREATE OPERATOR hostile.%s (FUNCTION = hostile.two, LEFTARG = int4, RIGHTARG = int4)', name);
+    END LOOP;
+END
+$do$
+"""
+_TWO = (
+    "CREATE FUNCTION hostile.two({0}, {0}) RETURNS bool LANGUAGE plpgsql AS"
+    " $f$BEGIN RAISE EXCEPTION 'hostile operator of {0}'; END$f$"
+)
+
+
 def make_hostile(pg: Session) -> int:
     """Create the schema ``hostile``, which everybody may use; how many functions it has."""
     with pg.cursor() as cursor:
         cursor.execute("CREATE SCHEMA hostile; GRANT USAGE ON SCHEMA hostile TO PUBLIC")
         cursor.execute(_FUNCTIONS)
         cursor.execute(_OPERATORS)
+        cursor.execute("; ".join(_TWO.format(kind) for kind in ("tid", "int4")))
+        cursor.execute(_OWN_OPERATORS)
         cursor.execute("SELECT count(*) FROM pg_proc WHERE pronamespace = 'hostile'::regnamespace")
         return int(cursor.fetchone()[0])

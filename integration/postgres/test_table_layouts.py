@@ -176,7 +176,7 @@ def test_the_key_is_that_of_the_identity(identity: str, key: tuple[str, ...], pg
 
 
 def test_types_by_their_numbers(pg: Session) -> None:
-    run(pg, "CREATE DOMAIN d AS int", "CREATE TABLE t (a d, b numeric(8, 2), c int[], e timestamptz)")
+    run(pg, "CREATE DOMAIN d AS int", "CREATE TABLE t (a d, b numeric(8, 2), c int[], e timestamptz, f bpchar)")
     raw = run(pg, "SELECT atttypid::bigint, atttypmod FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
                   " ORDER BY attnum")  # fmt: skip
     types = [(oid, typmod) for oid, typmod in raw]
@@ -186,6 +186,8 @@ def test_types_by_their_numbers(pg: Session) -> None:
         ("numeric(8,2)", "decimal(8,2)"),
         ("integer[]", "array<int>"),
         ("timestamp with time zone", "timestamp"),
+        # Not "character", which is of one.
+        ("bpchar", "string"),
     ]
     assert found[types[0]].type.oid == 23
     assert (found[4_000_000, -1].type.oid, found[4_000_000, -1].spark) == (4_000_000, "string")

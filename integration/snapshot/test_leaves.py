@@ -422,9 +422,9 @@ def test_statements_and_locks_are_for_many_leaves_at_a_time(
     copies = statements.count("COPY")
     # 330 leaves, 64 at a time.
     assert copies == 6
-    # Beside those of the session: release, names, lock, names again, types of the user (two), files, and the COPY, for
-    # which those types take the search_path to the role's and back.
-    assert len(statements) <= 12 + 10 * copies
+    # Beside those of the session: release, names, lock, names again, types of the user, files, the role's search_path,
+    # and the COPY.
+    assert len(statements) <= 12 + 8 * copies
     assert max(locked) == 64
     assert len(locked) == copies
 

@@ -52,7 +52,7 @@ def test_ddl_that_goes_on_does_not_hold_up_other_tables(
     assert longest < 2
     said = [text for record in caplog.records if "could not be looked at" in (text := record.getMessage())]
     assert said, caplog.text
-    assert f"(locked: migrated by pid {pid})" in said[0]
+    assert f"(locked: public.migrated by pid {pid})" in said[0]
     # Then looks see again what there is.
     run(pg, "CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (7)")
     run(pg, f"ALTER PUBLICATION {SLOT} ADD TABLE later")

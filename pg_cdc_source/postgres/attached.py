@@ -9,6 +9,7 @@ from psycopg2.errors import LockNotAvailable
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.lock_waits import waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
@@ -87,19 +88,22 @@ _HAS_OLDER = """
 SELECT EXISTS (
     SELECT
     FROM ONLY {leaf}
-    WHERE age(xmin) > age({link}::xid)
-        OR (xmin = {link}::xid AND (xmax::text <> '0' OR coalesce(cmin::text::bigint < {command}, true)))
+    WHERE pg_catalog.age(xmin) OPERATOR(pg_catalog.>) pg_catalog.age({link}::pg_catalog.xid)
+        OR (xmin OPERATOR(pg_catalog.=) {link}::pg_catalog.xid AND ({touched} OR coalesce({before_attach}, true)))
         OR (
-            age(xmin) < age({link}::xid)
-            AND coalesce({command} > 0, true)
+            pg_catalog.age(xmin) OPERATOR(pg_catalog.<) pg_catalog.age({link}::pg_catalog.xid)
+            AND coalesce({command} OPERATOR(pg_catalog.>) 0, true)
             AND (
                 {made} IS NULL
-                OR xmax::text <> '0'
-                OR cmin::text::bigint > {made} AND coalesce(cmin::text::bigint < {command}, true)
+                OR {touched}
+                OR cmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.>) {made}
+                AND coalesce({before_attach}, true)
             )
         )
 )
 """
+_TOUCHED = "xmax::pg_catalog.text OPERATOR(pg_catalog.<>) '0'"
+_BEFORE_ATTACH = "cmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.<) {command}"
 
 
 def find_filled_partition(session: Session, root: int, since: int) -> Relation | None:
@@ -113,10 +117,16 @@ def find_filled_partition(session: Session, root: int, since: int) -> Relation |
         for *found, link, command, made, is_readable in cursor.fetchall():
             leaf = Relation(*found)
             times = {"link": sql.Literal(link), "command": sql.Literal(command), "made": sql.Literal(made)}
-            older = sql.SQL(_HAS_OLDER).format(leaf=leaf.identifier, **times)
+            before_attach = sql.SQL(_BEFORE_ATTACH).format(command=sql.Literal(command))
+            older = sql.SQL(_HAS_OLDER).format(
+                leaf=leaf.identifier, touched=sql.SQL(_TOUCHED), before_attach=before_attach, **times
+            )
             is_large = sql.SQL("SELECT pg_relation_size({}) > 0").format(sql.Literal(leaf.oid))
             try:
-                cursor.execute(older if is_readable else is_large)
+                if is_readable:
+                    search_path.execute_by_role(cursor, older)
+                else:
+                    cursor.execute(is_large)
             except LockNotAvailable:
                 if session.get_transaction_status() == TRANSACTION_STATUS_INERROR:
                     raise

@@ -165,7 +165,8 @@ def names_with_schemas(session: Session, names: Sequence[QualifiedName]) -> list
     schemas: dict[tuple[str, ...], str | None] = {}
     if bare:
         with translated(f"looking for {dotted(*bare[0])}"), session.cursor() as cursor:
-            search_path.execute(cursor, _FIND_SCHEMAS, ([sql.Identifier(*part).as_string(session) for part in bare],))
+            given = [sql.Identifier(*part).as_string(session) for part in bare]
+            search_path.execute_by_role(cursor, _FIND_SCHEMAS, (given,))
             schemas = dict(zip(bare, (schema for (schema,) in cursor), strict=True))
     found = [part if schemas.get(part) is None else (schemas[part], *part) for part in parts]
     return [str(sql.Identifier(*part).as_string(session)) for part in found]

@@ -15,7 +15,7 @@ from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.values.registry import CatalogType, Column
 
 # FirstNormalObjectId (src/include/access/transam.h): oids below it mean the same as long as the server lives.
-FIRST_OID_OF_USERS = 16384
+_FIRST_OID_OF_USERS = 16384
 
 
 def describe_columns(
@@ -25,7 +25,6 @@ def describe_columns(
     *,
     known: Sequence[Column] = (),
     written: Mapping[str, str] | None = None,
-    by_role: bool = False,
 ) -> list[Column]:
     """The columns that a SELECT gives now, without reading a row.
 
@@ -33,14 +32,13 @@ def describe_columns(
     transaction), and checks privileges and row-level security: so this is also the test that it may be read.
 
     Where all types are among those of the ``known`` columns, and PostgreSQL's own, the catalog is not asked again.
-    ``written`` is what the user has written of the SELECT, by option. ``by_role``: names in it are found by the role's
-    search_path.
+    ``written`` is what the user has written of the SELECT, by option.
     """
     with translated(doing, written), session.cursor() as cursor:
-        search_path.execute(cursor, sql.SQL("SELECT * FROM ({}\n) AS q LIMIT 0").format(select), by_role=by_role)
+        search_path.execute_by_role(cursor, sql.SQL("SELECT * FROM ({}\n) AS q LIMIT 0").format(select))
         description = cursor.description or ()
         types = [(d.type_code, modifier) for d, modifier in zip(description, column_modifiers(cursor), strict=True)]
-    found = _described_types(types, known, lambda given: read_named_types(session, given, doing))
+    found = _described_types(types, known, lambda given: _read_named_types(session, given, doing))
     return [_column_of(facts, d.name, d.table_column or 0) for d, facts in zip(description, found, strict=True)]
 
 
@@ -90,7 +88,7 @@ def _described_types(
     facts = {
         (column.type.oid, column.type.typmod): (column.type, column.type_name)
         for column in known
-        if column.type.oid < FIRST_OID_OF_USERS
+        if column.type.oid < _FIRST_OID_OF_USERS
     }
     if not facts.keys() >= set(given):
         facts = dict(zip(given, read(given), strict=True))
@@ -139,7 +137,6 @@ def read_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -
     return [found for found, _ in _read_types(session, types, doing)]
 
 
-# A type that is not PostgreSQL's own is written with its schema where the search_path does not find it.
 _READ_NAMES = """
 SELECT pg_catalog.format_type(t.oid, t.typmod)
 FROM ROWS FROM (
@@ -149,16 +146,23 @@ ORDER BY t.i
 """
 
 
-def read_named_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -> list[tuple[CatalogType, str]]:
+def read_type_names(session: Session, types: Sequence[tuple[int, int | None]], doing: str) -> list[str]:
+    """The types, given by oid and modifier, as format_type() writes them for the role."""
+    with translated(doing), session.cursor() as cursor:
+        given = ([oid for oid, _ in types], [modifier for _, modifier in types])
+        search_path.execute_by_role(cursor, _READ_NAMES, given)
+        return [name for (name,) in cursor]
+
+
+def _read_named_types(session: Session, types: Sequence[tuple[int, int]], doing: str) -> list[tuple[CatalogType, str]]:
     """As ``read_types``, each with its name as format_type() writes it for the role."""
     found = _read_types(session, types, doing)
-    of_users = [i for i, (oid, _) in enumerate(types) if oid >= FIRST_OID_OF_USERS]
+    # Others have no schema in their names, whatever the search_path is.
+    of_users = [i for i, (oid, _) in enumerate(types) if oid >= _FIRST_OID_OF_USERS]
     if of_users:
-        with translated(doing), session.cursor() as cursor:
-            given = [[types[i][of] for i in of_users] for of in (0, 1)]
-            search_path.execute(cursor, _READ_NAMES, given)
-            for i, (name,) in zip(of_users, cursor, strict=True):
-                found[i] = (found[i][0], name)
+        given = [(oid, None if modifier == -1 else modifier) for oid, modifier in (types[i] for i in of_users)]
+        for i, name in zip(of_users, read_type_names(session, given, doing), strict=True):
+            found[i] = (found[i][0], name)
     return found
 
 

@@ -159,9 +159,10 @@ def _set(cursor: Cursor, names: Sequence[str]) -> None:
     # Statements of their own come first: a short timeout of the role's own would end the last one, and with its own
     # isolation that might wait. They themselves take no snapshot.
     cursor.execute(
-        """
+        f"""
         SET statement_timeout = 0;
         SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+        {search_path.KEEP_ROLES};
         SELECT pg_catalog.set_config(name, value, false)
         FROM unnest(%s::pg_catalog.text[], %s::pg_catalog.text[]) AS v (name, value)
         """,

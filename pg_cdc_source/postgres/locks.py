@@ -48,7 +48,7 @@ def release_locks(session: Session) -> None:
 # an oid where there is none.
 _READ_NAMES = """
 SELECT format('%%I.%%I', n.nspname, c.relname), nullif(%s::regclass::text, c.oid::text),
-    c.relkind = 'p' AND has_table_privilege(c.oid, 'SELECT'), c.relkind = 'v'
+    c.relkind = 'p' AND has_table_privilege(c.oid, 'SELECT')
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = %s
@@ -67,15 +67,14 @@ def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
         row = cursor.fetchone()
         if row is None:
             return
-        name, name_now, lockable, is_view = row
+        name, name_now, lockable = row
         if name_now is None:
             raise _dropped(name)
         cursor.execute("SAVEPOINT locks")
         try:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", (timeout,))
             lock = "LOCK TABLE {} IN ACCESS SHARE MODE" if lockable else "SELECT FROM {} LIMIT 0"
-            # To plan a view, PostgreSQL may look into functions, and finds what these name.
-            search_path.execute(cursor, sql.SQL(lock).format(sql.SQL(name_now)), by_role=is_view)
+            search_path.execute_by_role(cursor, sql.SQL(lock).format(sql.SQL(name_now)))
         except psycopg2.errors.UndefinedTable:
             cursor.execute("ROLLBACK TO locks")
             raise _dropped(name) from None

@@ -11,7 +11,7 @@ from psycopg2.extensions import cursor as Cursor
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres import search_path
-from pg_cdc_source.postgres.columns import read_named_types
+from pg_cdc_source.postgres.columns import read_type_names, read_types
 from pg_cdc_source.postgres.publication.identity import read_identities
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, TypeFacts
@@ -200,7 +200,7 @@ def _read(
     rows = cursor.fetchall()
     texts: dict[tuple[int, str], str] = {}
     if of := {part for *_, missing in rows for part in missing or ()}:
-        search_path.execute(cursor, _READ_MISSING, (sorted(of),))
+        search_path.execute_by_role(cursor, _READ_MISSING, (sorted(of),))
         texts = {(part, name): text for part, name, text in cursor}
     for oid, attnum, name, type_oid, typmod, not_null, generated, missing in rows:
         is_sent = not generated or (generated == "s" and generated_are_sent)
@@ -281,9 +281,10 @@ def read_mark(session: Session, oids: Sequence[int]) -> str:
 
 def read_type_facts(session: Session, types: Sequence[tuple[int, int]]) -> dict[tuple[int, int], TypeFacts]:
     """What types with their modifiers are. One that is gone has only its text, which is a string."""
-    named = read_named_types(session, types, "reading the types of a table's columns")
+    doing = "reading the types of a table's columns"
+    names = read_type_names(session, types, doing)
     found = {}
-    for key, (known, name) in zip(types, named, strict=True):
+    for key, name, known in zip(types, names, read_types(session, types, doing), strict=True):
         codec = registry.plan(Column("", 0, known, name, False), as_string=False, numeric_as=NumericAs("string"))
         found[key] = TypeFacts(name, known, spark_name(codec.arrow_type))
     return found

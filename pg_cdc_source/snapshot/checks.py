@@ -62,8 +62,7 @@ def lock_and_check(session: Session, present: Present, plan: Plan, pieces: Seque
     names: list[sql.Composable] = [sql.Identifier(column.name) for column in plan.columns]
     with _as_loaded(plan):
         select, written = select_from(plan, (), names), plan.spec.written
-        by_role = plan.spec.by_role
-        columns = describe_columns(session, select, doing, known=plan.columns, written=written, by_role=by_role)
+        columns = describe_columns(session, select, doing, known=plan.columns, written=written)
     check_contents(session, present, plan, doing)
     _check_columns(plan, [column.attnum for column in plan.columns], columns, doing)
 
@@ -137,7 +136,7 @@ def _lock_predicate(session: Session, plan: Plan, piece: Piece, doing: str) -> N
     """Lock the tables that the predicate reads."""
     with translated(doing, plan.spec.written), session.cursor() as cursor:
         statement = sql.SQL("SELECT FROM ({}) AS scan LIMIT 0").format(select_from(plan, [piece], []))
-        search_path.execute(cursor, statement, by_role=plan.spec.by_role)
+        search_path.execute_by_role(cursor, statement)
 
 
 @contextlib.contextmanager

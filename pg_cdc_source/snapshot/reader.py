@@ -187,24 +187,26 @@ class _Reader:
             position += len(rows)
             return self._decoder.decode(fresh), len(fresh)
 
+        chunks = receive(session, self._copy_statement(session, step), doing, self._decoder.padding, decode)
         try:
-            with translated(doing), search_path.of_role(session, by_role=self._plan.copies_by_role):
-                chunks = receive(session, self._copy_statement(session, step), doing, self._decoder.padding, decode)
-                with contextlib.closing(chunks):
-                    yield from (chunk for chunk in chunks if chunk[1])
+            with contextlib.closing(chunks):
+                yield from (chunk for chunk in chunks if chunk[1])
         except RefusedValueError as refused:
             # Only here has the COPY ended.
             raise self._unrepresentable(refused, step, position - len(fresh) + refused.row) from None
         except WireError as error:
             raise WireError(f"{doing}: {error.what}", remedy=error.remedy) from None
         messages.finish()
-        self._session.check_snapshot(doing)
-        # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function reads
-        # is locked only when it runs.
-        if not step:
-            check_contents(session, self._session.present, self._plan, doing)
-        elif self._plan.spec.where is not None:
-            check_predicate(session, self._session.present, self._plan, [piece.heap for piece in step], doing)
+        if step and self._plan.spec.where is None and not self._plan.server.in_recovery:
+            return
+        with search_path.own(session):
+            self._session.check_snapshot(doing)
+            # A lock that COPY takes may come too late: ATTACH does not wait for that of the root, and what a function
+            # reads is locked only when it runs.
+            if not step:
+                check_contents(session, self._session.present, self._plan, doing)
+            elif self._plan.spec.where is not None:
+                check_predicate(session, self._session.present, self._plan, [piece.heap for piece in step], doing)
 
     def _unrepresentable(self, refused: RefusedValueError, step: Sequence[Piece], position: int) -> PgCdcError:
         if not step:
@@ -215,10 +217,11 @@ class _Reader:
         places = select_from(self._plan, step, [sql.SQL("tableoid AS heap"), sql.SQL("ctid AS place")])
         session = self._session.open(step)
         with translated(doing), session.cursor() as cursor:
-            statement = sql.SQL("SELECT heap::bigint, place::text FROM ({}) AS scan OFFSET {} LIMIT 1").format(
-                places, sql.Literal(position)
+            cursor.execute(
+                sql.SQL(
+                    "SELECT heap::pg_catalog.int8, place::pg_catalog.text FROM ({}) AS scan OFFSET {} LIMIT 1"
+                ).format(places, sql.Literal(position))
             )
-            search_path.execute(cursor, statement, by_role=self._plan.spec.by_role)
             found = cursor.fetchone()
         for heap in {piece.heap for piece in step if found is not None and piece.heap.oid == found[0]}:
             # A predicate may have chosen other rows this time.
@@ -230,7 +233,7 @@ class _Reader:
 
     def _is_refused(self, session: Session, heap: Relation, place: str, refused: RefusedValueError, doing: str) -> bool:
         """Whether the row at ``place`` has a value that is refused as the given one is."""
-        row = sql.SQL("SELECT {} FROM ONLY {} WHERE ctid = {}").format(
+        row = sql.SQL("SELECT {} FROM ONLY {} WHERE ctid OPERATOR(pg_catalog.=) {}::pg_catalog.tid").format(
             sql.SQL(", ").join(self._select_items(session)), heap.identifier, sql.Literal(place)
         )
         messages = CopyMessages()
@@ -240,8 +243,7 @@ class _Reader:
             return self._decoder.decode(rows), len(rows)
 
         try:
-            with translated(doing), search_path.of_role(session, by_role=self._plan.copies_by_role):
-                list(receive(session, _copy_of(row), doing, self._decoder.padding, decode))
+            list(receive(session, _copy_of(row), doing, self._decoder.padding, decode))
         except RefusedValueError as again:
             return (again.column, again.reason) == (refused.column, refused.reason)
         return False

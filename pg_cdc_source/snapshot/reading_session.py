@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.postgres import locks, snapshots
+from pg_cdc_source.postgres import locks, search_path, snapshots
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import begin_anew, connect
 from pg_cdc_source.snapshot.checks import RECONNECT_SECONDS, Present, check_heaps, lock_and_check
@@ -20,7 +20,10 @@ TASK_FULL_SECONDS = 300.0
 
 
 class ReadingSession:
-    """One range's session: taken over from the worker's last task, or begun; begun anew after it was lost."""
+    """One range's session: taken over from the worker's last task, or begun; begun anew after it was lost.
+
+    While it has locks it runs with the role's search_path: it reads.
+    """
 
     def __init__(self, plan: Plan, source: Source, scan_range: ScanRange, execution: str) -> None:
         self._plan = plan
@@ -60,6 +63,7 @@ class ReadingSession:
             # What is read by one COPY is locked at a time, and nothing else.
             self._unlock(session)
             lock_and_check(session, self.present, self._plan, pieces)
+            search_path.take_roles(session, locally=True)
             self._locked = heaps
         return session
 
@@ -84,6 +88,7 @@ class ReadingSession:
             if taken.scan == self._scan:
                 self._locked = taken.heaps
                 return session
+            self._unlock(session)
         check_heaps(session, self._plan, self._range, doing)
         return session
 
@@ -98,6 +103,7 @@ class ReadingSession:
         )
 
     def _unlock(self, session: Session) -> None:
+        """Release the locks, and with them the role's search_path."""
         self._locked = None
         locks.release_locks(session)
 

@@ -22,13 +22,7 @@ from pg_cdc_source.options.query import Query
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import catalog, slot_creation, trees
 from pg_cdc_source.postgres.catalog import Relation, Server
-from pg_cdc_source.postgres.columns import (
-    FIRST_OID_OF_USERS,
-    Attribute,
-    describe_columns,
-    read_attributes,
-    read_present,
-)
+from pg_cdc_source.postgres.columns import Attribute, describe_columns, read_attributes, read_present
 from pg_cdc_source.postgres.connection import refuse_transaction_pooler
 from pg_cdc_source.postgres.first_look import look
 from pg_cdc_source.snapshot import ranges
@@ -36,7 +30,7 @@ from pg_cdc_source.snapshot.connections import planning_session
 from pg_cdc_source.snapshot.driver_files import note_lsn_wanted
 from pg_cdc_source.snapshot.ranges import BlockRange
 from pg_cdc_source.values import registry
-from pg_cdc_source.values.registry import CatalogType, Codec, Column
+from pg_cdc_source.values.registry import Codec, Column
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +42,8 @@ class ScanSpec:
     """What a scan is to read: one of ``relation`` and ``query``, and how its rows are given.
 
     ``columns`` None reads all of them. ``range_bytes``, or the number ``ranges`` where it is given, says how much of a
-    table each task reads. ``only`` leaves out rows of tables that inherit from ``relation``. ``filters`` says that
-    ``where`` is a publication's row filter. In which snapshot the scan reads is not part of it: see ``source``.
+    table each task reads. ``only`` leaves out rows of tables that inherit from ``relation``. In which snapshot the scan
+    reads is not part of it: see ``source``.
     """
 
     connection: ConnectionOptions
@@ -65,17 +59,6 @@ class ScanSpec:
     unrepresentable: Unrepresentable
     batch_bytes: int
     only: bool = False
-    filters: bool = False
-
-    @property
-    def by_role(self) -> bool:
-        """Whether names in the scan are found by the role's search_path: those that users have written, or a view's.
-
-        A row filter's are found by this package's own, with which PostgreSQL has also printed it.
-        """
-        if self.relation is None or self.relation.kind in "vf":
-            return True
-        return self.where is not None and not self.filters
 
     @property
     def what(self) -> str:
@@ -146,28 +129,11 @@ class Plan:
         as_string = column.name in self.spec.as_string
         return registry.plan(column, as_string=as_string, numeric_as=self.spec.numeric_as)
 
-    @property
-    def copies_by_role(self) -> bool:
-        """Whether a COPY runs with the role's search_path, which shows in some values: a walsender has it too."""
-        return self.spec.by_role or any(_may_print_names(column.type) for column in self.columns)
-
     def arrow_schema(self) -> pa.Schema:
         fields = [pa.field(codec.column.name, codec.arrow_type) for codec in self.codecs]
         if self.spec.lsn_column:
             fields.append(pa.field(self.spec.lsn_column, pa.int64()))
         return pa.schema(fields)
-
-
-# regproc, regprocedure, regoper, regoperator, regclass, regtype, regconfig, regdictionary, regcollation
-# (catalog/pg_type.dat); what else is made of them is somebody's type.
-_PRINT_NAMES = frozenset({24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4191})
-
-
-def _may_print_names(type: CatalogType) -> bool:
-    """Whether values may be printed as names that have their schema where the search_path does not find them."""
-    if type.element is not None:
-        return _may_print_names(type.element)
-    return type.oid in _PRINT_NAMES or (type.oid >= FIRST_OID_OF_USERS and not type.extension)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +212,6 @@ def plan_in(
         f"reading {spec.what}",
         known=known,
         written=spec.written,
-        by_role=spec.by_role,
     )
     not_null = {attribute.attnum for attribute in attributes if attribute.not_null}
     columns = [replace(column, not_null=relation is not None and column.attnum in not_null) for column in columns]
@@ -310,9 +275,9 @@ def _where(spec: ScanSpec, blocks: BlockRange | None, conditions: Sequence[sql.C
     conditions = [*conditions]
     if blocks is not None:
         # Also from block 0: an index-only scan, which would read in another order, cannot check a ctid.
-        conditions.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({blocks.start_block},0)")))
-    if blocks is not None and blocks.end_block_exclusive is not None:
-        conditions.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({blocks.end_block_exclusive},0)")))
+        conditions.append(_ctid(">=", blocks.start_block))
+        if blocks.end_block_exclusive is not None:
+            conditions.append(_ctid("<", blocks.end_block_exclusive))
     if spec.where is not None and blocks is None:
         conditions.append(sql.SQL("({}\n)").format(sql.SQL(spec.where)))
     elif spec.where is not None:
@@ -320,6 +285,11 @@ def _where(spec: ScanSpec, blocks: BlockRange | None, conditions: Sequence[sql.C
         # either of which would read in another order.
         conditions.append(sql.SQL("(({}\n) IS TRUE)").format(sql.SQL(spec.where)))
     return sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions)) if conditions else sql.SQL("")
+
+
+def _ctid(operator: str, block: int) -> sql.Composable:
+    condition = sql.SQL("ctid OPERATOR(pg_catalog.{}) {}::pg_catalog.tid")
+    return condition.format(sql.SQL(operator), sql.Literal(f"({block},0)"))
 
 
 def ranges_in(session: Session, plan: Plan, *, begins: bool = False) -> list[ScanRange]:

@@ -108,7 +108,6 @@ def _plan_scan(session: Session, options: StreamOptions, seen: _Seen, known: Seq
         batch_bytes=4 << 20,
         # Rows of tables that inherit come under their names, if those are published.
         only=seen.relation.kind == "r",
-        filters=seen.row_filter is not None,
     )
     whole = scan.plan_in(session, seen.server, spec, attributes, known)
     sent = narrowed(whole, [column for column in whole.columns if column.name not in unpublished.columns])

@@ -33,7 +33,7 @@ def check_snapshot(reached: Reached[SnapshotOptions]) -> None:
         return f"{planned.what}: {counted(len(planned.arrow_schema()), 'column')}, {counted(len(ranges), 'part')}"
 
     planned = checks.run("table", plan, tell)
-    if planned.values and planned().spec.by_role and (schemas := _open_schemas(session())):
+    if planned.values and _runs_users_sql(planned().spec) and (schemas := _open_schemas(session())):
         checks.add(
             "search path",
             "warning",
@@ -48,10 +48,14 @@ def check_snapshot(reached: Reached[SnapshotOptions]) -> None:
         _check_point(reached)
 
 
+def _runs_users_sql(spec: scan.ScanSpec) -> bool:
+    return bool(spec.written) or (spec.relation is not None and spec.relation.kind == "v")
+
+
 def _open_schemas(session: Session) -> list[str]:
     """The schemas of the search_path in which everybody may create: by default public, before PostgreSQL 15."""
     with translated("looking at the search_path"), session.cursor() as cursor:
-        search_path.execute(
+        search_path.execute_by_role(
             cursor,
             """
             SELECT s.name::pg_catalog.text

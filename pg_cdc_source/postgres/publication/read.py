@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import Publications
+from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.attached import read_last_attached
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication.before_15 import is_before_15, read_attached
@@ -174,6 +176,20 @@ ORDER BY f.nspname COLLATE "C", f.relname COLLATE "C"
 """
 
 
+# As PostgreSQL prints them for the role: names that others hide from its search_path have their schema.
+_READ_FILTERS = """
+SELECT t.schemaname, t.tablename, t.rowfilter
+FROM pg_catalog.pg_publication_tables AS t
+WHERE t.pubname OPERATOR(pg_catalog.=) %s AND t.rowfilter IS NOT NULL
+"""
+
+
+def _read_filters(cursor: Cursor, name: str) -> dict[tuple[str, str], str]:
+    """The row filters of a publication's tables, by schema and name."""
+    search_path.execute_by_role(cursor, _READ_FILTERS, (name,))
+    return {(schema, table): row_filter for schema, table, row_filter in cursor}
+
+
 def read_publication(session: Session, names: Publications) -> Publication | None:
     """A stream's publication and its tables, sorted by name; None where there is none.
 
@@ -226,6 +242,7 @@ def read_one(session: Session, name: str) -> Publication | None:
             _READ_TABLES.format(schema_entries=schema_entries), {"oid": oid, "name": name, "via_root": via_root}
         )
         rows = cursor.fetchall()
+        filters = _read_filters(cursor, name) if any(row[5] is not None for row in rows) else {}
         roots = [row[0] for row in rows if row[3] == "p" and via_root]
         partitions = read_last_attached(session, roots) if roots else {}
         attached: dict[int, int] = {}
@@ -237,7 +254,7 @@ def read_one(session: Session, name: str) -> Publication | None:
         relation[0]: PublishedTable(
             Relation(*relation),
             None if columns is None else tuple(columns),
-            row_filter,
+            None if row_filter is None else filters.get((relation[1], relation[2]), row_filter),
             tuple(entries or ()),
             attached.get(relation[0]),
             partitions.get(relation[0]),
