@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import psycopg2
 from psycopg2 import sql
@@ -89,9 +90,37 @@ _IS_AS_MADE = """
 SELECT d.datacl IS NULL AND d.datconnlimit = -1 AND d.datallowconn AND NOT d.datistemplate AND d.datdba = 10
     AND NOT EXISTS (SELECT FROM pg_db_role_setting AS s WHERE s.setdatabase = d.oid)
     AND NOT EXISTS (SELECT FROM pg_subscription AS s WHERE s.subdbid = d.oid)
+    AND NOT EXISTS (SELECT FROM pg_shdescription AS s WHERE s.objoid = d.oid AND s.classoid = 'pg_database'::regclass)
+    -- To drop the database is an error then.
+    AND NOT EXISTS (SELECT FROM pg_prepared_xacts AS p WHERE p.database = d.datname)
 FROM pg_database AS d
 WHERE d.datname = %s
 """
+
+
+class _Made(NamedTuple):
+    """A new database: the transaction since which its catalog changes, and the numbers of its rows and of new ones."""
+
+    since: int
+    rows: tuple[int, int]
+
+
+def _rows(cursor: Cursor, since: int) -> tuple[int, int]:
+    """How many rows the catalog of the cursor's database has, and how many of them are of ``since`` or later."""
+    cursor.execute(_CATALOGS)
+    looks = [
+        sql.SQL("SELECT count(*), count(*) FILTER (WHERE xmin::text::bigint >= {}) FROM pg_catalog.{}").format(
+            sql.Literal(since), sql.Identifier(catalog)
+        )
+        for (catalog,) in cursor
+    ]
+    cursor.execute(
+        sql.SQL("SELECT sum(rows)::bigint, sum(new)::bigint FROM ({}) AS catalog (rows, new)").format(
+            sql.SQL(" UNION ALL ").join(looks)
+        )
+    )
+    rows, new = cursor.fetchone()
+    return rows, new
 
 
 class Databases:
@@ -103,14 +132,14 @@ class Databases:
 
     def __init__(self, server: str) -> None:
         self._server = server
-        self._free: tuple[str, int] | None = None  # its name, and the transaction since which its catalog has its rows
+        self._free: tuple[str, _Made] | None = None
 
     @contextlib.contextmanager
     def one(self) -> Iterator[str]:
         """Conninfo of the superuser in a database of the test's own. A slot that the test leaves there is an error."""
         name = f"pg_cdc_test_{secrets.token_hex(4)}"
         with connect(self._server) as session, session.cursor() as cursor:
-            since = self._begin(cursor, name)
+            made = self._begin(cursor, name)
             try:
                 yield self._conninfo(name)
             finally:
@@ -118,41 +147,34 @@ class Databases:
                 cursor.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (name,))
                 slots = [slot for (slot,) in cursor]
                 cursor.execute("SELECT pg_drop_replication_slot(slot) FROM unnest(%s::name[]) AS slot", (slots,))
-                if self._is_as_made(cursor, name, since):
-                    self._free = (name, since)
+                if self._is_as_made(cursor, name, made):
+                    self._free = (name, made)
                 else:
                     cursor.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
             assert slots == []
 
-    def _begin(self, cursor: Cursor, name: str) -> int:
+    def _begin(self, cursor: Cursor, name: str) -> _Made:
         if self._free is not None:
-            (free, since), self._free = self._free, None
+            (free, made), self._free = self._free, None
             end_sessions(cursor, free)
             rename = sql.SQL("ALTER DATABASE {} RENAME TO {}")
             cursor.execute(rename.format(sql.Identifier(free), sql.Identifier(name)))
-            return since
+            return made
         cursor.execute("SELECT txid_current()")
         since = int(cursor.fetchone()[0])
         cursor.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
-        return since
+        with connect(self._conninfo(name)) as session, session.cursor() as inside:
+            return _Made(since, _rows(inside, since))
 
-    def _is_as_made(self, cursor: Cursor, name: str, since: int) -> bool:
-        """Drop what tests make in a database; whether there is nothing else that is new, or another than it was."""
+    def _is_as_made(self, cursor: Cursor, name: str, made: _Made) -> bool:
+        """Drop what tests make in a database; whether nothing else is new, gone, or another than it was."""
         cursor.execute(_IS_AS_MADE, (name,))
         if cursor.fetchone() != (True,):
             return False
         try:
             with connect(self._conninfo(name)) as session, session.cursor() as inside:
                 inside.execute(_DROP)
-                inside.execute(_CATALOGS)
-                looks = [
-                    sql.SQL("SELECT FROM pg_catalog.{} WHERE xmin::text::bigint >= {}").format(
-                        sql.Identifier(catalog), sql.Literal(since)
-                    )
-                    for (catalog,) in inside
-                ]
-                inside.execute(sql.SQL("SELECT EXISTS ({})").format(sql.SQL(" UNION ALL ").join(looks)))
-                return bool(inside.fetchone() == (False,))
+                return _rows(inside, made.since) == made.rows
         except psycopg2.Error:
             return False
 

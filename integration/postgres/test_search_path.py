@@ -158,3 +158,10 @@ def test_the_search_path_is_what_a_session_has_when_it_is_opened(pg: Session, db
             plan = make_plan(parsed)
             source, [scan_range] = plan_ranges(plan, parsed)
             assert [batch.to_pylist() for batch in read_range(plan, source, scan_range, "test")] == [[{"id": 1}]]
+
+
+def test_a_table_of_the_catalog_is_locked_and_not_its_namesake(pg: Session, db: str) -> None:
+    run(pg, "CREATE TABLE public.pg_am (id int)")
+    locked = "SELECT relation::regclass::text FROM pg_locks WHERE pid <> pg_backend_pid() AND relation IN"
+    with open_snapshot(url=make_dsn(db, options="-csearch_path=public,pg_catalog"), tables=["pg_catalog.pg_am"]):
+        assert run(pg, f"{locked} ('public.pg_am'::regclass, 'pg_catalog.pg_am'::regclass)") == [("pg_am",)]

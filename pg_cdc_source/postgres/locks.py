@@ -45,9 +45,10 @@ def release_locks(session: Session) -> None:
 
 
 # pg_class as a query sees it belongs to the snapshot; the names of regclass are those of the catalog as it is now, and
-# an oid where there is none.
+# an oid where there is none. They have no schema where this package's own search_path finds them.
 _READ_NAMES = """
-SELECT format('%%I.%%I', n.nspname, c.relname), nullif(%s::regclass::text, c.oid::text),
+SELECT format('%%I.%%I', n.nspname, c.relname),
+    CASE n.nspname WHEN 'pg_catalog' THEN 'pg_catalog.' ELSE '' END || nullif(%s::regclass::text, c.oid::text),
     c.relkind = 'p' AND has_table_privilege(c.oid, 'SELECT')
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace

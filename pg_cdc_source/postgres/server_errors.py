@@ -263,7 +263,7 @@ def classified(
             f"convert_to(column, '{encoding[1]}'); unrepresentable=null has no effect on them",
         )
     if code == _SYNTAX and place.endswith(" of the option query"):
-        return QueryError(with_hint, remedy="the option query is one SELECT (or VALUES, or TABLE)")
+        return QueryError(with_hint, remedy="check the option query, which is one SELECT (or VALUES, or TABLE)")
     # What PostgreSQL does not have is no matter of the server where the user's SQL asks for it, as WITH that writes.
     if code in _OF_USERS_SQL or code.startswith("22") or (code == "0A000" and place):
         return QueryError(with_hint, remedy="check the options columns, where and query")
