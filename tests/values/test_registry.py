@@ -29,7 +29,7 @@ def test_as_string_reads_what_postgresql_prints(name: str) -> None:
     assert (elements.arrow_type, elements.select_sql) == (pa.string(), "{0}::pg_catalog.text")
 
 
-PRINTED = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
+PRINTED = "CASE WHEN pg_catalog.num_nulls({0}) OPERATOR(pg_catalog.=) 0 THEN pg_catalog.concat({0}) END"
 
 
 @pytest.mark.parametrize("oid", [1186, 869, 650, 99_999])
