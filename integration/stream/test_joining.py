@@ -86,6 +86,13 @@ def standing(drive: Drive, pg: Session, *statements: str, **options: str) -> Dri
     return driver
 
 
+# A session that holds the snapshot of tables that join: its consistent point is behind.
+HELD = (
+    "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"
+    " AND backend_type = 'client backend' AND state = 'idle in transaction'"
+)
+
+
 def hold_joins_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """No table joins before the event is set."""
     take, late = Joining.take, threading.Event()
@@ -122,7 +129,7 @@ def get_ahead_of_a_join(driver: Driver, pg: Session, monkeypatch: pytest.MonkeyP
     """Read a change of t behind the point of u, plan the batch in which u joins, and stop before it is read."""
     late = hold_joins_back(monkeypatch)
     run(pg, "ALTER PUBLICATION s ADD TABLE u")
-    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    going_on(driver, lambda: run(pg, HELD))
     run(pg, "INSERT INTO t VALUES (2, 'behind the point')")
     driver.take(1)
     late.set()
@@ -371,7 +378,7 @@ def test_a_stream_that_is_ahead_of_the_consistent_point_goes_back_for_the_table(
     driver.take(1)
     late = hold_joins_back(monkeypatch)
     run(pg, "ALTER PUBLICATION s ADD TABLE u")
-    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    going_on(driver, lambda: run(pg, HELD))
     for i in range(5):
         run(pg, f"INSERT INTO u VALUES ({10 + i}, 'changed')", f"UPDATE u SET v = '{i}' WHERE id = 1",
             f"INSERT INTO t VALUES ({10 + i}, 'x')")  # fmt: skip
@@ -394,7 +401,7 @@ def test_the_slot_stays_for_a_table_that_joins_when_another_one_leaves(
     driver.take(1)
     late = hold_joins_back(monkeypatch)
     run(pg, "ALTER PUBLICATION s ADD TABLE u")
-    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    going_on(driver, lambda: run(pg, HELD))
     run(pg, "INSERT INTO u VALUES (10, 'x')", "INSERT INTO t VALUES (10, 'x')")
     driver.take(1)
     run(pg, "ALTER PUBLICATION s DROP TABLE x")
@@ -429,7 +436,7 @@ def test_messages_do_not_come_again_with_a_table_that_joins_behind_them(
     driver.take(1)
     late = hold_joins_back(monkeypatch)
     run(pg, "ALTER PUBLICATION s ADD TABLE u")
-    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    going_on(driver, lambda: run(pg, HELD))
     emit = "SELECT pg_logical_emit_message({}, 'outbox', '{}')"
     run(pg, emit.format("true", "one"), emit.format("false", "two"), "INSERT INTO u VALUES (3, 'c')",
         "INSERT INTO t VALUES (2, 'x')")  # fmt: skip
@@ -523,7 +530,7 @@ def test_a_table_that_waits_at_a_start_and_is_dropped_before_it_joins_is_said_to
     run(pg, "ALTER PUBLICATION s DROP TABLE u", "INSERT INTO u VALUES (3, 'c')", "ALTER PUBLICATION s ADD TABLE u")
     hold_joins_back(monkeypatch)
     driver.start()
-    going_on(driver, lambda: run(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"))
+    going_on(driver, lambda: run(pg, HELD))
     run(pg, "DROP TABLE u", "INSERT INTO t VALUES (3, 'c')")
     gone = "publication s has lost public.u, which was dropped"
     if policy == "fail":
