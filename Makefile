@@ -32,7 +32,7 @@ test: java unit integration
 
 # By tests, not by files: one file has half of the work.
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --max-worker-restart 0 tests
 
 # The accelerator's tests with the address and undefined-behaviour sanitizers: a byte read or written outside of a
 # buffer ends the run.
