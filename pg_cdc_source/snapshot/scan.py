@@ -206,13 +206,7 @@ def plan_in(
     else:
         attributes = read_attributes(session, relation) if attributes is None else attributes
         names = _chosen_columns(spec, relation, [attribute.name for attribute in attributes])
-    columns = describe_columns(
-        session,
-        _select(spec, names),
-        f"reading {spec.what}",
-        known=known,
-        written=spec.written,
-    )
+    columns = describe_columns(session, _select(spec, names), f"reading {spec.what}", known=known, written=spec.written)
     not_null = {attribute.attnum for attribute in attributes if attribute.not_null}
     columns = [replace(column, not_null=relation is not None and column.attnum in not_null) for column in columns]
     _check_names(spec, [column.name for column in columns])
