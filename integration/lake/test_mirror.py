@@ -39,6 +39,7 @@ from watch import wait_until
 from pg_cdc_source import mirror, mirror_at
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.shape import Shapes
+from pg_cdc_source.lake.sink import Applied
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.mirrors.delta_rs_lake import DeltaRsLake
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
@@ -282,3 +283,45 @@ def test_a_checkpoint_goes_on_in_its_own_lake_alone(
     start(once=True).awaitTermination()
     for table in ("customers", "items"):
         assert lake(spark, tmp_path, table) == source(spark, db, table)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("once", [True, False])
+def test_a_backlog_comes_in_batches_also_right_after_a_start(
+    spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path, once: bool
+) -> None:
+    run(pg, *SHOP)
+    start(once=True).awaitTermination()
+    for first in range(10_000, 11_000, 50):
+        run(pg, f"INSERT INTO customers SELECT i, 'late', NULL, NULL FROM generate_series({first}, {first + 49}) AS i")
+    came: list[int] = []
+    query = start(once=once, on_batch=lambda applied: came.append(sum(applied.rows.values())), maxRowsPerBatch=200)
+    if once:
+        query.awaitTermination()
+        assert query.exception() is None
+    else:
+        wait_until(lambda: sum(came) == 1_000 or not query.isActive)
+        query.stop()
+    assert sum(came) == 1_000
+    assert max(came) <= 200
+    assert lake(spark, tmp_path, "customers") == source(spark, db, "customers")
+
+
+@pytest.mark.matrix
+def test_a_start_that_takes_what_is_there_goes_on_behind_the_batch_of_a_crash(
+    spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
+) -> None:
+    run(pg, *SHOP)
+    start(once=True).awaitTermination()
+    run(pg, "INSERT INTO customers VALUES (5000, 'of the batch', NULL, NULL)")
+
+    def breaks(applied: Applied) -> None:
+        raise RuntimeError("as a crash, before Spark has committed the batch")
+
+    with pytest.raises(StreamingQueryException, match="as a crash"):
+        start(once=True, on_batch=breaks).awaitTermination()
+    run(pg, "INSERT INTO customers VALUES (5001, 'of the rest', NULL, NULL)")
+    start(once=True).awaitTermination()
+    assert lake(spark, tmp_path, "customers") == source(spark, db, "customers")
+    # And where nothing is there.
+    start(once=True).awaitTermination()

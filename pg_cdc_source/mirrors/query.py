@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -23,6 +25,8 @@ from pg_cdc_source.mirrors.sessions import absolute, is_connect
 from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.options.names import QualifiedName, parse_tables
 from pg_cdc_source.options.texts import option_texts
+from pg_cdc_source.spark.own_trigger import OWN_TRIGGER, OwnTrigger
+from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.spark.register import register
 
 log = logging.getLogger(__name__)
@@ -69,6 +73,8 @@ def mirror(
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
     shapes = Shapes.of(mode, deletes, format, onSchemaChange, jsonAs)
     texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
+    if format != "deltalake" and "maxbytesperbatch" not in map(str.lower, texts):
+        texts["maxBytesPerBatch"] = _BYTES_PER_MERGE
     _require_known(texts["tables"], shapes)
     _require_whole_tables(texts, shapes)
     forbidden = NOT_FOR_DELTA_RS if format == "deltalake" else ""
@@ -83,13 +89,34 @@ def mirror(
     lake.require_shapes(() if last is None else last.tables)
     register(spark)
     reader = spark.readStream.format("pgcdc").options(**texts)
-    rows = reader.options(envelope="arrow", onSchemaChange="emit").option(FIRST_FILES, lake.first_files.text).load()
-    writer = rows.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
-    if once:
+    reader = reader.options(envelope="arrow", onSchemaChange="emit").option(FIRST_FILES, lake.first_files.text)
+    # A query of Connect's goes on where the client is gone, so it is the server that ends it.
+    is_by_spark = once and (HAS_LIMITS or is_connect(spark))
+    if not is_by_spark:
+        reader = reader.option(OWN_TRIGGER, (OwnTrigger.PRESENT if once else OwnTrigger.ENDLESS).value)
+    writer = reader.load().writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
+    if is_by_spark:
         writer = writer.trigger(availableNow=True)
-    return writer.foreachBatch(Batches(checkpoint, targets, open_lake, on_batch, lake)).start()
+    query = writer.foreachBatch(Batches(checkpoint, targets, open_lake, on_batch, lake)).start()
+    if once and not is_by_spark:
+        threading.Thread(target=_stop_when_done, args=(query,), name="pgcdc-stop-when-done", daemon=True).start()
+    return query
 
 
+def _stop_when_done(query: StreamingQuery) -> None:
+    """End a query that reads the present alone, when it finds nothing any more."""
+    from py4j.protocol import Py4JError  # a client of Spark Connect has none, and does not come here
+
+    try:
+        query.processAllAvailable()
+        query.stop()
+    except (PySparkException, Py4JError, OSError) as error:
+        # The query has failed, which it says by itself; or the JVM is gone, and the query with it.
+        log.debug("not waited for any longer: %s", error)
+
+
+# Spark's merges have a cost for each batch, and a batch of this size is one that Spark's tasks share.
+_BYTES_PER_MERGE = "512MB"
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
 # With these the stream lacks rows that PostgreSQL has, or says nothing of rows that are gone.
 _OF_LOGS = {"startfrom": ("slot", "now"), "onnewtable": ("changes",), "ontruncate": ("ignore",)}

@@ -23,6 +23,7 @@ from pg_cdc_source.protocol.stream_rows import position_row, snapshot_rows, with
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.spark.copies import Sealed, SealedClass, SealedPartition
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
+from pg_cdc_source.spark.own_trigger import OWN_TRIGGER, OwnTrigger
 from pg_cdc_source.spark.shipped_modules import find_shipped_modules
 from pg_cdc_source.spark.worker_tuning import small_task
 from pg_cdc_source.stream.batch_log import described, log_batch
@@ -47,6 +48,8 @@ except ImportError:
 
 # A task's share of a batch's changes, uncompressed: large enough to be worth a task, small enough to share the work.
 BYTES_PER_TASK = 16 << 20
+
+_OF_MIRRORS = {FIRST_FILES, OWN_TRIGGER}
 
 
 class SnapshotPartition(SealedPartition):
@@ -78,8 +81,8 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         with short_errors():
-            self._files = FirstFiles.of(options)
-            self._options = parse_stream_options({key: text for key, text in options.items() if key != FIRST_FILES})
+            self._files, self._trigger = FirstFiles.of(options), OwnTrigger.of(options)
+            self._options = parse_stream_options({k: text for k, text in options.items() if k not in _OF_MIRRORS})
             if self._files is not None:
                 self._options = replace(self._options, may_lack_changes=self._files.may_lack_changes)
         self._schema: pa.Schema | None = None
@@ -111,7 +114,7 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
                 f"the schema given to spark.readStream.schema() is not the stream's: {own.simpleString()}",
                 remedy="leave .schema() out; use the options asString and numericAs, and cast in Spark",
             )
-        return READER(self._options, self._arrow_schema(), self._files)
+        return READER(self._options, self._arrow_schema(), self._files, self._trigger)
 
     def _arrow_schema(self) -> pa.Schema:
         """The schema of the stream's rows, whatever shape tasks give them."""
@@ -127,12 +130,20 @@ class PgCdcDataSource(Sealed, DataSource, metaclass=SealedClass):
 class PgCdcReader(Sealed, DataSourceStreamReader):
     """Answers Spark in the driver's source process, and reads partitions in tasks.
 
-    ``files``: where tasks write rows of a snapshot, instead of handing them to Spark.
+    ``files``: where tasks write rows of a snapshot, instead of handing them to Spark. ``trigger``: what is known of the
+    query's trigger before Spark 4.2.
     """
 
-    def __init__(self, options: StreamOptions, schema: pa.Schema, files: FirstFiles | None = None) -> None:
+    def __init__(
+        self,
+        options: StreamOptions,
+        schema: pa.Schema,
+        files: FirstFiles | None = None,
+        trigger: OwnTrigger | None = None,
+    ) -> None:
         self._options = options
         self._files = files
+        self._trigger = trigger
         self._schema = schema
         self._capture: Capture | None = None
         self._newest: StreamOffset | None = None
@@ -211,7 +222,24 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
 
 
 class ReaderWithoutLimits(PgCdcReader):
-    """For Spark 4.0 and 4.1, which ask for the newest offset and name neither start nor limit."""
+    """For Spark 4.0 and 4.1, which ask for the newest offset and name neither start nor limit.
+
+    Where a checkpoint goes on, they first ask for the partitions from its last batch's end to that same end
+    (``PythonMicroBatchStream.setLatestSeenOffset``).
+    """
+
+    def _running(self) -> Capture:
+        is_new = self._capture is None
+        capture = super()._running()
+        if is_new and self._trigger is OwnTrigger.PRESENT:
+            capture.stop_at_present()
+        return capture
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        if start == end and self._trigger is not None:
+            with short_errors():
+                self._running().go_on_from(StreamOffset.from_json(end))
+        return super().partitions(start, end)
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         with short_errors():

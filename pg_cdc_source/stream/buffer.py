@@ -228,6 +228,15 @@ class ChangeBuffer:
         end = end_of_batch(self._chunks, start, self._limits, complete, ceiling, is_stuck=is_stuck)
         return start if only_rows and end != ceiling and self.is_quiet(start, end) else end
 
+    def fills_batch(self, ceiling: Position | None) -> bool:
+        """Whether a batch that ends no later than ``ceiling`` would not be larger later on, as far as can be told."""
+        return (
+            self.error is not None
+            or (ceiling is not None and self._assembler.complete >= ceiling)
+            or self._chunks.rows + len(self._assembler) >= self._limits.rows
+            or self._chunks.raw_bytes + self._assembler.size_bytes >= self._limits.bytes
+        )
+
     def batch(self, start: Position, end: Position) -> list[Chunk]:
         """The chunks with the rows after ``start`` up to ``end``, among others."""
         self.decode()

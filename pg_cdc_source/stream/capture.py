@@ -88,6 +88,11 @@ class Capture:
             given.newest = given.guessed = end
         return given.newest
 
+    def go_on_from(self, start: StreamOffset | None) -> None:
+        """Take ``start`` for the end of the last batch, for a Spark that does not say it when it asks for the next."""
+        if self._given.newest is None:
+            self._given.newest = start
+
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         """The rows after ``start`` (None: the initial offset) up to ``end``."""
         try:

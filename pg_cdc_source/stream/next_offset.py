@@ -125,7 +125,9 @@ class NextOffset:
         only_rows = ceiling in (None, parts.altered.position) and time.monotonic() < self._moved_at + IDLE_SECONDS
         reader = parts.open_reader(start.position, lambda: parts.membership.plan)
         try:
-            return reader.cut(start.position, ceiling, PATIENCE_SECONDS, only_rows=only_rows)
+            # On the way to a target nobody waits for a change, and a sink has a cost for each batch.
+            only_full = self._target is not None and ceiling is not None
+            return reader.cut(start.position, ceiling, PATIENCE_SECONDS, only_rows=only_rows, only_full=only_full)
         except NewTableError:
             parts.membership.follow_new(start.position)
             parts.reader.close()

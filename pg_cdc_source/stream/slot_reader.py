@@ -102,22 +102,32 @@ class SlotReader:
             self._changed.notify_all()
         self._poke()
 
-    def cut(self, start: Position, ceiling: Position | None, patience: float, *, only_rows: bool = False) -> Position:
+    def cut(
+        self,
+        start: Position,
+        ceiling: Position | None,
+        patience: float,
+        *,
+        only_rows: bool = False,
+        only_full: bool = False,
+    ) -> Position:
         """Where a batch from ``start`` ends; ``start`` itself when nothing has come within ``patience`` seconds.
 
-        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end before it without a row is nothing. Raises what
-        the thread has met, once all that came before it was handed out; the loss of the slot at once. Spark asks for
-        the next batch when it is done with the one that ends at ``start``, so chunks up to there make room. They are
-        confirmed when Spark says so.
+        Nothing beyond ``ceiling`` is taken. With ``only_rows``, an end before it without a row is nothing; with
+        ``only_full``, one before it that would leave much room. Raises what the thread has met, once all that came
+        before it was handed out; the loss of the slot at once. Spark asks for the next batch when it is done with the
+        one that ends at ``start``, so chunks up to there make room. They are confirmed when Spark says so.
         """
         deadline = time.monotonic() + patience
         with self._locked():
             self._drop(start)
             while True:
                 self._raise_loss()
-                end = self._buffer.end_of_batch(start, ceiling, only_rows=only_rows)
-                if end > start:
-                    return end
+                # To look decodes what waits, and little at a time takes longer.
+                if not only_full or self._buffer.fills_batch(ceiling):
+                    end = self._buffer.end_of_batch(start, ceiling, only_rows=only_rows)
+                    if end > start:
+                        return end
                 self._raise_error()
                 rest = deadline - time.monotonic()
                 if rest <= 0:
