@@ -107,7 +107,8 @@ class PublishedTables:
                 found[table.relation.oid] = ServerSetupError(
                     f"{table.relation}: publication {name} does not send its {' and '.join(lacking)}, so rows that "
                     "follow its changes would not be PostgreSQL's",
-                    remedy=f"give it a primary key or REPLICA IDENTITY FULL, and ALTER PUBLICATION {name} ADD TABLE"
+                    remedy=f"give it a primary key or REPLICA IDENTITY FULL, and ALTER PUBLICATION {name} ADD TABLE "
+                    f"{table.relation}"
                     if table.inserts_only
                     else f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate'); or have "
                     "mirror() keep a log of the table's changes (mode append)",

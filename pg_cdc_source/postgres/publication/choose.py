@@ -102,7 +102,7 @@ def _matches(session: Session, publication: Publication, pattern: TablePattern) 
         what = f"its tables are {listed(relations)}" if relations else "it has no tables"
         raise OptionError(
             f"tables: publication {quoted(publication.name)} has no table that matches {pattern}; {what}",
-            remedy="name what it has, or add to it with ALTER PUBLICATION ... ADD TABLE",
+            remedy=f"name what it has, or add to it with ALTER PUBLICATION {quoted(publication.name)} ADD TABLE ...",
         )
     return matches
 
@@ -232,7 +232,7 @@ def refuse_unstreamable(tree: Sequence[Node]) -> None:
     if root.persistence in persistences:
         raise OptionError(
             f"{relation} is {persistences[root.persistence]}: its changes are not in the write-ahead log",
-            remedy="ALTER TABLE ... SET LOGGED" if root.persistence == "u" else "stream an ordinary table",
+            remedy=f"ALTER TABLE {relation} SET LOGGED" if root.persistence == "u" else "stream an ordinary table",
         )
     if not root.publishable:
         raise OptionError(
@@ -244,5 +244,5 @@ def refuse_unstreamable(tree: Sequence[Node]) -> None:
             raise OptionError(
                 f"{node.relation}, a partition of {relation}, is {what}: its changes would be missing without a sign",
                 remedy="stream the other partitions, published one by one"
-                + ("" if node.relation.kind == "f" else "; or ALTER TABLE ... SET LOGGED"),
+                + ("" if node.relation.kind == "f" else f"; or ALTER TABLE {node.relation} SET LOGGED"),
             )
