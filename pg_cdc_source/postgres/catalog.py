@@ -46,6 +46,12 @@ class Server:
         on_demand = self.version_num >= DECODING_ON_DEMAND_VERSION and self.wal_level == "replica"
         return on_demand and self.effective_wal_level != "logical" and not self.in_recovery
 
+    @property
+    def replication_grant(self) -> str:
+        """What lets this role use replication slots here: services have a way of their own."""
+        grant = "ALTER ROLE {role} REPLICATION" if self.service is None else self.service.replicating
+        return grant.format(role=quoted(self.role))
+
     def require_lasting_snapshots(self) -> None:
         """Raise ServerSetupError where the server removes rows that a snapshot still sees.
 

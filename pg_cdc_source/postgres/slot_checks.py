@@ -150,12 +150,7 @@ def undroppable(session: Session, names: Sequence[str]) -> list[PgCdcError]:
     server = read_server(session)
     errors: list[PgCdcError] = []
     if names and not server.may_replicate:
-        errors.append(
-            AccessError(
-                f"role {server.role} has no right to drop slots",
-                remedy=f"ALTER ROLE {quoted(server.role)} REPLICATION",
-            )
-        )
+        errors.append(AccessError(f"role {server.role} has no right to drop slots", remedy=server.replication_grant))
     usages = {usage.slot.name: usage for usage in read_usages(session)}
     for name in names:
         usage = usages.get(name)

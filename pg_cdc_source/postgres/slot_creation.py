@@ -15,7 +15,6 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import DefiniteError, PgCdcError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.options.names import quoted
 from pg_cdc_source.postgres.catalog import DECODING_ON_DEMAND_VERSION, Server
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.server_errors import translate, translated
@@ -65,10 +64,9 @@ def lacks_for_slot(server: Server, *, stream: bool, failover: bool, messages: bo
     if (error := _lacks_decoding(server, what, otherwise)) is not None:
         yield error
     if not server.may_replicate:
-        grant = server.service.replicating if server.service else "ALTER ROLE {role} REPLICATION"
         yield ServerSetupError(
             f"{what} needs the right to use replication slots, which role {server.role} lacks",
-            remedy=grant.format(role=quoted(server.role)) + otherwise,
+            remedy=server.replication_grant + otherwise,
         )
     if server.in_recovery and server.version_num < 160000:
         yield ServerSetupError(

@@ -77,7 +77,7 @@ def test_decoding_is_turned_on_by_a_slot_on_a_primary_of_19(server: Server, on_d
 def test_a_remedy_is_one_of_the_service(service: Service) -> None:
     decoding, replicating = lacks(replace(REPLICA, service=service, may_replicate=False, role="Reader"))
     assert decoding.endswith(service.decoding)
-    assert '"Reader"' in replicating
+    assert service.replicating.format(role='"Reader"') in replicating
     assert "restart PostgreSQL" not in decoding
 
 
