@@ -30,6 +30,8 @@ from pg_cdc_source.demo.embedded_postgres import embedded_postgres
 from pg_cdc_source.demo.jdbc import JDBC_DRIVER
 from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 from pg_cdc_source.demo.throwaway import throwaway_directory
+from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.slot_creation import drop_slot
 
 # Settings of a small production server, without what would start at a time of its own (checkpoints, autovacuum).
 _SERVER = {
@@ -45,6 +47,7 @@ _SERVER = {
 CORES = os.cpu_count() or 1
 # In how many partitions all contenders read a table.
 PARTITIONS = 4 * CORES
+_DROP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,12 @@ class Lab:
                 yield process
             finally:
                 process.kill()
+
+    def drop_slot(self, slot: str) -> None:
+        """Drop a slot that exists or not, also one whose reader has just gone."""
+        # For a moment the server has not noticed yet that the reader is gone.
+        backoff = Backoff(0.05, longest_seconds=1, within_seconds=_DROP_SECONDS)
+        backoff.retrying(lambda: drop_slot(self.admin, slot))
 
     def program(self, command: Sequence[str | Path]) -> str:
         """Run a program that finds the server by libpq's environment variables, and return what it prints."""

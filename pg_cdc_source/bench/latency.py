@@ -14,7 +14,7 @@ from pg_cdc_source.bench.datasets import WIDE
 from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.bench.small_tables import READY
-from pg_cdc_source.bench.stream import OURS, TABLE, drop_own_slot, is_read, load, make_table, started, until
+from pg_cdc_source.bench.stream import OURS, TABLE, is_read, load, make_table, started, until
 from pg_cdc_source.bench.ticks import TicksSource
 
 _TRANSACTIONS_PER_SECOND = 500
@@ -68,7 +68,7 @@ def _ours(lab: Lab) -> Sample:
     try:
         return _measured(lab, load(lab, _SLOT, startFrom="now"), lambda _: is_read(lab, _SLOT))
     finally:
-        drop_own_slot(lab, _SLOT)
+        lab.drop_slot(_SLOT)
 
 
 def _ready(lab: Lab) -> Sample:

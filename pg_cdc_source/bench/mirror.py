@@ -14,8 +14,6 @@ from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.lakes import FORMATS, Lake, missing_lake
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.mirrors.query import Format
-from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.slot_creation import drop_slot
 
 TYPED, ENVELOPE = "one table, typed", "five tables, envelope=arrow"
 FLINK = "five tables, Flink CDC into Iceberg"
@@ -28,7 +26,6 @@ _ONE = "mirrored_alone"
 SLOT, _BASE = "bench_mirror", "bench_mirror_base"
 FIVE, _MANY, _PUBLICATION_OF_ONE = "bench_five", "bench_many", "bench_alone"
 _CHANGES_PER_TRANSACTION = 50
-_DROP_SECONDS = 60.0
 
 _COLUMNS = "id bigint PRIMARY KEY, customer bigint, quantity int, price numeric(12, 2), note text, changed timestamptz"
 VALUES = "i, i::bigint * 7919 % 100000, i % 100, i % 10000 / 100.0, 'note ' || md5(i::text), now()"
@@ -142,9 +139,9 @@ def publish(lab: Lab, publication: str, tables: Sequence[str]) -> None:
 
 def _load(lab: Lab, lakes: Iterable[Lake]) -> None:
     """Bring the first rows into all of them. A copy of the slot keeps what comes then."""
-    drop(lab, _BASE)
+    lab.drop_slot(_BASE)
     for lake in lakes:
-        drop(lab, SLOT)
+        lab.drop_slot(SLOT)
         lake.load(lab.spark)
         # Each lake knows where it is; the slot may be before that.
         if not lab.value("SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s)", (_BASE,)):
@@ -168,15 +165,9 @@ def _change(lab: Lab, table: str, rows: int, changes: int) -> None:
 
 def _with_backlog(lab: Lab, run: Callable[[], Sample]) -> Sample:
     """Run with a copy of the slot, so that what one contender confirms does not move the slot of the next."""
-    drop(lab, SLOT)
+    lab.drop_slot(SLOT)
     lab.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (_BASE, SLOT))
     return run()
-
-
-def drop(lab: Lab, slot: str) -> None:
-    # For a moment the server has not noticed yet that the reader is gone.
-    backoff = Backoff(0.05, longest_seconds=1, within_seconds=_DROP_SECONDS)
-    backoff.retrying(lambda: drop_slot(lab.admin, slot))
 
 
 def _counted(lab: Lab, options: dict[str, str], count: str) -> int:

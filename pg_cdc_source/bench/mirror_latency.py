@@ -13,7 +13,7 @@ from functools import partial
 
 from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.lakes import FORMATS, missing_lake
-from pg_cdc_source.bench.mirror import FIVE, SLOT, TABLES, VALUES, drop, lake_of, make_tables, publish, shown, sizes
+from pg_cdc_source.bench.mirror import FIVE, SLOT, TABLES, VALUES, lake_of, make_tables, publish, shown, sizes
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.lake.sink import Applied
 from pg_cdc_source.mirrors.query import Format
@@ -52,7 +52,7 @@ def _latency(lab: Lab, format: Format, rows: int) -> Sample:
     def note(batch: Applied) -> None:
         applied.append((time.time(), batch.row.lsn))
 
-    drop(lab, SLOT)
+    lab.drop_slot(SLOT)
     query = lake_of(lab, format, TABLES, FIVE).start(lab.spark, note)
     statements = [
         statement
@@ -89,7 +89,7 @@ def _latency(lab: Lab, format: Format, rows: int) -> Sample:
         sample = lab.meter.measure(work)
     finally:
         query.stop()
-    drop(lab, SLOT)
+    lab.drop_slot(SLOT)
     lsns = [lsn for _, lsn in applied]
     begin = found[0][0]
     late = [

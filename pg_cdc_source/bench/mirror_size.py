@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.lakes import FORMATS, Lake, missing_lake
-from pg_cdc_source.bench.mirror import SLOT, drop, lake_of, make_tables, publish
+from pg_cdc_source.bench.mirror import SLOT, lake_of, make_tables, publish
 from pg_cdc_source.bench.question import Contender, Missing, Question, Sample, Target
 from pg_cdc_source.lake.sink import Applied
 from pg_cdc_source.mirrors.query import Format
@@ -84,9 +84,9 @@ def _used_and_fresh(lab: Lab, format: Format, rows: int, batches: int) -> Mappin
     with _running(lab, lakes["after batches"], rows) as bring:
         for i in range(batches):
             bring(_update(table, _random_ids(rows, i)))
-    drop(lab, SLOT)
+    lab.drop_slot(SLOT)
     lakes["fresh"].bring(lab.spark)
-    drop(lab, SLOT)
+    lab.drop_slot(SLOT)
 
     def read(lake: Lake) -> Sample:
         def work() -> int:
@@ -136,7 +136,7 @@ def _running(lab: Lab, lake: Lake, rows: int) -> Iterator[Callable[[str], float]
         _until(query, lambda: came >= wanted)
         return time.perf_counter() - begin
 
-    drop(lab, SLOT)
+    lab.drop_slot(SLOT)
     query = lake.start(lab.spark, note)
     try:
         _until(query, lambda: came >= rows)
@@ -144,7 +144,7 @@ def _running(lab: Lab, lake: Lake, rows: int) -> Iterator[Callable[[str], float]
         yield bring
     finally:
         query.stop()
-        drop(lab, SLOT)
+        lab.drop_slot(SLOT)
 
 
 def _until(query: StreamingQuery, done: Callable[[], bool]) -> None:

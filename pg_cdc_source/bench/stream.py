@@ -22,7 +22,6 @@ from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.bench.ready_batches import ReadySource, write_batch
 from pg_cdc_source.bench.small_tables import READY
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.slot_creation import drop_slot
 
 OURS = "pgcdc"
 RECVLOGICAL = "pg_recvlogical"
@@ -30,7 +29,6 @@ DEBEZIUM = "Debezium engine"
 
 TABLE, _PUBLICATION, _BASE_SLOT = "streamed", "bench", "bench_base"
 _CHANGES_PER_TRANSACTION = 1_000
-_DROP_SECONDS = 60.0
 
 
 # --- a backlog -------------------------------------------------------------------------------------------------------
@@ -146,13 +144,7 @@ def _with_own_slot(lab: Lab, run: Callable[[str], Sample]) -> Sample:
     try:
         return run(slot)
     finally:
-        drop_own_slot(lab, slot)
-
-
-def drop_own_slot(lab: Lab, slot: str) -> None:
-    # For a moment the server has not noticed yet that the reader is gone.
-    backoff = Backoff(0.05, longest_seconds=1, within_seconds=_DROP_SECONDS)
-    backoff.retrying(lambda: drop_slot(lab.admin, slot))
+        lab.drop_slot(slot)
 
 
 def load(lab: Lab, slot: str, **options: str) -> DataFrame:
@@ -245,7 +237,7 @@ def stream_memory(lab: Lab) -> Question:
         with watching(peak.look), started(lab, rows, take, lambda: is_read(lab, slot)) as query:
             write()
             until(lambda: came >= changes, query)
-        drop_own_slot(lab, slot)
+        lab.drop_slot(slot)
         return Sample({"source_peak_mb": peak.bytes / 1e6, "rows": came})
 
     works = {"one transaction": one_transaction, f"{changes // 1_000:,} transactions": many_transactions}

@@ -8,7 +8,7 @@ from functools import partial
 from pg_cdc_source.bench import peers
 from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.lakes import Lake, missing_lake, scratch_namespace
-from pg_cdc_source.bench.mirror import drop, publish
+from pg_cdc_source.bench.mirror import publish
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.bench.snapshot import JDBC, LIMIT, OF_LIMIT, OURS, Limit
 from pg_cdc_source.bench.tpch_tables import TABLES, make_tables, missing_tables
@@ -143,7 +143,7 @@ def _limit(lab: Lab) -> Callable[[], Sample]:
 
 
 def _mirror(lab: Lab, format: Format, rows: int) -> Sample:
-    drop(lab, _SLOT)
+    lab.drop_slot(_SLOT)
     lake = Lake(format, lab.home, lab.url, list(TABLES), _PUBLICATION, _SLOT)
 
     def work() -> int:
@@ -156,7 +156,7 @@ def _mirror(lab: Lab, format: Format, rows: int) -> Sample:
         return lab.meter.measure(work)
     finally:
         lake.remove()
-        drop(lab, _SLOT)
+        lab.drop_slot(_SLOT)
 
 
 def _write_all(lab: Lab, rows: int) -> Sample:
