@@ -25,6 +25,13 @@ _BOOL_OID = 16
 _INTEGER_OIDS = frozenset((20, 21, 23, 26))
 
 
+def json_kind(type_oid: int) -> str:
+    """What values of a type are in JSON: boolean, integer or string."""
+    if type_oid == _BOOL_OID:
+        return "boolean"
+    return "integer" if type_oid in _INTEGER_OIDS else "string"
+
+
 @dataclass(frozen=True, slots=True)
 class EnvelopeColumn:
     """One column of the objects; ``type_oid`` is that of a domain's base type."""
@@ -34,10 +41,8 @@ class EnvelopeColumn:
 
     @property
     def kind(self) -> str:
-        """What its values are in JSON: boolean, integer or string."""
-        if self.type_oid == _BOOL_OID:
-            return "boolean"
-        return "integer" if self.type_oid in _INTEGER_OIDS else "string"
+        """As ``json_kind`` says."""
+        return json_kind(self.type_oid)
 
 
 # --- written ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.names import dotted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.protocol.changes import Described
-from pg_cdc_source.protocol.envelope import EnvelopeColumn
+from pg_cdc_source.protocol.envelope import json_kind
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.stream_rows import schema_row_at
@@ -31,7 +31,6 @@ from pg_cdc_source.stream.leaving import Refused
 from pg_cdc_source.stream.schema_history import match_relation
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 from pg_cdc_source.stream.table_scans import narrowed
-from pg_cdc_source.values.registry import Column
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +180,8 @@ class EmittedLayouts:
         kept = {
             codec.column.name: present[codec.column.attnum]
             for codec in table.codecs
-            if codec.column.attnum in present and _kind(codec.column) == _kind(present[codec.column.attnum])
+            if codec.column.attnum in present
+            and json_kind(codec.column.type_oid) == json_kind(present[codec.column.attnum].type_oid)
         }
         unsent = tuple(codec.column.name for codec in table.codecs if codec.column.name not in kept)
         return replace(planned, scan=narrowed(planned.scan, list(kept.values())), table=replace(table, unsent=unsent))
@@ -320,10 +320,6 @@ def _is_sent_as(planned: PlannedTable, relation: RelationMessage) -> bool:
     return [sent_of(column) for column in relation.columns] == columns and (
         dotted(relation.schema, relation.name) == planned.name
     )
-
-
-def _kind(column: Column) -> str:
-    return EnvelopeColumn("", column.type_oid).kind
 
 
 def _change(change: str, why: Refused | None) -> dict[str, str | None]:

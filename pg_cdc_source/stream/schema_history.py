@@ -29,7 +29,7 @@ from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.columns import read_types
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.protocol.changes import Described
-from pg_cdc_source.protocol.envelope import EnvelopeColumn
+from pg_cdc_source.protocol.envelope import json_kind
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, session_name
@@ -215,10 +215,6 @@ def _is_wanted_now(options: StreamOptions, relation: RelationMessage) -> bool:
 _READ_WRONG = frozenset((700, 1021, 17, 1001))
 
 
-def _json_kind(column: registry.Column) -> object:
-    return EnvelopeColumn("", column.type_oid).kind
-
-
 def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationColumn) -> bool:
     """Whether another type's text is read the same way, as a longer varchar's is."""
     (other_type,) = _catalog_types(options, [found])
@@ -226,7 +222,7 @@ def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationC
     if options.dbtable is None:
         # Text is read as it is, but it has to stand the same way in JSON, and project() reads it as the planned type.
         is_read_wrong = codec.column.type_oid in _READ_WRONG and other.type_oid != codec.column.type_oid
-        return not is_read_wrong and _json_kind(other) == _json_kind(codec.column)
+        return not is_read_wrong and json_kind(other.type_oid) == json_kind(codec.column.type_oid)
     as_string = codec.column.name in options.as_string
     return registry.plan(other, as_string=as_string, numeric_as=options.numeric_as).text_decoder == codec.text_decoder
 
