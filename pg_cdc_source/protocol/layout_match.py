@@ -159,7 +159,7 @@ def _changes(
             yield LayoutChange("retyped", column.attnum, column.name, was.type_name)
     if known.identity != layout.identity or _is_rekeyed(pairs, dropped):
         yield LayoutChange("rekeyed", None, listed(layout.key), listed(known.key))
-    if _is_rewritten(known, layout, pairs, dropped, catalog, present):
+    if _is_rewritten(known, pairs, dropped, catalog, present):
         yield LayoutChange("rewritten")
 
 
@@ -185,7 +185,6 @@ def _is_rekeyed(pairs: Sequence[_Pair], dropped: Sequence[LayoutColumn]) -> bool
 
 def _is_rewritten(
     known: TableLayout,
-    layout: TableLayout,
     pairs: Sequence[_Pair],
     dropped: Sequence[LayoutColumn],
     catalog: CatalogLayout | None,

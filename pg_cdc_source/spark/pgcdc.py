@@ -49,6 +49,8 @@ except ImportError:
 # A task's share of a batch's changes, uncompressed: large enough to be worth a task, small enough to share the work.
 BYTES_PER_TASK = 16 << 20
 
+# Several chunks, as a rule; what is joined is copied, and has to stay small beside a task's other memory.
+_ROWS_PER_JOINED_BATCH = 32_768
 _OF_MIRRORS = {FIRST_FILES, OWN_TRIGGER}
 
 
@@ -311,10 +313,12 @@ def _packed(parts: Iterable[SnapshotPart]) -> Iterator[list[SnapshotPart]]:
 def _joined(payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
     """Join small batches, because Spark has a cost for each."""
     waiting: list[pa.RecordBatch] = []
+    rows = 0
     for payload in payloads:
         waiting.append(from_ipc(payload))
-        if sum(batch.num_rows for batch in waiting) >= 32_768:
+        rows += waiting[-1].num_rows
+        if rows >= _ROWS_PER_JOINED_BATCH:
             yield pa.concat_batches(waiting)
-            waiting = []
+            waiting, rows = [], 0
     if waiting:
         yield pa.concat_batches(waiting)

@@ -207,6 +207,14 @@ def existing_names(session: Session, names: Publications) -> tuple[str, ...]:
     return (names.name, names.inserts)
 
 
+def _setting_inserts(found: Publication, inserts: Publication) -> str:
+    """SQL that has ``inserts`` send inserts and truncates, with the other settings of ``found``."""
+    settings = ["publish = 'insert, truncate'", f"publish_via_partition_root = {str(found.via_root).lower()}"]
+    if found.generated != inserts.generated:
+        settings.append(f"publish_generated_columns = {'stored' if found.generated else 'none'}")
+    return f"ALTER PUBLICATION {quoted(inserts.name)} SET ({', '.join(settings)})"
+
+
 def _joined(session: Session, found: Publication, inserts: Publication) -> Publication:
     """``found`` with the tables of ``inserts`` as well. A table of both has everything that either sends."""
     sends = (inserts.inserts, inserts.truncates, inserts.updates, inserts.deletes, inserts.via_root, inserts.generated)
@@ -214,8 +222,8 @@ def _joined(session: Session, found: Publication, inserts: Publication) -> Publi
         raise ServerSetupError(
             f"publication {quoted(inserts.name)} is not one of inserts and truncates with the settings of "
             f"{quoted(found.name)}: keyless=insertOnly takes it for that",
-            remedy="ALTER PUBLICATION ... SET its publish to 'insert, truncate' and the other settings to be the same; "
-            "or drop it, and give its tables a primary key or REPLICA IDENTITY FULL",
+            remedy=f"{_setting_inserts(found, inserts)}; or drop it, and give its tables a primary key or REPLICA "
+            "IDENTITY FULL",
         )
     altered = 0 if is_before_15(session) else inserts.altered
     tables = {table.relation.oid: replace(table, inserts_only=True, altered=altered) for table in inserts.tables}
