@@ -75,13 +75,15 @@ def rows_between(reader: SlotReader, start: Position, end: Position) -> list[tup
     return [(row["_commit_lsn"], row["_seq"], row["id"]) for row in rows]
 
 
-def drain(reader: SlotReader, last: Position) -> list[tuple[Position, list[tuple[int, int, int]]]]:
+def drain(
+    reader: SlotReader, last: Position, *, only_full: bool = False
+) -> list[tuple[Position, list[tuple[int, int, int]]]]:
     """Cut batches until ``last`` is reached, as Spark would: (end, rows) of each."""
     batches: list[tuple[Position, list[tuple[int, int, int]]]] = []
     start, deadline = START, time.monotonic() + 60
     while start < last:
         assert time.monotonic() < deadline, (start, last)
-        end = reader.cut(start, last, patience=0.05)
+        end = reader.cut(start, last, patience=0.05, only_full=only_full)
         if end > start:
             batches.append((end, rows_between(reader, start, end)))
             reader.release(start)
@@ -94,14 +96,15 @@ def drain(reader: SlotReader, last: Position) -> list[tuple[Position, list[tuple
     sizes=st.lists(st.tuples(st.integers(0, 60), st.booleans()), min_size=1, max_size=8),
     limit=st.integers(1, 40),
     losses=st.lists(st.integers(1, 60), max_size=2),
+    only_full=st.booleans(),
 )
 def test_every_row_comes_once_and_only_ends_of_batches_are_confirmed(
-    sizes: list[tuple[int, bool]], limit: int, losses: list[int]
+    sizes: list[tuple[int, bool]], limit: int, losses: list[int], only_full: bool
 ) -> None:
     sent = [Transaction(100 * (i + 1), rows, streamed) for i, (rows, streamed) in enumerate(sizes)]
     server = Server(sent, losses)
     with reading(server, Limits(limit, 1 << 30), chunk=20) as reader:
-        batches = drain(reader, Position(Lsn(sent[-1].lsn)))
+        batches = drain(reader, Position(Lsn(sent[-1].lsn)), only_full=only_full)
     assert [row for _, rows in batches for row in rows] == [row for t in sent for row in t.expected()]
     # What was confirmed was released before, and is where a batch ended.
     ends = {START.next_lsn, *(end.next_lsn for end, _ in batches)}
@@ -121,6 +124,13 @@ class Slow(Server):
 
         session.__class__ = OneByOne
         return session
+
+
+def test_batches_are_full_where_nobody_waits_for_the_first_rows() -> None:
+    sent = [Transaction(100 * (i + 1), 10) for i in range(22)]
+    with reading(Slow(sent), Limits(50, 1 << 30)) as reader:
+        batches = drain(reader, Position(Lsn(sent[-1].lsn)), only_full=True)
+    assert [len(rows) for _, rows in batches] == [50, 50, 50, 50, 20]
 
 
 def test_rows_of_a_commit_that_were_read_before_are_passed_over_without_a_pause(
