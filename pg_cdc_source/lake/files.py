@@ -149,7 +149,7 @@ def with_own_columns(rows: pa.RecordBatch, shape: Shape, changes: pa.RecordBatch
 
     ``changes`` has the change columns of the rows.
     """
-    n = rows.num_rows
+    n = changes.num_rows  # rows of a table without columns count none
     if shape.is_log:
         own = {name: changes.column(name) for name in shape.columns}
     elif shape.has_versions:
@@ -157,9 +157,7 @@ def with_own_columns(rows: pa.RecordBatch, shape: Shape, changes: pa.RecordBatch
         own = {name: known.get(name, pa.nulls(n, kind)) for name, kind in shape.columns.items()}
     else:
         own = {shape.deleted: pa.repeat(False, n), DELETED_LSN: pa.nulls(n, pa.int64())} if shape.is_soft else {}
-    for name, values in own.items():
-        rows = rows.append_column(name, values)
-    return rows
+    return pa.RecordBatch.from_arrays([*rows.columns, *own.values()], names=[*rows.schema.names, *own])
 
 
 def open_directory(directory: str) -> tuple[pafs.FileSystem, str]:

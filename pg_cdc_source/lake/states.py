@@ -112,9 +112,38 @@ def values_of_last(
     for i, column in enumerate(values.columns):
         if fetched is not None and i in sources:
             column = pa.chunked_array([*column.chunks, *fetched.column(i).chunks], column.type)
-        columns.append(column.take(from_numpy(sources[i].rows if i in sources else changes.last)))
+        columns.append(taken(column, sources[i].rows if i in sources else changes.last))
     kept = {i: found.is_kept for i, found in sources.items() if found.is_kept.any()}
     return pa.Table.from_arrays(columns, schema=values.schema), kept
+
+
+def taken(column: pa.ChunkedArray, places: Ints) -> pa.ChunkedArray:
+    """Return the values at these places; of texts, there may be more than the 2 GB that one array can have."""
+    try:
+        return column.take(from_numpy(places))
+    except pa.ArrowInvalid:
+        # PyArrow writes all chunks together first, also for a few values.
+        ends = np.cumsum([len(chunk) for chunk in column.chunks])
+    pieces: list[pa.Array] = []
+    waiting = [places] if len(places) else []
+    while waiting:
+        wanted = waiting.pop()
+        chunks = np.searchsorted(ends, wanted, side="right")
+        order = np.argsort(chunks, kind="stable")
+        parts = []
+        for i in np.unique(chunks):
+            chunk = column.chunk(int(i))
+            parts.append(chunk.take(from_numpy(wanted[order][chunks[order] == i] - int(ends[i]) + len(chunk))))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        try:
+            pieces.append(pa.concat_arrays(parts).take(from_numpy(back)))
+        except pa.ArrowInvalid:
+            if len(wanted) == 1:
+                raise
+            half = len(wanted) // 2
+            waiting += [wanted[half:], wanted[:half]]
+    return pa.chunked_array(pieces, column.type)
 
 
 @dataclass(frozen=True, slots=True)

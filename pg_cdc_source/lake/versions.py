@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pg_cdc_source.lake.batch_of_table import COMMIT_TS, LSN, UNCHANGED, Segment
 from pg_cdc_source.lake.shape import VALID_FROM, VALID_FROM_TS, VALID_TO, VALID_TO_TS
-from pg_cdc_source.lake.states import IS_DELETE, Changes, Fetch, States, unchanged_flags, values_of_last
+from pg_cdc_source.lake.states import IS_DELETE, Changes, Fetch, States, taken, unchanged_flags, values_of_last
 from pg_cdc_source.values.arrow import from_numpy
 
 
@@ -33,13 +33,15 @@ def versions_of(segment: Segment, fetch: Fetch) -> States:
     then[order[:-1][has_next]] = order[1:][has_next]
     is_first[order[1:][has_next]] = False
     ends = at.take(pa.array(then, mask=then < 0))
-    there = from_numpy(np.flatnonzero(~changes.is_delete[changes.last]))
-    states = _rows(values.take(there), at.take(there), ends.take(there), is_end=False)
+    is_there = ~changes.is_delete[changes.last]
+    there = from_numpy(np.flatnonzero(is_there))
+    # Not take(), which writes all values together: of texts, there may be more than the 2 GB that one array can have.
+    states = _rows(values.filter(from_numpy(is_there)), at.take(there), ends.take(there), is_end=False)
     first = from_numpy(np.flatnonzero(is_first))
     nothing = pa.Table.from_arrays([pa.nulls(len(first), kind) for kind in values.schema.types], schema=values.schema)
     for name in segment.key:
         place = values.column_names.index(name)
-        nothing = nothing.set_column(place, values.schema.field(name), values[name].take(first))
+        nothing = nothing.set_column(place, values.schema.field(name), taken(values[name], np.flatnonzero(is_first)))
     nowhere = pa.Table.from_arrays([pa.nulls(len(first), kind) for kind in at.schema.types], schema=at.schema)
     closed = _rows(nothing, nowhere, at.take(first), is_end=True)
     return States(segment.key, False, pa.concat_tables([closed, states]), ())

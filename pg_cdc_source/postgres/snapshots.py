@@ -140,7 +140,7 @@ def make_snapshot(
     """
     session = connect(options, name_for(""), full_seconds=full_seconds)
     try:
-        server, instance = read_server(session), read_instance(session)
+        server, instance = _read_lasting_server(session), read_instance(session)
         # What fails within the block drops a durable slot again.
         with contextlib.ExitStack() as slot:
             lsn = _begin(options, spec, name_for(""), session, server, instance, slot, stream=stream)
@@ -157,6 +157,13 @@ def make_snapshot(
     except BaseException:
         session.close()
         raise
+
+
+def _read_lasting_server(session: Session) -> Server:
+    """The server, which since planning may have been restarted with another setting, or be another one."""
+    server = read_server(session)
+    server.require_lasting_snapshots()
+    return server
 
 
 def _begin(
@@ -270,6 +277,7 @@ def open_exporter(options: ConnectionOptions, name: str, *, full_seconds: float)
     """
     session = connect(options, name, full_seconds=full_seconds)
     try:
+        _read_lasting_server(session)
         instance = read_instance(session)
         with translated("opening a snapshot"), session.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
@@ -301,11 +309,16 @@ def export_snapshot(session: Session) -> str:
         return str(cursor.fetchone()[0])
 
 
-def import_snapshot(session: Session, snapshot_id: str) -> None:
-    """Begin a read-only transaction that sees the snapshot. Raises SnapshotLostError when it has ended."""
+def import_snapshot(session: Session, snapshot_id: str) -> bool:
+    """Begin a read-only transaction that sees the snapshot; return whether the server is a standby now.
+
+    Raises SnapshotLostError when it has ended.
+    """
+    statements = sql.SQL("{}; SET TRANSACTION SNAPSHOT {}; SELECT pg_catalog.pg_is_in_recovery()")
     try:
         with session.cursor() as cursor:
-            cursor.execute(sql.SQL("{}; SET TRANSACTION SNAPSHOT {}").format(sql.SQL(_BEGIN), sql.Literal(snapshot_id)))
+            cursor.execute(statements.format(sql.SQL(_BEGIN), sql.Literal(snapshot_id)))
+            return bool(cursor.fetchone()[0])
     except psycopg2.Error as error:
         if error.pgcode in ("22023", "55000", "42704"):
             # The caller may go on with another snapshot in this session.

@@ -53,13 +53,19 @@ def _find_process_by_ps(pid: int) -> tuple[Process, int, str] | None:
 
 
 def driver_process() -> Process:
-    """The driver's JVM: the nearest ancestor that runs Java; without one, the oldest ancestor but init."""
+    """The driver's JVM: the nearest ancestor that runs Java; without one, the oldest ancestor but init.
+
+    In a container the JVM may itself be the first process. Its Python daemons are no drivers: there are several.
+    """
     pid = os.getppid()
     oldest = None
-    while pid > 1 and (found := _find_process(pid)) is not None:
-        oldest, pid, name = found
+    while pid > 0 and (found := _find_process(pid)) is not None:
+        process, parent, name = found
         if name == "java":
-            return oldest
+            return process
+        if pid > 1:
+            oldest = process
+        pid = parent
     if oldest is None:
         raise DefiniteError(
             "the driver's process cannot be found: this process has no parent left",

@@ -197,7 +197,7 @@ class _Reader:
         except WireError as error:
             raise WireError(f"{doing}: {error.what}", remedy=error.remedy) from None
         messages.finish()
-        if step and self._plan.spec.where is None and not self._plan.server.in_recovery:
+        if step and self._plan.spec.where is None and not self._session.on_standby:
             return
         with search_path.own(session):
             self._session.check_snapshot(doing)

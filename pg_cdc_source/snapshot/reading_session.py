@@ -44,6 +44,11 @@ class ReadingSession:
         """The snapshot's LSN, where it has one; known once the session is open."""
         return None if self._snapshot is None else self._snapshot.lsn
 
+    @property
+    def on_standby(self) -> bool:
+        """Whether the snapshot is a standby's; known once the session is open."""
+        return self._snapshot is not None and self._snapshot.on_standby
+
     def check_snapshot(self, doing: str) -> None:
         """Raise SnapshotLostError where what was read until now may not be all of the snapshot's.
 
@@ -52,7 +57,7 @@ class ReadingSession:
         (max_standby_streaming_delay) stays, and the rows go. The exporter has had the snapshot before everybody else,
         so while it is there, all rows are. standby.c, ResolveRecoveryConflictWithSnapshot.
         """
-        if self._plan.server.in_recovery and self._session is not None and self._snapshot is not None:
+        if self.on_standby and self._session is not None and self._snapshot is not None:
             snapshots.require_exporter(self._session, self._snapshot.snapshot_id, doing)
 
     def open(self, pieces: Sequence[Piece]) -> Session:

@@ -178,7 +178,8 @@ def look_up(session: Session, options: SnapshotOptions) -> Plan:
     """As ``make_plan``, in a session for planning."""
     if options.without_effect:
         log.warning("options of Spark's JDBC source without an effect here: %s", options.without_effect)
-    if options.lsn_column is not None or options.consistent_point == "require":
+    shows_lsn = options.lsn_column is not None and options.consistent_point != "off"
+    if options.snapshot is None and (shows_lsn or options.consistent_point == "require"):
         note_lsn_wanted(session)
     found = look(session, options.dbtable)
     refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning", found.backend_pid)

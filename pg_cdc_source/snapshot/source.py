@@ -33,10 +33,14 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The snapshot of a session's transaction: under which id it was imported, and its LSN where it has one."""
+    """The snapshot of a session's transaction: under which id it was imported, and its LSN where it has one.
+
+    ``on_standby`` is what the server was then: since planning, it may have become one, or come from one.
+    """
 
     snapshot_id: str
     lsn: Lsn | None
+    on_standby: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,8 @@ class GivenSnapshot:
         """Begin the session's transaction in the snapshot."""
         require_instance(session, self.instance, doing)
         lsn = snapshots.announced_lsn(session, self.snapshot_id)
-        snapshots.import_snapshot(session, self.snapshot_id)
-        return Imported(self.snapshot_id, lsn)
+        on_standby = snapshots.import_snapshot(session, self.snapshot_id)
+        return Imported(self.snapshot_id, lsn, on_standby)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,8 @@ class KeptSnapshot:
             for snapshot_id in found.ids:
                 # A holder may have been lost since; the other one has the same snapshot under another id.
                 with contextlib.suppress(SnapshotLostError):
-                    snapshots.import_snapshot(session, snapshot_id)
-                    return Imported(snapshot_id, found.lsn)
+                    on_standby = snapshots.import_snapshot(session, snapshot_id)
+                    return Imported(snapshot_id, found.lsn, on_standby)
         raise TransientError(f"{doing}: no holder of the snapshot of execution {execution} lasted")
 
 

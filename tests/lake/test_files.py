@@ -14,12 +14,12 @@ from runs import Change, changed, layout
 
 from pg_cdc_source.lake import files as lake_files
 from pg_cdc_source.lake.columns import read_layout
-from pg_cdc_source.lake.files import FileWriter
+from pg_cdc_source.lake.files import FileWriter, with_own_columns
 from pg_cdc_source.lake.first_files import FIRST_FILES, FirstFiles
-from pg_cdc_source.lake.shape import Shapes
+from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.offsets import Lsn
-from pg_cdc_source.protocol.layout import RUNS_SCHEMA, StreamedTable
+from pg_cdc_source.protocol.layout import CHANGE_FIELDS, RUNS_SCHEMA, StreamedTable
 from pg_cdc_source.protocol.packed import layout_text
 
 LSN = Lsn(7)
@@ -110,3 +110,9 @@ def test_where_files_go_is_told_to_the_stream() -> None:
     ):
         assert FirstFiles.of({FIRST_FILES: files.text}) == files
     assert FirstFiles.of({}) is None
+
+
+def test_a_log_has_the_rows_of_a_table_without_columns() -> None:
+    changes = pa.RecordBatch.from_arrays([pa.nulls(2, f.type) for f in CHANGE_FIELDS], schema=pa.schema(CHANGE_FIELDS))
+    nothing = pa.RecordBatch.from_arrays([], names=[])
+    assert with_own_columns(nothing, Shape("append"), changes).num_rows == 2

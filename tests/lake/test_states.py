@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from itertools import groupby, pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import COMMIT_TS, KIND, LSN, SEQ, UNCHANGED, Segment
 from pg_cdc_source.lake.shape import Shape
-from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of
+from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of, taken
 from pg_cdc_source.lake.versions import versions_of
 from pg_cdc_source.protocol.layout import COMMIT_TS_TYPE, UNCHANGED_TYPE
 
@@ -364,3 +365,39 @@ def test_columns_may_have_the_names_of_change_columns() -> None:
     table = Table(("_seq",), {"_seq": pa.int32(), "_change_type": pa.string()}, {})
     table.insert({"_seq": 1, "_change_type": "delete"})
     assert states_of(table.segment(), nothing_fetched).upserted.to_pylist() == [{"_seq": 1, "_change_type": "delete"}]
+
+
+@given(
+    chunks=st.lists(st.lists(st.text(max_size=3), max_size=5), min_size=1, max_size=4),
+    most=st.integers(1, 4),
+    data=st.data(),
+)
+def test_texts_are_taken_in_pieces_where_one_array_cannot_have_them_all(
+    chunks: list[list[str]], most: int, data: st.DataObject
+) -> None:
+    values = [value for chunk in chunks for value in chunk]
+    places = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=12) if values else st.just([]))
+
+    class Large(list[pa.Array]):
+        """A column that cannot be written together."""
+
+        type = pa.string()
+        chunks = property(lambda self: self)
+
+        def take(self, _: pa.Array) -> pa.ChunkedArray:
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+
+        def chunk(self, i: int) -> pa.Array:
+            return self[i]
+
+    concatenated = pa.concat_arrays
+
+    def concat(parts: list[pa.Array]) -> pa.Array:
+        if sum(map(len, parts)) > most:
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return concatenated(parts)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pa, "concat_arrays", concat)
+        found = taken(Large([pa.array(chunk, pa.string()) for chunk in chunks]), np.array(places, np.int64))
+    assert found.to_pylist() == [values[place] for place in places]

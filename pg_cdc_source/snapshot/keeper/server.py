@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 import time
@@ -48,6 +49,9 @@ class Keeper:
         self._standby = False
         self._last_request = time.monotonic()
         self._looked = 0.0  # time.monotonic()
+        # The directories of SparkContexts in which a scan has asked for an LSN. The name of the file that says so is
+        # another one once the server was restarted, and Spark keeps what was planned before.
+        self._contexts_with_lsn: set[str] = set()
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -140,13 +144,19 @@ class Keeper:
         key = request.execution
         self._last_request = now = time.monotonic()
         self._executions.most_sessions = keeper_share(request.max_connections)
+        point, context = request.spec.consistent_point, os.path.dirname(request.lsn_file)
+        if point == "require" or (request.shows_lsn and point != "off"):
+            self._contexts_with_lsn.add(context)
         known = self._executions.get(key)
         if known is not None:
             known.last_reader = now
+            # An action's scans may say another time each; it lasts for the longest.
+            idle_seconds = max(known.request.snapshot_idle_seconds, request.snapshot_idle_seconds)
+            known.request = replace(known.request, snapshot_idle_seconds=idle_seconds)
         if self._executions.tell_why_ended(key):
             return
         if known is None:
-            shows_lsn = request.shows_lsn or may_want_lsn(request.lsn_file)
+            shows_lsn = request.shows_lsn or context in self._contexts_with_lsn or may_want_lsn(request.lsn_file)
             self._executions.begin(replace(request, shows_lsn=shows_lsn))
         elif request.spec.slot and request.spec.slot != known.request.spec.slot:
             self._executions.end(
