@@ -13,7 +13,8 @@ the snapshot's session, and the reader of the slot.
 - The slot stays at its origin until the tables are read and Spark has committed the first changes after them. It does
   not pass the position at which a table began to wait until that one has joined.
 - Where Spark gives no start (before 4.2), the first offset of a process is the end of the server's WAL: at or after
-  whatever an earlier process has given out.
+  whatever an earlier process has given out, and all that a query has which asks only once. A query that is known to ask
+  again goes on from the checkpoint's last offset (``go_on_from``).
 - An offset that a batch ends with is never found out again: the same (start, end) gives the same rows.
 """
 
