@@ -195,7 +195,7 @@ def test_a_holder_that_is_lost_does_not_keep_the_other_ones_locks(db: str, pg: S
     )
     with contextlib.closing(held), pg.cursor() as cursor:
         cursor.execute("SELECT 'rows'::regclass::oid::bigint")
-        held.lock([cursor.fetchone()[0]], timeout="10s")
+        held.lock([cursor.fetchone()[0]], within_seconds=10)
         cursor.execute("SELECT pg_terminate_backend(%s)", (held.holders[0][0].info.backend_pid,))
         wait_until(lambda: len(holders(pg)) == 1)
         held.unlock()

@@ -110,11 +110,11 @@ def test_no_slot_is_left_where_a_table_was_emptied_meanwhile(
 ) -> None:
     lock = Held.lock
 
-    def late(self: Held, oids: Sequence[int], *, timeout: str) -> None:
+    def late(self: Held, oids: Sequence[int], *, within_seconds: float) -> None:
         assert slots(pg) != []
         with pg.cursor() as cursor:
             cursor.execute("TRUNCATE orders")
-        lock(self, oids, timeout=timeout)
+        lock(self, oids, within_seconds=within_seconds)
 
     monkeypatch.setattr(Held, "lock", late)
     with pytest.raises(SchemaChangedError), open_snapshot(db, tables=[orders], slot="kept"):

@@ -22,7 +22,7 @@ from watch import wait_until
 from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError, TransientError
 from pg_cdc_source.postgres import attached
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
-from pg_cdc_source.postgres.locks import lock_relation
+from pg_cdc_source.postgres.locks import begin_locking, lock_relations
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import joins, membership
@@ -668,8 +668,9 @@ def test_a_table_that_was_dropped_after_a_snapshot_cannot_be_locked_for_it(pg: S
     with connect(db) as session:
         run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1")
         run(pg, "DROP TABLE t")
+        begin_locking(session)
         with pytest.raises(SchemaChangedError, match=r"public\.t was dropped after the snapshot was taken"):
-            lock_relation(session, oid)
+            lock_relations([session], [oid], within_seconds=0)
 
 
 @pytest.mark.parametrize("ends", [("DROP TABLE u",), ("DROP TABLE u", *U), ("ALTER PUBLICATION s DROP TABLE u",)])

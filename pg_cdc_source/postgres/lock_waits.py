@@ -11,16 +11,14 @@ from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.postgres.server_errors import translated
 
-_LOCKED_WITHIN = "100ms"
-
 
 @contextmanager
-def waiting_for_nobody(cursor: Cursor) -> Iterator[None]:
+def waiting_for_nobody(cursor: Cursor, *, within: str = "100ms") -> Iterator[None]:
     """Have statements fail that would wait for a lock for long: DDL holds its tables' locks until its transaction ends.
 
     Tables are locked to ask for their size, or which of them a publication has.
     """
-    cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, false)", (_LOCKED_WITHIN,))
+    cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, false)", (within,))
     ((before, _),) = cursor.fetchall()
     try:
         yield

@@ -17,6 +17,7 @@ from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import Relation
+from pg_cdc_source.postgres.lock_waits import describe_lockers, waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.trees import TREE
 
@@ -56,12 +57,52 @@ WHERE c.oid = %s
 """
 
 
-def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
-    """Lock a relation and all it consists of (ACCESS SHARE), for as long as the transaction runs.
+# pg_blocking_pids() stops all who ask for locks for a moment, so it is asked only of sessions that wait for one.
+_IS_WAITED_FOR = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_locks
+    WHERE NOT granted AND pg_catalog.pg_backend_pid() = ANY (pg_catalog.pg_blocking_pids(pid))
+)
+"""
+
+
+def lock_relations(sessions: Sequence[Session], oids: Collection[int], *, within_seconds: float) -> None:
+    """Lock relations and all they consist of (ACCESS SHARE) in each session, for as long as its transaction runs.
+
+    It is tried for ``within_seconds``. None is waited for while others are held: DDL that locks several would meet
+    these sessions in a deadlock, and PostgreSQL may end the DDL. Where somebody waits for a session while one cannot be
+    had, all locks since ``begin_locking`` are let go, and tried again.
+
+    Nothing is done for a relation that the snapshot does not have. Raises SchemaChangedError for one that was dropped
+    after it.
+    """
+    wanted = [(session, oid) for session in sessions for oid in oids]
+    missing, locked = wanted, ""
+    for _ in Backoff(0.005, longest_seconds=0.25, within_seconds=within_seconds).polls():
+        try:
+            while missing:
+                _try_to_lock(*missing[0])
+                missing = missing[1:]
+            return
+        except _LockedError as error:
+            locked = error.what
+        if any(map(_is_waited_for, sessions)):
+            for session in sessions:
+                release_locks(session)
+            missing = wanted
+    lockers = describe_lockers(sessions[0])
+    raise TransientError(f"{locked} within {within_seconds:g} s" + (f"; locked are {lockers}" if lockers else ""))
+
+
+class _LockedError(TransientError):
+    """Somebody has a lock that keeps readers away, or waits for one."""
+
+
+def _try_to_lock(session: Session, oid: int) -> None:
+    """Lock a relation and all it consists of, or nothing of it.
 
     A SELECT also locks partitions, children and the tables under a view; it needs only column privileges, and works for
-    kinds that LOCK TABLE refuses. For 2,000 partitions it takes 0.2 s of the server's CPU, LOCK TABLE 10 ms. Nothing is
-    done for a relation that the snapshot does not have. Raises SchemaChangedError for one that was dropped after it.
+    kinds that LOCK TABLE refuses. For 2,000 partitions it takes 0.2 s of the server's CPU, LOCK TABLE 10 ms.
     """
     with translated(f"locking the relation with oid {oid}"), session.cursor() as cursor:
         cursor.execute(_READ_NAMES, (oid, oid))
@@ -73,18 +114,32 @@ def lock_relation(session: Session, oid: int, *, timeout: str = "0") -> None:
             raise _dropped(name)
         cursor.execute("SAVEPOINT locks")
         try:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (timeout,))
-            lock = "LOCK TABLE {} IN ACCESS SHARE MODE" if lockable else "SELECT FROM {} LIMIT 0"
-            search_path.execute_by_role(cursor, sql.SQL(lock).format(sql.SQL(name_now)))
+            if lockable:
+                lock = "LOCK TABLE {} IN ACCESS SHARE MODE NOWAIT"
+                search_path.execute_by_role(cursor, sql.SQL(lock).format(sql.SQL(name_now)))
+            else:
+                with waiting_for_nobody(cursor, within="1ms"):
+                    search_path.execute_by_role(cursor, sql.SQL("SELECT FROM {} LIMIT 0").format(sql.SQL(name_now)))
         except psycopg2.errors.UndefinedTable:
             cursor.execute("ROLLBACK TO locks")
             raise _dropped(name) from None
+        except psycopg2.errors.LockNotAvailable:
+            cursor.execute("ROLLBACK TO locks")
+            raise _LockedError(f"{name} could not be locked for its readers") from None
         except psycopg2.Error:
             # The snapshot has to survive a lock that was not granted.
             cursor.execute("ROLLBACK TO locks")
             raise
         finally:
             cursor.execute("RELEASE locks")
+
+
+def _is_waited_for(session: Session) -> bool:
+    """Whether somebody waits for a lock of this session."""
+    with translated("looking who waits for locks"), session.cursor() as cursor:
+        cursor.execute(_IS_WAITED_FOR)
+        [found] = cursor.fetchone()
+        return bool(found)
 
 
 # As long as a session waits for one lock (lock_timeout).

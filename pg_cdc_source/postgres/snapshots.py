@@ -39,7 +39,7 @@ from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.postgres.catalog import Server, read_server
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.instances import Instance, read_instance, require_instance
-from pg_cdc_source.postgres.locks import RUN_AGAIN, begin_locking, lock_relation, release_locks
+from pg_cdc_source.postgres.locks import RUN_AGAIN, begin_locking, lock_relations, release_locks
 from pg_cdc_source.postgres.server_errors import translate, translated
 from pg_cdc_source.postgres.slot_creation import (
     NewSlot,
@@ -102,11 +102,12 @@ class Held:
         begin_locking(session)
         self.holders.append((session, own_id))
 
-    def lock(self, oids: Sequence[int], *, timeout: str) -> None:
-        """Lock relations (ACCESS SHARE, with all they consist of) on every holder, as pg_dump does."""
-        for session, _ in self.holders:
-            for oid in oids:
-                lock_relation(session, oid, timeout=timeout)
+    def lock(self, oids: Sequence[int], *, within_seconds: float) -> None:
+        """Lock relations (ACCESS SHARE, with all they consist of) on every holder, as pg_dump does.
+
+        ``oids`` are all that are to be locked from now on; see :func:`lock_relations`.
+        """
+        lock_relations([session for session, _ in self.holders], oids, within_seconds=within_seconds)
 
     def unlock(self) -> None:
         """Release all locks; the snapshot stays. A session that is lost has none left."""

@@ -73,7 +73,7 @@ def open_snapshot(
     )
     try:
         try:
-            held.lock([relation.oid for relation in relations], timeout="60s")
+            held.lock([relation.oid for relation in relations], within_seconds=60)
             for holder, _ in held.holders:
                 check_files(holder, "opening a snapshot")
         except BaseException:

@@ -219,7 +219,7 @@ def _has_same_columns(present: PlannedTable | None, said: PlannedTable) -> bool:
 def check_files(held: Held, tables: Sequence[PlannedTable]) -> None:
     """Make sure that no table was rewritten between its plan and the snapshot, under locks that do not stay."""
     try:
-        held.lock([planned.oid for planned in tables], timeout="60s")
+        held.lock([planned.oid for planned in tables], within_seconds=60)
         for session, _ in held.holders:
             locks.check_files(session, "starting the snapshot")
     finally:

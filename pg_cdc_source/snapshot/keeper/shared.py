@@ -233,7 +233,7 @@ class Work:
         held = shared.held
         assert held is not None
         try:
-            held.lock(sorted(shared.locked), timeout="10s")
+            held.lock(sorted(shared.locked), within_seconds=10)
         except PgCdcError as error:
             # A reader that is harmed by the missing lock finds out by itself, see check_files.
             log.warning("execution %s: %s", shared.request.execution, error)
