@@ -18,9 +18,10 @@ from psycopg2.extensions import parse_dsn
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options import jdbc
-from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, OWN_KEYWORDS, SECRET_KEYWORDS, VALUE_SETTINGS
+from pg_cdc_source.options.libpq_keywords import LIBPQ_KEYWORDS, OWN_KEYWORDS, SECRET_KEYWORDS
 from pg_cdc_source.options.malformed_url import PERCENT_ENCODE, check_address, unknown_parameter
 from pg_cdc_source.options.names import check_characters
+from pg_cdc_source.options.session_settings import SESSION_SETTINGS, VALUE_SETTINGS
 
 _URI_PREFIXES = ("postgresql://", "postgres://")
 # libpq looks for the @ that ends user and password up to the first slash (fe-connect.c: conninfo_uri_parse_options).
@@ -208,14 +209,17 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 def _check_server_settings(options: str) -> None:
-    """Refuse a setting that sessions override, because SQL of the user's would mean something else than it seems."""
-    own = {name.lower(): (name, value) for name, value in VALUE_SETTINGS.items()}
+    """Refuse a setting that sessions override: it would have no effect, or SQL of the user's another meaning."""
+    own = {name.lower(): (name, value) for name, value in SESSION_SETTINGS.items()}
     for match in _SETTING.finditer(options):
         name, value = own.get(match[1].lower().replace("-", "_"), ("", ""))
         given = re.sub(r"\\(.)", r"\1", match[2])
         if name and given.lower().replace(" ", "") != value.lower().replace(" ", ""):
+            in_sql = (
+                ", and write into the SQL what it is to mean: timestamps with their zone, dates as year-month-day, "
+                "AT TIME ZONE"
+            )
             raise OptionError(
                 f"options sets {name}, which the connector sets to {value!r} in all of its sessions",
-                remedy="leave it out, and write into the SQL what it is to mean: timestamps with their zone, dates as "
-                "year-month-day, AT TIME ZONE",
+                remedy=f"leave it out{in_sql if name in VALUE_SETTINGS else ''}",
             )

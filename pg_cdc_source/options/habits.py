@@ -24,7 +24,8 @@ HABITS: dict[Group, dict[str, str]] = {
             "use passwordProvider or passwordCommand, which are asked before each connection",
         ),
         "driver": "leave it out: no JDBC driver is used",
-        "sessionInitStatement": "set parameters in the option options: '-c name=value'; TimeZone is always UTC",
+        "sessionInitStatement": "set parameters in the option options: '-c name=value'; those that the connector sets "
+        "itself, such as TimeZone, are refused",
         **dict.fromkeys(("keytab", "principal", "refreshKrb5Config", "connectionProvider"), _KERBEROS),
         **dict.fromkeys(("ssl", "database.sslmode"), "use sslmode"),
         "sslfactory": "use sslmode and sslrootcert",

@@ -1,7 +1,4 @@
-"""libpq's keywords: which there are, which hold a secret, and which the connector sets itself.
-
-Also the server's settings that it sets itself in each session, because values are decoded as these say.
-"""
+"""libpq's keywords: which there are, which hold a secret, and which the connector sets itself."""
 
 from __future__ import annotations
 
@@ -25,18 +22,6 @@ OWN_KEYWORDS = {
     "application_name": "readers and the holder of their snapshot find each other by it",
     "fallback_application_name": "readers and the holder of their snapshot find each other by application_name",
     "client_encoding": "the connector decodes values as UTF-8",
-}
-
-# They also say what literals in the user's SQL mean, and what a view makes of a time.
-VALUE_SETTINGS = {
-    "standard_conforming_strings": "on",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "iso_8601",
-    "TimeZone": "UTC",
-    "bytea_output": "hex",
-    "extra_float_digits": "1",
-    "quote_all_identifiers": "off",  # regclass and its like are names
-    "xmloption": "content",
 }
 
 # The keywords that are accepted as options of the same name, in addition to the options that this package declares.

@@ -15,7 +15,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.errors import ServerFullError, ServerSetupError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
-from pg_cdc_source.options.libpq_keywords import VALUE_SETTINGS
+from pg_cdc_source.options.session_settings import SESSION_SETTINGS
 from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.passwords import ask_password
@@ -36,34 +36,7 @@ _DEFAULT_KEYWORDS = {
     "tcp_user_timeout": "60000",
 }
 
-# Each session sets everything that changes how long it lives, what it may do, or how it prints values. So settings of
-# the role or the database cannot change a result. lc_monetary is no such setting: it says how many decimals money has,
-# which is stored as a whole number.
-_SETTINGS = {
-    "default_transaction_read_only": "on",
-    # A serializable transaction, which a hot standby refuses, would wait for those of others where it is deferrable.
-    "default_transaction_isolation": "read committed",
-    "default_transaction_deferrable": "off",
-    "row_security": "off",  # a policy that would hide rows becomes an error
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    "transaction_timeout": "0",
-    "lock_timeout": "60s",
-    "tcp_keepalives_idle": "30",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-    "client_connection_check_interval": "5s",  # a COPY whose reader is gone ends within seconds
-    **VALUE_SETTINGS,
-    # Ranges are read in physical order, each by one backend: no parallel workers on the source, no start in the
-    # middle of the table, and the same order again when a lost session is repeated.
-    "max_parallel_workers_per_gather": "0",
-    "synchronize_seqscans": "off",
-    "enable_tidscan": "on",
-    "jit": "off",
-    "synchronous_commit": "off",  # these sessions commit nothing but notifications
-    "search_path": search_path.OWN,
-}
+_SETTINGS = {**SESSION_SETTINGS, "search_path": search_path.OWN}
 
 # The versions that some of them came with. Asking pg_settings which ones exist takes more than twice as long.
 _SETTINGS_SINCE = {

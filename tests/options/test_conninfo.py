@@ -110,7 +110,9 @@ def test_what_the_url_says_cannot_be_an_option_too(url: str, option: str) -> Non
         ("-ctimezone=Europe/Berlin", "TimeZone"),
         ("-c search_path=a,b --datestyle=ISO,\\ MDY", "DateStyle"),
         ("--extra-float-digits=0", "extra_float_digits"),
-        ("-c TimeZone=utc -c DateStyle=ISO,\\ YMD -c statement_timeout=5s -c search_path=timezone", None),
+        ("-c TimeZone=utc -c DateStyle=ISO,\\ YMD -c statement_timeout=0 -c search_path=timezone", None),
+        ("-c work_mem=1GB -c statement_timeout=5s", "statement_timeout"),
+        ("--row-security=on", "row_security"),
         ("-c TimeZone=UTC -c timezone=CET", "TimeZone"),
     ],
 )
