@@ -163,8 +163,9 @@ RESNAPSHOT = (
 
 # --- in a session ----------------------------------------------------------------------------------------------------
 
-# Lost sessions, connections or locks that cannot be had now, serialization, a slot in use: none of them has to stay so.
-_TRANSIENT = ("08", "57P01", "57P02", "57P03", "57P05", "40001", "40P01", "55P03", "55006")
+# Lost sessions, connections or locks that cannot be had now, serialization, a slot in use, disk or memory that is full:
+# none of them has to stay so.
+_TRANSIENT = ("08", "57P01", "57P02", "57P03", "57P05", "40001", "40P01", "55P03", "55006", "53100", "53200")
 
 # Syntax, names of columns and functions that are missing or ambiguous, parameters, and what cannot be grouped, cast or
 # compared.
@@ -247,7 +248,9 @@ def classified(
     if code == "53300":
         return ServerFullError(where)
     if code.startswith(_TRANSIENT):
-        return TransientError(where)
+        return TransientError(with_hint)
+    if (of_slot := _slot_error(code, where, source_function)) is not None:
+        return of_slot
     if code == "42501":
         return _access_error(where, source_function)
     if code in ("42P01", "3F000"):
@@ -269,6 +272,13 @@ def classified(
         return QueryError(with_hint, remedy="check the options columns, where and query")
     if code == "25006":
         return QueryError(with_hint, remedy="sessions of this format only read: leave out what writes")
+    if code in ("53400", "0A000"):
+        return ServerSetupError(where)
+    return DefiniteError(with_hint)
+
+
+def _slot_error(code: str, where: str, source_function: str | None) -> PgCdcError | None:
+    """The error of a function of the server's that decodes; None for that of any other."""
     if code == "42704" and source_function in _PUBLICATION_IN:
         # pgoutput's, before 18. It looks the publication up as of each change's own time, so it stays like this.
         return SlotLostError(
@@ -284,9 +294,7 @@ def classified(
     if code == "0A000" and source_function == _DECODING_IN:
         # A stream checks for it before it begins; later it means a server that is about to be promoted.
         return TransientError(where)
-    if code in ("53400", "0A000"):
-        return ServerSetupError(where)
-    return DefiniteError(with_hint)
+    return None
 
 
 def _access_error(where: str, source_function: str | None) -> AccessError:

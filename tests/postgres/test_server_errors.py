@@ -116,6 +116,8 @@ def test_asterisks_do_not_tell_a_password_that_is_not_there(password: str) -> No
         ("55P03", "canceling statement due to lock timeout", None, TransientError),
         ("53300", "too many connections", None, ServerFullError),
         ("55006", "replication slot is active", None, TransientError),
+        ("53100", "could not write to file: No space left on device", None, TransientError),
+        ("53200", "out of shared memory", None, TransientError),
         ("42501", "permission denied for table t", None, AccessError),
         ("42501", "query would be affected by row-level security policy", "check_enable_rls", AccessError),
         ("42P01", "relation does not exist", None, AccessError),
