@@ -104,7 +104,8 @@ _SNAPSHOT_OPTIONS = (
     Option(
         "partitionBytes",
         "pgsnapshot",
-        "size of the part of a table that one task reads, 8kB to 32TB; not with a query",
+        "size of the part of a table that one task reads, 8kB to 32TB, or more: a table has at most 100,000 parts; "
+        "not with a query",
         size("8kB", "32TB"),
         "64MB",
     ),

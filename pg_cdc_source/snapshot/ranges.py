@@ -6,6 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
+# As many as numPartitions may ask for. Each is a task, and the driver has all of them in its memory.
+MOST_RANGES = 100_000
+
+
 @dataclass(frozen=True, slots=True)
 class BlockRange:
     """Blocks ``[start_block, end_block_exclusive)`` of one heap; an end of None is the end of the table.
@@ -49,7 +53,7 @@ def range_count(heap_blocks: Sequence[int], block_size: int, range_bytes: int, r
     """How many ranges heaps are cut into: of a target size each, or a wanted number, as far as there are blocks."""
     total = sum(_lengths(heap_blocks))
     if ranges is None:
-        return -(-total // max(1, range_bytes // block_size))
+        return min(MOST_RANGES, -(-total // max(1, range_bytes // block_size)))
     return min(ranges, total)
 
 

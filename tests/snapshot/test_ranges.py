@@ -87,6 +87,7 @@ def test_small_heaps_share_ranges_and_a_large_one_among_them_is_cut() -> None:
         ([100], 0, 101, 100),
         ([50, 0, 49], 0, 99, 99),
         ([0, 0], 0, 4, 2),
+        ([1_000_000], 8192, None, 100_000),
     ],
 )
 def test_as_many_ranges_as_the_options_say(
