@@ -259,3 +259,37 @@ def read_typed_attributes(session: Session, relations: Sequence[Relation]) -> di
         for oid, *attribute, type_oid, modifier in cursor:
             found[oid].append(TypedAttribute(Attribute(*attribute), (type_oid, modifier)))
     return {oid: tuple(columns) for oid, columns in found.items()}
+
+
+# Where row-level security would hide rows, a SELECT of these sessions is an error.
+_READ_READABLE = """
+SELECT c.oid::bigint
+FROM pg_catalog.pg_class AS c
+WHERE c.oid = ANY (%s::oid[])
+    AND has_table_privilege(c.oid, 'SELECT')
+    AND has_schema_privilege(c.relnamespace, 'USAGE')
+    AND NOT row_security_active(c.oid)
+"""
+
+
+def read_columns(
+    session: Session, attributes: Mapping[int, Sequence[TypedAttribute]], doing: str
+) -> dict[int, dict[str, Column]]:
+    """The columns of tables that may be read, by oid and name: what ``describe_columns`` gives of each, at once.
+
+    ``attributes`` are the tables' own, by their oids. Left out are tables of which the catalog alone does not tell it:
+    those that may not be read, or in part, and those with columns of domains, which a SELECT gives as what they are
+    over.
+    """
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(_READ_READABLE, (list(attributes),))
+        readable = [oid for (oid,) in cursor]
+    types = list(dict.fromkeys(column.type for oid in readable for column in attributes[oid]))
+    facts = dict(zip(types, _read_named_types(session, types, doing), strict=True))
+    return {
+        oid: {
+            c.attribute.name: _column_of(facts[c.type], c.attribute.name, c.attribute.attnum) for c in attributes[oid]
+        }
+        for oid in readable
+        if all(facts[column.type][0].oid == column.type[0] for column in attributes[oid])
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-
 # As many as numPartitions may ask for. Each is a task, and the driver has all of them in its memory.
 MOST_RANGES = 100_000
 

@@ -194,11 +194,11 @@ def plan_in(
     server: Server,
     spec: ScanSpec,
     attributes: Sequence[Attribute] | None = None,
-    known: Sequence[Column] = (),
+    columns: Sequence[Column] | None = None,
 ) -> Plan:
     """Plan a scan in a session that is open already.
 
-    ``attributes`` are the relation's, where they have been read; ``known`` as in ``describe_columns``.
+    ``attributes`` are the relation's, and ``columns`` what the scan gives, where they have been read.
     """
     relation = spec.relation
     names = None
@@ -207,7 +207,9 @@ def plan_in(
     else:
         attributes = read_attributes(session, relation) if attributes is None else attributes
         names = _chosen_columns(spec, relation, [attribute.name for attribute in attributes])
-    columns = describe_columns(session, _select(spec, names), f"reading {spec.what}", known=known, written=spec.written)
+    if columns is None:
+        select = _select(spec, names)
+        columns = describe_columns(session, select, f"reading {spec.what}", written=spec.written)
     not_null = {attribute.attnum for attribute in attributes if attribute.not_null}
     columns = [replace(column, not_null=relation is not None and column.attnum in not_null) for column in columns]
     _check_names(spec, [column.name for column in columns])

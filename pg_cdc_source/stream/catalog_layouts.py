@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from psycopg2.extensions import connection as Session
@@ -39,12 +39,17 @@ class CatalogLayouts:
         types = [(column.type_oid, column.typmod) for column in relation.columns]
         return found.get(relation.oid), self._types_of(types, self._ask)
 
-    def read(self, session: Session, tables: Sequence[Member], position: Position) -> tuple[LayoutRecord, ...]:
-        """The layouts of tables as ``session`` sees them, for rows from ``position`` on, without tables that are gone.
+    def find(self, session: Session, tables: Sequence[Member]) -> dict[int, CatalogLayout]:
+        """What the catalog says of tables as ``session`` sees them, by their oids, without tables that are gone."""
+        return read_layouts(session, self._options.publications, [table.oid for table in tables])
+
+    def records(
+        self, session: Session, tables: Sequence[Member], found: Mapping[int, CatalogLayout], position: Position
+    ) -> tuple[LayoutRecord, ...]:
+        """The layouts of tables of which the catalog was ``found`` to say so, for rows from ``position`` on.
 
         Their changes are what old rows have in columns that were added.
         """
-        found = read_layouts(session, self._options.publications, [table.oid for table in tables])
         types = [column.sent[1:] for layout in found.values() for column in layout.columns if column.published]
         type_of = self._types_of(types, lambda question: question(session))
         return tuple(_record(table, found[table.oid], type_of, position) for table in tables if table.oid in found)

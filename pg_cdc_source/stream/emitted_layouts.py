@@ -93,7 +93,8 @@ class EmittedLayouts:
         """Take the layouts of tables whose rows come as of ``point``, as the transaction of ``session`` sees them."""
         if self.are_emitted:
             self._has_begun = True
-            found = self._catalog.read(session, tuple(tables), _of_snapshot(point))
+            there = tuple(tables)
+            found = self._catalog.records(session, there, self._catalog.find(session, there), _of_snapshot(point))
             self._history.add(self._history.behind(record, as_catalog(record)) for record in found)
 
     def guess(

@@ -13,7 +13,7 @@ its rows can be read, and cannot carry their layouts. It carries those that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from psycopg2.extensions import connection as Session
@@ -24,9 +24,7 @@ from pg_cdc_source.options.names import listed
 from pg_cdc_source.protocol.table_layout import (
     CatalogColumn,
     CatalogLayout,
-    LayoutChange,
     LayoutRecord,
-    TableLayout,
     from_text,
 )
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
@@ -38,22 +36,19 @@ def read_guesses(
     catalog: CatalogLayouts, session: Session, tables: Sequence[Member], end_of_wal: Callable[[], Position]
 ) -> tuple[Position, tuple[LayoutRecord, ...]]:
     """Return the end of the WAL, and the layouts that tables have there. DDL between the two is noticed."""
+    after = catalog.find(session, tables)
     for _ in range(_TRIES):
-        before = catalog.read(session, tables, _NOWHERE)
-        position = end_of_wal()
-        after = catalog.read(session, tables, position)
+        before, position = after, end_of_wal()
+        after = catalog.find(session, tables)
         if _seen(before) == _seen(after):
-            return position, after
-    changed = [now.layout.name for then, now in zip(before, after, strict=False) if then.layout != now.layout]
+            return position, catalog.records(session, tables, after, position)
+    changed = [table.name for table in tables if before.get(table.oid) != after.get(table.oid)]
     raise TransientError(f"columns of {listed(changed) or 'the tables'} change faster than they can be looked at")
 
 
-_NOWHERE = Position.before(1)
-
-
-def _seen(records: Sequence[LayoutRecord]) -> list[tuple[TableLayout, tuple[LayoutChange, ...]]]:
+def _seen(found: Mapping[int, CatalogLayout]) -> dict[int, CatalogLayout]:
     """What DDL would change. With another file alone, a table was truncated, which may go on all the time."""
-    return [(replace(record.layout, files=None), record.changes) for record in records]
+    return {oid: replace(layout, files="") for oid, layout in found.items()}
 
 
 def guesses_at(start: StreamOffset | None, end: StreamOffset) -> tuple[LayoutRecord, ...]:

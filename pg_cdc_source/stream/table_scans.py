@@ -1,7 +1,7 @@
 """How a stream reads its tables, and what their columns are: looked up once, while the catalog stays as it is.
 
 A stream plans all of its tables whenever it begins or goes on, a table joins, and before Spark 4.2 for each batch.
-To look up one table takes two round trips, and a stream may have thousands.
+A stream may have thousands of tables, so they are asked for together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pg_cdc_source.options.names import listed
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog
 from pg_cdc_source.postgres.catalog import Relation, Server
-from pg_cdc_source.postgres.columns import TypedAttribute, read_typed_attributes
+from pg_cdc_source.postgres.columns import TypedAttribute, read_columns, read_typed_attributes
 from pg_cdc_source.postgres.publication import SentTable, Unpublished
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.scan import Plan, ScanSpec
@@ -61,19 +61,20 @@ class TableScans:
         """Plan each table's scan. Raises TransientError where columns change meanwhile."""
         relations = [table.relation for table in tables]
         server, attributes = catalog.read_server(session), read_typed_attributes(session, relations)
-        known: dict[tuple[int, int], Column] = {}
-        has_new = False
-        for table in tables:
-            oid = table.relation.oid
-            unpublished = Unpublished(table.unpublished, table.generated)
-            seen = _Seen(server, table.relation, attributes[oid], unpublished, table.row_filter)
-            found = self._known.get(oid)
-            if found is None or found[0] != seen:
-                has_new = True
-                found = (seen, _plan_scan(session, options, seen, list(known.values())))
-            self._known[oid] = found
-            known |= {(column.type.oid, column.type.typmod): column for column in found[1].columns}
-        if has_new and (now := read_typed_attributes(session, relations)) != attributes:
+        seen = {
+            table.relation.oid: _Seen(
+                *(server, table.relation, attributes[table.relation.oid]),
+                *(Unpublished(table.unpublished, table.generated), table.row_filter),
+            )
+            for table in tables
+        }
+        new = [oid for oid, facts in seen.items() if oid not in self._known or self._known[oid][0] != facts]
+        # PostgreSQL takes a row filter for what its functions and this role make of it.
+        plain = {oid: attributes[oid] for oid in new if seen[oid].row_filter is None}
+        columns = read_columns(session, plain, "reading the columns of tables") if plain else {}
+        for oid in new:
+            self._known[oid] = seen[oid], _plan_scan(session, options, seen[oid], columns.get(oid))
+        if new and (now := read_typed_attributes(session, relations)) != attributes:
             names = listed(str(r) for r in relations if now.get(r.oid) != attributes[r.oid])
             raise TransientError(f"planning the stream's tables: columns of {names} are being changed")
         return [self._known[table.relation.oid][1] for table in tables]
@@ -83,10 +84,11 @@ def plan_scan(session: Session, options: StreamOptions, relation: Relation, unpu
     """Plan the scan of one table, all rows of which are wanted."""
     attributes = read_typed_attributes(session, [relation])[relation.oid]
     seen = _Seen(catalog.read_server(session), relation, attributes, unpublished, None)
-    return _plan_scan(session, options, seen, ())
+    return _plan_scan(session, options, seen, None)
 
 
-def _plan_scan(session: Session, options: StreamOptions, seen: _Seen, known: Sequence[Column]) -> Scanned:
+def _plan_scan(session: Session, options: StreamOptions, seen: _Seen, columns: Mapping[str, Column] | None) -> Scanned:
+    """Plan a scan, whose columns are asked for where they are not among ``columns``, which are by name."""
     # JSON leaves out what is not sent, and a changelog has no column to list it in.
     is_listed = options.dbtable is not None and options.change_format == "plain"
     unpublished = seen.unpublished
@@ -109,7 +111,8 @@ def _plan_scan(session: Session, options: StreamOptions, seen: _Seen, known: Seq
         # Rows of tables that inherit come under their names, if those are published.
         only=seen.relation.kind == "r",
     )
-    whole = scan.plan_in(session, seen.server, spec, attributes, known)
+    found = None if columns is None else [columns[name] for name in names]
+    whole = scan.plan_in(session, seen.server, spec, attributes, columns=found)
     sent = narrowed(whole, [column for column in whole.columns if column.name not in unpublished.columns])
     types = {column.attribute.name: column.type for column in seen.attributes}
     return Scanned(sent, whole.columns, tuple(whole.codecs), types)
