@@ -286,7 +286,7 @@ class CatalogLake(Lake):
     def rewrite_files(self, table: str) -> None:
         """Write all files of a table together, as somebody else."""
         name = f"{self._namespace}.{table}"
-        if self._lake._kind is not IcebergTableOfJvm:
+        if self._lake._kind.provider == "delta":
             self._spark.sql(f"OPTIMIZE {name}").collect()
             return
         refresh(self._spark, name, "iceberg")

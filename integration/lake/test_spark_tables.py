@@ -15,7 +15,7 @@ import lake_jars
 import pyarrow as pa
 import pytest
 from driving import run
-from lake import Begin, CatalogLake, is_same, rows_of
+from lake import Begin, CatalogLake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -454,3 +454,68 @@ def test_a_table_whose_old_snapshots_have_expired_goes_on(format: str, pg: Sessi
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
+
+
+# With Spark Connect, Iceberg's tables are written by SQL alone.
+KINDS = pytest.mark.parametrize("kind", [IcebergTableOfJvm, IcebergTable])
+# Iceberg makes no snapshot of either.
+DROPPED = ("DROP COLUMN v", "ADD COLUMN v string")
+SWAPPED = ("RENAME COLUMN v TO x", "RENAME COLUMN w TO v", "RENAME COLUMN x TO w")
+W = ("CREATE TABLE t (id int PRIMARY KEY, w text, v text)", "INSERT INTO t VALUES (1, 'w', 'v')")
+
+
+def alter(lake: CatalogLake, *clauses: str) -> None:
+    for clause in clauses:
+        lake._spark.sql(f"ALTER TABLE {lake.targets['public.t']} {clause}")
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("clauses", "behind"),
+    [(DROPPED, "a row"), (SWAPPED, "ALTER TABLE t ADD n int"), (DROPPED, "files are rewritten")],
+    ids=["dropped", "swapped", "rewritten"],
+)
+def test_a_column_that_somebody_else_put_in_the_place_of_another_is_noticed(
+    clauses: Sequence[str],
+    behind: str,
+    kind: type[IcebergTable],
+    format: str,
+    pg: Session,
+    begin: Begin,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if format != "iceberg" and kind is IcebergTable:
+        pytest.skip("it has no other kind")
+    monkeypatch.setitem(CatalogLake._KINDS, "iceberg", (kind, "lake."))
+    lake = begin(*W)
+    assert isinstance(lake, CatalogLake)
+    alter(lake, *clauses)
+    if behind == "files are rewritten":
+        lake.rewrite_files("t")
+    elif behind.startswith("ALTER"):
+        run(pg, behind)
+    run(pg, "INSERT INTO t VALUES (3, 'x', 'y')")
+    wait_until(lambda: "changed by somebody else" in set_aside(lake).get("public.t", ""))
+    if pg.server_version < 140000:
+        return
+    run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.t"]}')""")
+    wait_until(is_same(lake, pg, "t"))
+    run(pg, "INSERT INTO t VALUES (4, 'x', 'y')")
+    wait_until(is_same(lake, pg, "t"))
+    assert set_aside(lake) == {}
+
+
+@KINDS
+def test_what_somebody_else_says_of_columns_or_adds_behind_them_changes_no_row(
+    kind: type[IcebergTable], format: str, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if format != "iceberg":
+        pytest.skip("it is a commit of Delta's")
+    monkeypatch.setitem(CatalogLake._KINDS, "iceberg", (kind, "lake."))
+    lake = begin(*W)
+    assert isinstance(lake, CatalogLake)
+    for number, clause in enumerate(("ALTER COLUMN v COMMENT 'text'", "ADD COLUMN n int"), 2):
+        alter(lake, clause, f"SET TBLPROPERTIES (seen = '{number}')")
+        run(pg, f"INSERT INTO t VALUES ({number}, 'x', 'y')")
+        wait_until(lambda: set_aside(lake) or lake.rows("t", names=["id", "v", "w"]) == rows_of(pg, "t"))
+        assert set_aside(lake) == {}

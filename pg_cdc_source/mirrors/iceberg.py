@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import ClassVar
 
 from pyspark.sql import SparkSession
@@ -69,8 +70,29 @@ class IcebergTable(SparkTable):
         return found
 
     def follows(self, version: int, before: int) -> bool:
-        parents = self._spark.sql(f"SELECT parent_id FROM {self._name}.snapshots WHERE snapshot_id = {version}")
-        return [row.parent_id for row in parents.collect()] == [before]
+        # Altering columns makes no snapshot. The next one has another schema.
+        log = self._log()
+        schemas = dict(log)
+        return (before, version) in pairwise(at for at, _ in log) and schemas[before] == schemas[version]
+
+    def alters(self, version: int, before: int) -> bool:
+        schemas = dict(self._log())
+        if before not in schemas or schemas[before] == schemas.get(version, schemas[before]):
+            return False
+        # SQL does not have Iceberg's numbers of columns. It is those that differ where two schemas look the same.
+        was, now = (
+            self._spark.sql(f"SELECT * FROM {self._name} VERSION AS OF {at}").schema for at in (before, version)
+        )
+        moved = any((a.name, a.dataType) != (b.name, b.dataType) for a, b in zip(was, now, strict=False))
+        return moved or was == now
+
+    def _log(self) -> list[tuple[int, int]]:
+        """The snapshots that the table had one after the other, each with its schema's id."""
+        rows = self._spark.sql(f"""
+            SELECT timestamp, latest_snapshot_id, latest_schema_id FROM {self._name}.metadata_log_entries
+            WHERE latest_schema_id IS NOT NULL
+        """).collect()
+        return [(row.latest_snapshot_id, row.latest_schema_id) for row in sorted(rows)]
 
     def sign(self, text: str, number: int | None) -> None:
         self._spark.conf.set(f"spark.sql.iceberg.snapshot-property.{SAID}", text)

@@ -36,8 +36,14 @@ class IcebergTableOfJvm(IcebergTable):
         return None
 
     def follows(self, version: int, before: int) -> bool:
-        found = _loaded(self._spark, self._name).snapshot(version)
-        return found is not None and found.parentId() == before
+        table = _loaded(self._spark, self._name)
+        found, parent = table.snapshot(version), table.snapshot(before)
+        return None not in (found, parent) and (found.parentId(), found.schemaId()) == (before, parent.schemaId())
+
+    def alters(self, version: int, before: int) -> bool:
+        table = _loaded(self._spark, self._name)
+        was, now = (_numbers(table, at) for at in (before, version))
+        return any(now.get(name, number) != number for name, number in was.items())
 
     def age(self, version: int | None) -> int:
         found = None if version is None else _loaded(self._spark, self._name).snapshot(version)
@@ -90,6 +96,12 @@ class IcebergTableOfJvm(IcebergTable):
         for action in ("rewriteDataFiles", "rewritePositionDeletes"):
             rewrite = getattr(actions, action)(_loaded(session, name))
             rewrite.option("min-file-size-bytes", str(SMALL_BYTES)).snapshotProperty(SAID, text).execute()
+
+
+def _numbers(table: Any, version: int) -> dict[str, int]:
+    """Iceberg's numbers of the columns that a snapshot has, by their names, which are the same in any case."""
+    schema = table.schemas().get(table.snapshot(version).schemaId())
+    return {column.name().lower(): column.fieldId() for column in schema.columns()}
 
 
 def _loaded(session: SparkSession, name: str) -> Any:

@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile
+from itertools import dropwhile, zip_longest
 from typing import Any, ClassVar
 
 from pyspark.sql import SparkSession
@@ -91,7 +91,7 @@ class CommittedTable(ABC):
 
     @abstractmethod
     def follows(self, version: int, before: int) -> bool:
-        """Whether nothing was committed between two versions, where that can be told with little work."""
+        """Whether nothing was committed or altered between two versions, where that can be told with little work."""
 
     @abstractmethod
     def sign(self, text: str, number: int | None) -> None:
@@ -100,6 +100,10 @@ class CommittedTable(ABC):
     @abstractmethod
     def age(self, version: int | None) -> int:
         """How many commits the table had at a version; 0 where that is not known."""
+
+    def alters(self, version: int, before: int) -> bool:
+        """Whether a column has another one's place since the version before, where altering columns makes no commit."""
+        return False
 
     # --- what has been done -------------------------------------------------------------------------------------------
 
@@ -173,7 +177,7 @@ class CommittedTable(ABC):
         return foreign(f"{self._name} was restored, or written anew by somebody else, or its history has expired")
 
     def _leads_to(self, commits: Sequence[Commit], expected: int | None) -> bool:
-        for commit in commits:
+        for commit, before in zip_longest(commits, commits[1:]):
             if commit.version == expected:
                 return True
             if self._is_ours(commit):
@@ -183,6 +187,13 @@ class CommittedTable(ABC):
             elif commit.operation not in self.housekeeping:
                 raise foreign(
                     f"{self._name} was changed by somebody else: version {commit.version}, {commit.operation}"
+                )
+            # Between two commits of its columns, the batch has altered them itself.
+            is_altering = before is not None and commit.said.get("step") == COLUMNS_STEP and commit.said == before.said
+            if before is not None and not is_altering and self.alters(commit.version, before.version):
+                raise foreign(
+                    f"{self._name} was changed by somebody else: a column was dropped or renamed, and another one has "
+                    f"its name, before version {commit.version}"
                 )
             # It may have expired itself.
             if expected is not None and commit.parent == expected:

@@ -92,6 +92,8 @@ class SparkTable(CommittedTable):
             return
         self._signed(COLUMNS_STEP)
         changes = list(present.changes_to(wanted, self._spark.table(self._name).columns, self._table, self._shape))
+        # It tells these changes from what somebody else has altered before.
+        self._commit_columns()
         for i, (clause, behind) in enumerate(changes):
             if clause is not None:
                 self._spark.sql(f"ALTER TABLE {self._name} {clause}")
