@@ -38,7 +38,9 @@ class IcebergTableOfJvm(IcebergTable):
     def follows(self, version: int, before: int) -> bool:
         table = _loaded(self._spark, self._name)
         found, parent = table.snapshot(version), table.snapshot(before)
-        return None not in (found, parent) and (found.parentId(), found.schemaId()) == (before, parent.schemaId())
+        if found is None or parent is None:
+            return False
+        return (found.parentId(), found.schemaId()) == (before, parent.schemaId())
 
     def alters(self, version: int, before: int) -> bool:
         table = _loaded(self._spark, self._name)
