@@ -302,6 +302,55 @@ def test_columns_are_added_and_nothing_else(pg: Session, begin: Begin) -> None:
     assert {"m", "n", "v"} <= lake.found("t")[0].keys()
 
 
+@pytest.mark.parametrize("is_cut", [
+    pytest.param(False, id="one_batch"),
+    pytest.param(True, id="many_batches", marks=pytest.mark.corner),
+])  # fmt: skip
+@pytest.mark.parametrize("deletes", ["hard", "soft"])
+def test_a_dropped_column_has_the_values_of_its_own_rows(pg: Session, begin: Begin, deletes: str, is_cut: bool) -> None:
+    """Whichever changes come in one batch."""
+    lake = begin(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, v text)",
+        "INSERT INTO t SELECT id, 10 * id, 'v' FROM generate_series(1, 6) AS id",
+        changes="additive",
+        deletes=deletes,
+    )
+
+    def take(*statements: str) -> None:
+        for statement in statements:
+            run(pg, statement)
+            if is_cut:
+                lake.step()
+        wait_for(lake, pg, lake.step)
+
+    def n() -> tuple[dict[int, int | None], dict[int, int | None]]:
+        """Of the rows that are there, and of the deleted ones."""
+        found = lake.found("t")
+        gone = {row["id"] for row in found if row.get("_deleted")}
+        present = {row["id"]: row["n"] for row in found if row["id"] not in gone}
+        return present, {row["id"]: row["n"] for row in found if row["id"] in gone}
+
+    is_soft = deletes == "soft"
+    take(
+        "UPDATE t SET n = 11 WHERE id = 1", "INSERT INTO t VALUES (7, 70, 'seven'), (8, 80, 'eight')",
+        "DELETE FROM t WHERE id = 3", "DELETE FROM t WHERE id = 8", "ALTER TABLE t DROP n",
+        "INSERT INTO t VALUES (3, 'again'), (9, 'nine')", "UPDATE t SET v = 'x' WHERE id = 1",
+        "UPDATE t SET id = 17 WHERE id = 7",
+    )  # fmt: skip
+    kept = {1: 11, 2: 20, 3: None, 4: 40, 5: 50, 6: 60, 9: None, 17: 70}
+    assert n() == (kept, {7: 70, 8: 80} if is_soft else {})
+    take(
+        "BEGIN; DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 'again'); COMMIT",
+        "UPDATE t SET id = 12 WHERE id = 2", "DELETE FROM t WHERE id = 4", "UPDATE t SET id = 4 WHERE id = 5",
+        "UPDATE t SET v = 'x' WHERE id = 6", "INSERT INTO t VALUES (5, 'again')", "DELETE FROM t WHERE id = 17",
+        "INSERT INTO t VALUES (8, 'again')", "DELETE FROM t WHERE id = 8",
+    )  # fmt: skip
+    kept = {1: None, 3: None, 4: 50, 5: None, 6: 60, 9: None, 12: 20}
+    assert n() == (kept, {2: 20, 7: 70, 8: None, 17: 70} if is_soft else {})
+    take("INSERT INTO t VALUES (17, 'again')", "UPDATE t SET v = 'x' WHERE id = 17")
+    assert n()[0] == {**kept, 17: None}
+
+
 def test_a_table_does_not_become_one_of_another_mode(pg: Session, begin: Begin) -> None:
     lake = begin(*FIRST, deletes="soft")
     lake.begin_as(Shapes())

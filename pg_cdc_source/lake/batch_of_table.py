@@ -4,6 +4,7 @@
   what PostgreSQL gives up. It may be of another table, which was dropped and had the same name.
 - Columns are told apart by their numbers. A row from before a column was added has in it what PostgreSQL says that old
   rows got (``fill``); a row from before a column was renamed has the new name.
+- Where dropped columns stay, rows from before a drop have their values. What rows behind it have is the lake's to say.
 - What cannot be told raises SchemaChangedError, and never makes a wrong row.
 """
 
@@ -49,8 +50,8 @@ END: Place = (2**63 - 1, 0)
 class Segment:
     """Rows that are told apart by one ``key``, in the order of the stream, in the table's last layout.
 
-    ``rows`` has the table's columns, then those of ``CHANGE_NAMES``; without ``COMMIT_TS`` and ``XID`` in a merge.
-    ``is_emptied``: the table is emptied first.
+    ``rows`` has the table's columns, then those of ``CHANGE_NAMES``; in a merge without ``COMMIT_TS`` and ``XID``, and
+    without columns that were dropped before them. ``is_emptied``: the table is emptied first.
     """
 
     key: tuple[str, ...]
@@ -92,6 +93,7 @@ class TableBatch:
     truncates: list[Mapping[str, Any]] = field(default_factory=list)
     shape: Shape = REPLACED
     _added: dict[int, Place] = field(default_factory=dict)  # where columns were added that have a fill
+    _present: int = 0  # columns of the layout that PostgreSQL has: those behind them were dropped
 
     @property
     def comes_whole(self) -> bool:
@@ -161,10 +163,10 @@ class TableBatch:
             batch._require_names(layout)
             batch._require_fitting_files(layout)
             batch._require_exact_fills(layout)
-            if shape.keeps_values_of_dropped:
-                there = len(layout.columns)
+            batch._present = len(layout.columns)
+            if shape.keeps_columns:
                 batch.layout = layout = with_dropped(layout, layouts)
-                batch._require_filled_files(layout.columns[there:])
+                batch._require_filled_files(layout.columns[batch._present :])
             batch._require_sent_values(layout.columns)
             runs = (row for row in ordered if row["_change_type"] == CHANGES)
             batch._read(layout, runs, had if keeps else begin)
@@ -285,7 +287,7 @@ class TableBatch:
                 raise SchemaChangedError(f"{self.table} is not the table that had the name before", remedy=_RESNAPSHOT)
             key = () if self.shape.is_log else self._key(last, layout)
             part = self._in_last_layout(last, layout, read_run(row["data"]), place_of(row))
-            if not groups or groups[-1][0] != key:
+            if not groups or groups[-1][0] != key or groups[-1][1][0].schema != part.schema:
                 groups.append((key, []))
             groups[-1][1].append(part)
         for key, tables in groups:
@@ -318,16 +320,19 @@ class TableBatch:
     def _in_last_layout(
         self, last: MirroredLayout, layout: MirroredLayout, run: pa.RecordBatch, begin: Place
     ) -> pa.Table:
-        n, arrays, names = run.num_rows, [], {}
-        for column in last.columns:
+        n, arrays, fields, names = run.num_rows, [], [], {}
+        for i, column in enumerate(last.columns):
             place = layout.place_of(column)
             if place is None and self.shape.is_log:
                 place = layout.place_of_former(column, last)
             if place is None:
                 number, texts = column.attnum or 0, pa.nulls(n, pa.string())
+                is_before = begin < self._added.get(number, BEGINNING)
+                if self._is_merge and i >= self._present and not is_before:
+                    continue
                 fill = self.fills.get(number)
                 # Rows behind a drop have nothing in it.
-                if fill is not None and begin < self._added[number]:
+                if fill is not None and is_before:
                     texts = from_texts([fill]).take(from_numpy(np.zeros(n, np.int32)))
             else:
                 was = layout.columns[place]
@@ -341,17 +346,21 @@ class TableBatch:
                 texts = run.column(f"c{place}")
                 names[layout.columns[place].name] = column.name
             arrays.append(_typed(self.table, column, texts, run, self.shape))
-        schema = pa.schema([*last.arrow_schema(), *self.change_fields()])
+            fields.append(pa.field(column.name, column.type))
+        schema = pa.schema([*fields, *self.change_fields()])
         changes = {name: run.column(name) for name in CHANGE_NAMES}
         changes["_unchanged"] = _renamed(changes["_unchanged"], names)
         return pa.Table.from_arrays(
             [*arrays, *(changes[field.name.rstrip("_")] for field in self.change_fields())], schema=schema
         )
 
+    @property
+    def _is_merge(self) -> bool:
+        return not (self.shape.is_log or self.shape.has_versions)
+
     def change_fields(self) -> list[pa.Field]:
         """Return the change columns that a segment's rows have."""
-        is_merge = not (self.shape.is_log or self.shape.has_versions)
-        found = [field for field in CHANGE_FIELDS if not (is_merge and field.name in _OF_COMMITS)]
+        found = [field for field in CHANGE_FIELDS if not (self._is_merge and field.name in _OF_COMMITS)]
         return [field.with_name(CHANGE_NAMES[field.name]) for field in found]
 
 

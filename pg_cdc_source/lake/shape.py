@@ -89,12 +89,7 @@ class Shape:
     @property
     def keeps_columns(self) -> bool:
         """Whether columns stay that PostgreSQL has dropped."""
-        return self.keeps_values_of_dropped or self.on_schema_change == "additive"
-
-    @property
-    def keeps_values_of_dropped(self) -> bool:
-        """Whether what a dropped column had last is worth a place."""
-        return self.mode != REPLACED.mode
+        return self.mode != REPLACED.mode or self.on_schema_change == "additive"
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:

@@ -4,6 +4,8 @@
 - A value that did not travel (``UNCHANGED``) is that of the row before with the same key, back to where its life began.
   Behind a change of the key, that is the row of the old key, whose delete stands right before the insert. Where the
   batch has no such row, the lake's table has it: under the same key the value stays, under another it is fetched.
+- Where columns stay that PostgreSQL has dropped, the lake's table has columns that the batch does not. No value of them
+  travels, so a row has that of its row before, also behind a change of the key; but a new row has none.
 - With soft deletes, a deleted row stays with the values that it had last: of a delete, none but the key travels.
 - Keys are the same where the lake's merge says so: floats as in PostgreSQL (-0.0 is 0.0, NaN is itself), texts where
   all characters are. PostgreSQL sends the key that a row has, so 'a' never stands for 'A', nor 1.0 for 1.00.
@@ -27,6 +29,9 @@ from pg_cdc_source.values.ndarrays import Flags, Ints
 
 # A name that no column of PostgreSQL can have: it is longer than 63 bytes.
 IS_DELETE = "is_delete".ljust(64, "_")
+# The number that stands for all columns that the lake's table has besides the segment's, and their name below.
+DROPPED = -1
+_DROPPED_NAME = "dropped".ljust(64, "_")
 _RESNAPSHOT = "have the table's rows come again: pg-cdc resnapshot"
 
 Key = tuple[Any, ...]
@@ -43,8 +48,9 @@ def kept_name(column: int) -> str:
 class States:
     """Final rows by key. ``emptied``: the table is emptied first.
 
-    ``rows`` has the table's columns, ``IS_DELETE``, and of each column in ``kept`` the flag :func:`kept_name`. Where
-    deleted rows stay, ``IS_DELETE`` says of which nothing but the key is known.
+    ``rows`` has the table's columns, ``IS_DELETE``, and of each column in ``kept`` the flag :func:`kept_name`. With
+    ``DROPPED`` in ``kept``, columns that ``rows`` lacks have nothing in rows without that flag. Where deleted rows
+    stay, ``IS_DELETE`` says of which nothing but the key is known.
     """
 
     key: tuple[str, ...]
@@ -66,13 +72,20 @@ def states_of(segment: Segment, fetch: Fetch, shape: Shape = REPLACED) -> States
     """
     changes = Changes.of(segment)
     unchanged = unchanged_flags(segment.rows[UNCHANGED])
+    if shape.keeps_columns and not segment.is_emptied:
+        unchanged[_DROPPED_NAME] = ~changes.is_insert | changes.is_pair()
     # The rows whose values are wanted though they did not travel.
     wanted = {name: flags & ~changes.is_delete for name, flags in unchanged.items()}
     if shape.is_soft and changes.is_delete.any():
-        for name in segment.rows.column_names:
+        for name in [*segment.rows.column_names, *unchanged]:
             if name not in (*segment.key, *CHANGE_NAMES.values()):
                 unchanged[name] = wanted[name] = unchanged.get(name, False) | changes.is_delete
-    values, kept = values_of_last(segment, changes, unchanged, wanted, fetch)
+
+    def fetch_postgresql_columns(keys: Sequence[Key]) -> pa.Table:
+        found = fetch(keys)
+        return found.select([name for name in found.column_names if name not in shape.columns])
+
+    values, kept = values_of_last(segment, changes, unchanged, wanted, fetch_postgresql_columns)
     is_delete = changes.is_delete[changes.last]
     if shape.is_soft:
         lsn = pc.if_else(from_numpy(is_delete), segment.rows[LSN].take(from_numpy(changes.last)), None)
@@ -95,12 +108,13 @@ def values_of_last(
 ) -> tuple[pa.Table, dict[int, Flags]]:
     """Return the values of the last rows; by column, in which of them the lake's table keeps its own.
 
-    With ``keeps`` False, these are fetched as well.
+    With ``keeps`` False, these are fetched as well. Where rows need values of dropped columns that are fetched, these
+    columns stand behind the others.
     """
     values = segment.rows.select([name for name in segment.rows.column_names if name not in CHANGE_NAMES.values()])
     sources = {
         i: _Sources.of(changes, name, unchanged[name], wanted[name], keeps=keeps)
-        for i, name in enumerate(values.column_names)
+        for i, name in [*enumerate(values.column_names), (DROPPED, _DROPPED_NAME)]
         if name in unchanged
     }
     if segment.is_emptied and (lacking := [i for i, found in sources.items() if found.is_in_lake.any()]):
@@ -114,7 +128,15 @@ def values_of_last(
             column = pa.chunked_array([*column.chunks, *fetched.column(i).chunks], column.type)
         columns.append(taken(column, sources[i].rows if i in sources else changes.last))
     kept = {i: found.is_kept for i, found in sources.items() if found.is_kept.any()}
-    return pa.Table.from_arrays(columns, schema=values.schema), kept
+    last = pa.Table.from_arrays(columns, schema=values.schema)
+    if (dropped := sources.get(DROPPED)) is not None:
+        kept[DROPPED] = dropped.is_kept
+        if fetched is not None:
+            for field in list(fetched.schema)[values.num_columns :]:
+                column = pa.chunked_array([pa.nulls(values.num_rows, field.type), *fetched[field.name].chunks])
+                kept[last.num_columns] = dropped.is_kept
+                last = last.append_column(field, taken(column, dropped.rows))
+    return last, kept
 
 
 def taken(column: pa.ChunkedArray, places: Ints) -> pa.ChunkedArray:
@@ -225,7 +247,10 @@ class _Sources:
 
 
 def _fetched(changes: Changes, values: pa.Table, sources: Mapping[int, _Sources], fetch: Fetch) -> pa.Table | None:
-    """Let ``sources`` name rows of the lake's table, which follow those of the batch; these rows, None for none."""
+    """Let ``sources`` name rows of the lake's table, which follow those of the batch; these rows, None for none.
+
+    Columns that the lake's table has besides stand behind the others.
+    """
     asked = [found.rows[found.is_fetched] for found in sources.values()]
     # Rows that were read again after a crash may have the new key already.
     asked += [changes.last[found.is_fetched] for found in sources.values()]
@@ -235,16 +260,22 @@ def _fetched(changes: Changes, values: pa.Table, sources: Mapping[int, _Sources]
     n = values.num_rows
     wanted = values.select(changes.key).take(from_numpy(_joined(asked)[places]))
     keys = list(zip(*(column.to_pylist() for column in wanted.columns), strict=True))
-    found = fetch(keys).select(values.column_names).cast(values.schema)
+    found = fetch(keys)
+    schema = pa.schema([*values.schema, *(field for field in found.schema if field.name not in values.column_names)])
+    found = found.select(schema.names).cast(schema)
     both = [pa.chunked_array([*values[name].chunks, *found[name].chunks], values[name].type) for name in changes.key]
     numbers = key_numbers(both, changes.key)
     at = np.full(int(numbers.max()) + 1, -1)
     at[numbers[n:]] = np.arange(n, len(numbers))
-    for source in sources.values():
+    for i, source in sources.items():
         which = np.flatnonzero(source.is_fetched)
         old, new = at[numbers[source.rows[which]]], at[numbers[changes.last[which]]]
         source.rows[which] = np.where(old >= 0, old, new)
-        if (source.rows[which] < 0).any():
+        lacking = which[source.rows[which] < 0]
+        if i == DROPPED:
+            # Without a row there is no value either.
+            source.rows[lacking] = changes.last[lacking]
+        elif len(lacking):
             raise SchemaChangedError(
                 "the lake's table lacks a row that was changed, and whose values did not travel",
                 remedy=_RESNAPSHOT,

@@ -34,7 +34,7 @@ from pg_cdc_source.lake.key_bounds import bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
 from pg_cdc_source.lake.shape_of_table import properties_of, require_table
-from pg_cdc_source.lake.states import IS_DELETE, Key, States, is_told_apart, kept_name
+from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, is_told_apart, kept_name
 from pg_cdc_source.lake.tasks import Task
 from pg_cdc_source.mirrors.delta_rs_commits import OF_TABLE, CommittedTable
 from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
@@ -264,13 +264,14 @@ class DeltaRsTable(CommittedTable):
         places = {name: i for i, name in enumerate(states.rows.column_names)}
 
         def value(name: str) -> str:
-            if places[name] in states.kept:
-                return f"CASE WHEN s.{_sql(kept_name(places[name]))} THEN t.{_sql(name)} ELSE s.{_sql(name)} END"
-            return f"s.{_sql(name)}"
+            place, theirs = places.get(name, DROPPED), f"s.{_sql(name)}" if name in places else "NULL"
+            if place in states.kept:
+                return f"CASE WHEN s.{_sql(kept_name(place))} THEN t.{_sql(name)} ELSE {theirs} END"
+            return theirs
 
         is_delete = f"s.{_sql(IS_DELETE)}"
         merge = self.table.merge(states.rows, on, source_alias="s", target_alias="t", commit_properties=commit)
-        updates = {_sql(name): value(name) for name in names}
+        updates = {_sql(name): value(name) for name in (schema.names if DROPPED in states.kept else names)}
         if self._shape.has_versions:
             # Of a state that was never there from one commit to the next, as where a large commit is cut.
             merge = merge.when_matched_delete(f"t.{_sql(VALID_FROM)} = s.{_sql(VALID_TO)}")

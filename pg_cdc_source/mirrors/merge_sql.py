@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pg_cdc_source.lake.shape import VALID_FROM, VALID_TO, VALID_TO_TS, Shape
-from pg_cdc_source.lake.states import IS_DELETE, kept_name
+from pg_cdc_source.lake.states import DROPPED, IS_DELETE, kept_name
 from pg_cdc_source.mirrors.catalog_names import quoted
 from pg_cdc_source.mirrors.staging import StagedSegment
 
@@ -30,11 +30,12 @@ def same(name: str) -> str:
 def merged(segment: StagedSegment, in_file: Sequence[str], in_table: Sequence[str], shape: Shape) -> str:
     """Return the clauses by which a segment's final rows are merged, which have the columns ``in_file``."""
     names = [name for name in in_table if name in in_file]
+    updated = in_table if DROPPED in segment.kept else names
     is_delete = f"s.{quoted(IS_DELETE)}"
 
     def value(name: str) -> str:
-        ours, theirs = f"t.{quoted(name)}", f"s.{quoted(name)}"
-        place = in_file.index(name)
+        ours, theirs = f"t.{quoted(name)}", f"s.{quoted(name)}" if name in in_file else "NULL"
+        place = in_file.index(name) if name in in_file else DROPPED
         if place in segment.kept:
             return f"CASE WHEN s.{quoted(kept_name(place))} THEN {ours} ELSE {theirs} END"
         return theirs
@@ -52,7 +53,7 @@ def merged(segment: StagedSegment, in_file: Sequence[str], in_table: Sequence[st
     return f"""
         ON {" AND ".join(on)}
         {"" if shape.is_soft else f"WHEN MATCHED AND {is_delete} THEN DELETE"}
-        WHEN MATCHED{condition} THEN UPDATE SET {", ".join(f"t.{quoted(name)} = {value(name)}" for name in names)}
+        WHEN MATCHED{condition} THEN UPDATE SET {", ".join(f"t.{quoted(name)} = {value(name)}" for name in updated)}
         {inserted}
     """
 

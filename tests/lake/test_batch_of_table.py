@@ -87,6 +87,10 @@ def test_rows_of_before_a_column_that_came_and_went_have_what_it_gave_them() -> 
     batch = TableBatch.of("public.t", rows, Shape("history"))
     assert rows_of(batch) == [[("id",), False, (1, "a", 7), (2, "b", 8), (3, "c", None)]]
     assert batch.fills == {3: "7"}
+    # What a row has behind the drop depends on the row that was there: to a merge, that is another segment.
+    additive = TableBatch.of("public.t", rows, Shape(on_schema_change="additive"))
+    assert rows_of(additive) == [[("id",), False, (1, "a", 7), (2, "b", 8)], [("id",), False, (3, "c")]]
+    assert additive.layout == batch.layout
     with pytest.raises(SchemaChangedError, match="column n was changed right behind the rows that came anew"):
         TableBatch.of("public.t", [written(T, (9, 0)), *rows], Shape("history"))
 

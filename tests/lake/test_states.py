@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import COMMIT_TS, KIND, LSN, SEQ, UNCHANGED, Segment
 from pg_cdc_source.lake.shape import Shape
-from pg_cdc_source.lake.states import IS_DELETE, Key, States, kept_name, states_of, taken
+from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, kept_name, states_of, taken
 from pg_cdc_source.lake.versions import versions_of
 from pg_cdc_source.protocol.layout import COMMIT_TS_TYPE, UNCHANGED_TYPE
 
@@ -68,7 +68,8 @@ class Table:
     def insert(self, row: Row) -> None:
         if self.identity(row) not in self.present:
             self._put(row)
-            self.send("insert", row)
+            # Records of their own do not stand side by side, as the two rows of one do.
+            self.send("insert", row, numbers=2)
 
     def delete(self, key: Key) -> None:
         self.send_delete(self._remove(key))
@@ -118,7 +119,7 @@ def merged(
 ) -> dict[Key, Row]:
     """What a lake's table has after a merge of final rows. With ``types``, its columns, it keeps deleted rows."""
     found = {} if states.emptied else dict(lake)
-    names = list(types or table.types)
+    names = [*(types or table.types), *(["gone"] if "gone" in states.rows.column_names else [])]
     for row in states.rows.to_pylist():
         key = table.identity(row)
         if row[IS_DELETE] and (types is None or key not in found):
@@ -127,7 +128,7 @@ def merged(
         new = {name: row[name] for name in names}
         for i in states.kept:
             if row[kept_name(i)]:
-                name = list(table.types)[i]
+                name = "gone" if i == DROPPED else states.rows.column_names[i]
                 assert key in found, "a value is kept of a row that the lake has not"
                 new[name] = found[key][name]
         found[key] = new
@@ -152,6 +153,9 @@ def histories(draw: st.DrawFn) -> tuple[Table, dict[Key, Row], Segment]:
     is_emptied = draw(st.booleans())
     if is_emptied:
         table.present.clear()
+    for number, there in enumerate(table.present.values()):
+        # In a column that was dropped. It stays with the row, and a new row has none.
+        there["gone"] = f"of row {number}"
     lake = dict(table.present)
     table.changes.clear()
     table.states.clear()
@@ -185,7 +189,7 @@ def fetching(table: Table, lake: dict[Key, Row]) -> Callable[[Sequence[Key]], pa
             if all(bits(row[name]) in some for name, some in zip(table.key, wanted, strict=True))
         ]
         # A lake may have its columns in another order.
-        fields = [pa.field(name, table.types[name]) for name in sorted(table.types)]
+        fields = [pa.field(name, {**table.types, "gone": pa.string()}[name]) for name in sorted([*table.types, "gone"])]
         return pa.Table.from_pylist(rows, pa.schema(fields))
 
     return fetch
@@ -280,6 +284,22 @@ def of_ints(*ids: int) -> Table:
         table.insert({"k": i, "a": f"large {i}"})
     table.changes.clear()
     return table
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories(), st.booleans())
+def test_values_of_dropped_columns_go_with_their_rows(
+    history: tuple[Table, dict[Key, Row], Segment], is_soft: bool
+) -> None:
+    table, lake, segment = history
+    if is_soft and segment.is_emptied:
+        return
+    shape = Shape(is_soft=is_soft, on_schema_change="additive")
+    states = states_of(segment, fetching(table, lake), shape)
+    states.rows.validate(full=True)
+    found = merged(table, lake, states, dict.fromkeys([*table.types, *shape.columns]) if is_soft else None)
+    wanted = table.present | ({key: row for key, (row, _) in table.gone.items()} if is_soft else {})
+    assert {key: row.get("gone") for key, row in found.items()} == {key: row.get("gone") for key, row in wanted.items()}
 
 
 def test_keys_are_swapped_and_each_row_takes_its_value_along() -> None:
