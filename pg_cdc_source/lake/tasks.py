@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pg_cdc_source.errors import PgCdcError, SchemaChangedError
+from pg_cdc_source.errors import DefiniteError, PgCdcError, SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import FILE, INEXACT, REFUSED, Segment, TableBatch, place_of
 from pg_cdc_source.lake.bring import Mark, Work
 from pg_cdc_source.lake.parts import parts_of
@@ -33,6 +33,11 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field("gone", pa.list_(pa.struct({"table": pa.string(), "lsn": pa.int64(), "seq": pa.int64()}))),
     ]
 )
+
+
+# What a table's rows can raise where nobody foresaw it; the next attempt has the same rows. Other errors (of files,
+# memory, the installation) may strike any table and be gone when the batch comes again, so they end the query.
+_OF_ROWS = (ValueError, ArithmeticError, pa.ArrowException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,16 @@ class Task(ABC):
                 outcome |= self._do(table, work)
         except PgCdcError as error:
             outcome["error"] = str(error)
+        except MemoryError:
+            # Arrow's is one of its own as well.
+            raise
+        except _OF_ROWS as error:
+            outcome["error"] = str(
+                DefiniteError(
+                    f"{table} could not be written: {type(error).__name__}: {error}",
+                    remedy="see what the error says; then have its rows come again: pg-cdc resnapshot",
+                )
+            )
         return outcome
 
     def _work(self, table: str, rows: Sequence[Mapping[str, Any]]) -> Work[Segment] | None:
