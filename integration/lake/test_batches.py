@@ -244,6 +244,22 @@ def test_all_tables_of_a_batch_are_rewritten(pg: Session, begin: Begin) -> None:
     wait_until(is_same(lake, pg, "t", "u"))
 
 
+def test_rows_from_before_an_added_column_have_its_default(pg: Session, begin: Begin) -> None:
+    """Of types whose values Spark, Arrow and Python each have in another way."""
+    columns = {
+        "h": ("hstore", "'a=>1, b=>NULL'"), "l": ("hstore[]", "ARRAY['a=>1'::hstore, NULL]"),
+        "z": ("timestamptz", "'0001-01-01 00:00:00+00'"), "p": ("timestamp", "'1500-02-28 00:00:00.000001'"),
+        "d": ("date[]", "'{0001-01-01,NULL}'"), "b": ("bytea[]", r"ARRAY['\x00'::bytea]"),
+    }  # fmt: skip
+    lake = begin("CREATE EXTENSION hstore", *T)
+    added = ", ".join(f"ADD {name} {kind} DEFAULT {value}" for name, (kind, value) in columns.items())
+    run(pg, f"ALTER TABLE t {added}", "INSERT INTO t VALUES (3, 'c')")
+    wait_until(lambda: [lake.step(), len(lake.found("t")) == 3 or newest(lake).set_aside][1])
+    assert newest(lake).set_aside == {}
+    first, second, new = ([row[name] for name in columns] for row in sorted(lake.found("t"), key=lambda row: row["id"]))
+    assert first == second == new
+
+
 def test_another_primary_key_under_replica_identity_full_sets_the_table_aside(pg: Session, begin: Begin) -> None:
     """The stream does not say where it begins: rows from before may have been told apart by it."""
     lake = begin("CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL)", "ALTER TABLE t REPLICA IDENTITY FULL", *U)

@@ -33,6 +33,8 @@ class DeltaTable(SparkTable):
         "delta.columnMapping.mode": "name",
         "delta.enableDeletionVectors": "true",
         "delta.enableTypeWidening": "true",
+        # Delta enables it by itself for the columns that a table begins with, and not for one that is added.
+        "delta.feature.timestampNtz": "supported",
     }
     housekeeping = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "REORG", "COMPUTE STATS"))
 

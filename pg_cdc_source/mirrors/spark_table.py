@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -163,12 +164,12 @@ class SparkTable(CommittedTable):
         return [(c.said.get("query"), c.said.get("step")) for c in commits] == [(self._mark.query, ANEW_STEP)]
 
     def _fill(self, layout: MirroredLayout, filled: Mapping[str, str], columns: Columns) -> None:
-        values = {column.name: column for column in layout.columns}
-        schema = spark_schema(layout.arrow_schema())
-        row = {name: values[name].value_of(text) for name, text in filled.items()}
-        wanted = StructType([schema[name] for name in row])
-        found = columns.parsed(self._spark.createDataFrame([tuple(row.values())], wanted))
-        found.createOrReplaceTempView(_VIEW)
+        values = {column.name: column for column in layout.columns if column.name in filled}
+        schema = pa.schema([pa.field(name, column.type) for name, column in values.items()])
+        row = {name: column.value_of(filled[name]) for name, column in values.items()}
+        # As Arrow: of a MAP, Spark's own rows have other values.
+        found = self._spark.createDataFrame(pa.Table.from_pylist([row], schema), spark_schema(schema))
+        columns.parsed(found).createOrReplaceTempView(_VIEW)
         settings = ", ".join(f"{quoted(name)} = (SELECT {quoted(name)} FROM {_VIEW})" for name in row)
         self._spark.sql(f"UPDATE {self._name} SET {settings}").collect()
 
