@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from pg_cdc_source.lake.parts import parts_of
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.offsets import ALL
+
+log = logging.getLogger(__name__)
 
 OUTCOME_SCHEMA = pa.schema(
     [
@@ -100,12 +104,13 @@ class Task(ABC):
             # Arrow's is one of its own as well.
             raise
         except _OF_ROWS as error:
-            outcome["error"] = str(
-                DefiniteError(
-                    f"{table} could not be written: {type(error).__name__}: {error}",
-                    remedy="see what the error says; then have its rows come again: pg-cdc resnapshot",
-                )
+            # Not its text, which may have a row's values.
+            what = f"{table} could not be written: {type(error).__name__}"
+            log.error("%s, raised by\n%s", what, "".join(traceback.format_tb(error.__traceback__)))
+            remedy = (
+                "report it as a defect, with what the executor's standard error says; pg-cdc resnapshot tries again"
             )
+            outcome["error"] = str(DefiniteError(what, remedy=remedy))
         return outcome
 
     def _work(self, table: str, rows: Sequence[Mapping[str, Any]]) -> Work[Segment] | None:
