@@ -127,6 +127,26 @@ def _on_new_table(values: Mapping[str, Any]) -> OnNewTable:
 
 def _stream_contradictions(given: Given) -> Iterator[OptionError]:
     names, values = given.names, given.values
+    yield from _contradictions_of_rows(given)
+    yield from _changelog_contradictions(given)
+    if "slot" not in names:
+        yield OptionError(
+            "no slot is given",
+            remedy="choose a name for the stream's replication slot in the option slot; it is created when missing, "
+            "and no other stream may use it",
+        )
+    publication = values["publication"] or values["slot"] or ""
+    if values["keyless"] == "insertOnly" and len((publication + INSERTS).encode()) > MAX_NAME_BYTES:
+        yield OptionError(
+            f"the publication's name is too long for keyless=insertOnly, which adds {INSERTS} to it",
+            remedy=f"choose a publication with a name of {MAX_NAME_BYTES - len(INSERTS)} bytes at most",
+        )
+    yield from _unused_options(given)
+
+
+def _contradictions_of_rows(given: Given) -> Iterator[OptionError]:
+    """Which tables are read, and what does not go with the rows of one, or of several."""
+    names, values = given.names, given.values
     if "dbtable" not in names and "tables" not in names:
         yield OptionError("neither dbtable nor tables is given", remedy=ONE_OR_SEVERAL_TABLES)
     if "tables" in names:
@@ -148,24 +168,15 @@ def _stream_contradictions(given: Given) -> Iterator[OptionError]:
             "envelope is not used with dbtable, whose rows have the table's columns",
             remedy="use tables; or remove envelope",
         )
-    yield from _changelog_contradictions(given)
     if "dbtable" in names and values["onSchemaChange"] == "emit":
         yield OptionError(
             "onSchemaChange=emit is not used with dbtable, whose columns are those of the DataFrame",
             remedy="use onSchemaChange=fail or onSchemaChange=ignore; or take the envelope (option tables)",
         )
-    if "slot" not in names:
-        yield OptionError(
-            "no slot is given",
-            remedy="choose a name for the stream's replication slot in the option slot; it is created when missing, "
-            "and no other stream may use it",
-        )
-    publication = values["publication"] or values["slot"] or ""
-    if values["keyless"] == "insertOnly" and len((publication + INSERTS).encode()) > MAX_NAME_BYTES:
-        yield OptionError(
-            f"the publication's name is too long for keyless=insertOnly, which adds {INSERTS} to it",
-            remedy=f"choose a publication with a name of {MAX_NAME_BYTES - len(INSERTS)} bytes at most",
-        )
+
+
+def _unused_options(given: Given) -> Iterator[OptionError]:
+    names, values = given.names, given.values
     reads_rows = values["startFrom"] == "snapshot" or values["onSlotLost"] == "resnapshot"
     joins_read = _on_new_table(values) == "snapshot"
     makes_slot = values["startFrom"] != "slot" or values["onSlotLost"] == "resnapshot"
