@@ -15,7 +15,7 @@ def is_path(target: str) -> bool:
     return "/" in target
 
 
-def quoted(name: str) -> str:
+def backquoted(name: str) -> str:
     """Quote a column's name, or a part of a table's."""
     return "`" + name.replace("`", "``") + "`"
 
@@ -24,14 +24,14 @@ def table_in_sql(targets: Targets, table: str, provider: str) -> str:
     """Return the name, for SQL, of the lake's table of a table of PostgreSQL; a path is one of the format's own."""
     schema, name = QualifiedName.parse(table).parts
     if is_path(targets.template):
-        return f"{provider}.{quoted(targets[table])}"
+        return f"{provider}.{backquoted(targets[table])}"
     return _in_sql(part.format(schema=schema, table=name) for part in _parts_of(targets.template))
 
 
 def ledger_in_sql(targets: Targets, provider: str) -> str:
     """Return the ledger's name for SQL."""
     if is_path(targets.ledger):
-        return f"{provider}.{quoted(targets.ledger)}"
+        return f"{provider}.{backquoted(targets.ledger)}"
     return _in_sql(_parts_of(targets.ledger))
 
 
@@ -68,4 +68,4 @@ def _parts_of(name: str) -> list[str]:
 
 
 def _in_sql(parts: Iterable[str]) -> str:
-    return ".".join(map(quoted, parts))
+    return ".".join(map(backquoted, parts))

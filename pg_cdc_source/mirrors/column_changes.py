@@ -15,7 +15,7 @@ from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredLayout
 from pg_cdc_source.lake.kept_columns import other_type_remedy, places_among, with_kept
 from pg_cdc_source.lake.shape import REPLACED, Shape
-from pg_cdc_source.mirrors.catalog_names import quoted
+from pg_cdc_source.mirrors.catalog_names import backquoted
 from pg_cdc_source.spark.edge import spark_schema
 
 # To what Delta and Iceberg widen a type where the files stay as they are.
@@ -77,14 +77,14 @@ class Columns:
         fields, has = list(zip(self.numbers, self.schema, strict=True)), {*names}
         stay = [field for i, field in enumerate(fields) if i in places]
         if dropped := {field.name for i, (_, field) in enumerate(fields) if i not in places}:
-            clause = _clause("DROP", [quoted(name) for name in self.schema.names if name in dropped & has])
+            clause = _clause("DROP", [backquoted(name) for name in self.schema.names if name in dropped & has])
             yield clause, Columns._of(stay)
             has -= dropped
 
         def rename(at: int, name: str) -> tuple[str | None, Columns]:
             number, was = stay[at]
             stay[at] = number, StructField(name, was.dataType)
-            clause = f"RENAME COLUMN {quoted(was.name)} TO {quoted(name)}" if was.name in has else None
+            clause = f"RENAME COLUMN {backquoted(was.name)} TO {backquoted(name)}" if was.name in has else None
             has.discard(was.name)
             has.add(name)
             return clause, Columns._of(stay)
@@ -110,10 +110,10 @@ class Columns:
             if was != field.dataType:
                 stay[at] = stay[at][0], field
                 # Nothing happens where the column has the type already.
-                yield f"ALTER COLUMN {quoted(field.name)} TYPE {field.dataType.simpleString()}", Columns._of(stay)
+                yield f"ALTER COLUMN {backquoted(field.name)} TYPE {field.dataType.simpleString()}", Columns._of(stay)
         if added := [field for field, place in zip(wanted.schema, places, strict=True) if place is None]:
             lacking = [field for field in added if field.name not in has]
-            clause = _clause("ADD", [f"{quoted(field.name)} {field.dataType.simpleString()}" for field in lacking])
+            clause = _clause("ADD", [f"{backquoted(field.name)} {field.dataType.simpleString()}" for field in lacking])
             yield clause, wanted
 
     @classmethod
@@ -129,7 +129,7 @@ class Columns:
         """Return rows with values of VARIANT where they have texts of them."""
         texts = [name for name in self.variants if name in rows.columns]
         texts = [name for name in texts if isinstance(rows.schema[name].dataType, StringType)]
-        return with_columns(rows, {name: F.parse_json(F.col(quoted(name))) for name in texts})
+        return with_columns(rows, {name: F.parse_json(F.col(backquoted(name))) for name in texts})
 
     def projected(self, rows: DataFrame, written: Columns) -> DataFrame:
         """Return rows that were written with other columns with these; NULL in what was added since."""
@@ -137,7 +137,7 @@ class Columns:
         for field, place in zip(self.schema, written.places_of(self), strict=True):
             if place is None and field.name in written.schema.names:
                 place = written.schema.names.index(field.name)
-            rows_have = F.lit(None) if place is None else F.col(quoted(written.schema[place].name))
+            rows_have = F.lit(None) if place is None else F.col(backquoted(written.schema[place].name))
             is_variant = isinstance(field.dataType, VariantType) and place is not None
             typed = F.parse_json(rows_have) if is_variant else rows_have.cast(field.dataType)
             found.append(typed.alias(field.name))

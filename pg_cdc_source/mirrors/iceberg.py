@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import SMALL_BYTES
-from pg_cdc_source.mirrors.catalog_names import quoted
+from pg_cdc_source.mirrors.catalog_names import backquoted
 from pg_cdc_source.mirrors.catalog_tables import catalog_of, read_properties
 from pg_cdc_source.mirrors.merge_sql import literal
 from pg_cdc_source.mirrors.spark_commits import COLUMNS_STEP, RECENT, Commit, read_said
@@ -125,5 +125,5 @@ class IcebergTable(SparkTable):
         catalog, table = catalog_of(session, name)
         options = f"map('min-file-size-bytes', '{SMALL_BYTES}')"
         for procedure in ("rewrite_data_files", "rewrite_position_delete_files"):
-            call = f"CALL {quoted(catalog)}.system.{procedure}"
+            call = f"CALL {backquoted(catalog)}.system.{procedure}"
             session.sql(f"{call}(table => {literal(table)}, options => {options})").collect()

@@ -12,7 +12,7 @@ from pg_cdc_source.lake.bring import Step
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.parts import Files
-from pg_cdc_source.mirrors.catalog_names import quoted
+from pg_cdc_source.mirrors.catalog_names import backquoted
 from pg_cdc_source.mirrors.catalog_tables import catalog_of
 from pg_cdc_source.mirrors.column_changes import Columns
 from pg_cdc_source.mirrors.iceberg import SAID, IcebergTable
@@ -70,7 +70,7 @@ class IcebergTableOfJvm(IcebergTable):
             super()._write_empty(schema, properties, replaces=True)
             return
         # A write without rows takes a job of Spark's, and half a second.
-        columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in schema)
+        columns = ", ".join(f"{backquoted(field.name)} {field.dataType.simpleString()}" for field in schema)
         given = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
         self._spark.sql(f"CREATE TABLE {self._name} ({columns}) USING iceberg TBLPROPERTIES ({given})")
 
@@ -111,5 +111,5 @@ def _loaded(session: SparkSession, name: str) -> Any:
     jvm: Any = session._jvm
     # The default catalog would be that of the thread's session, which may be another one.
     catalog, rest = catalog_of(session, name)
-    name = f"{quoted(catalog)}.{rest}"
+    name = f"{backquoted(catalog)}.{rest}"
     return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(session._jsparkSession, name)

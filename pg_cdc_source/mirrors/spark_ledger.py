@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, OF_BATCH, TEMPLATE, LedgerRow, newest_by
-from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
+from pg_cdc_source.mirrors.catalog_names import backquoted, namespace_of
 from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh, veiled
 from pg_cdc_source.spark.edge import spark_schema
 
@@ -56,7 +56,7 @@ class SparkLedger:
 
     def _has_begun(self, location: str) -> bool:
         """Whether files at a place, for which the catalog has no entry, are what a kill has left of a ledger."""
-        name = f"{self._provider}.{quoted(location)}"
+        name = f"{self._provider}.{backquoted(location)}"
         return TEMPLATE in (read_properties(self._spark, name) or {}) and self._spark.table(name).isEmpty()
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:

@@ -24,7 +24,7 @@ from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.lake.shape import DELETED_LSN, VALID_TO, VALID_TO_TS
 from pg_cdc_source.lake.shape_of_table import properties_of, require_table
 from pg_cdc_source.lake.states import IS_DELETE
-from pg_cdc_source.mirrors.catalog_names import namespace_of, quoted
+from pg_cdc_source.mirrors.catalog_names import backquoted, namespace_of
 from pg_cdc_source.mirrors.catalog_tables import veiled
 from pg_cdc_source.mirrors.column_changes import Columns, with_columns
 from pg_cdc_source.mirrors.fetching import in_a_task
@@ -159,7 +159,7 @@ class SparkTable(CommittedTable):
 
     def _has_begun(self, location: str) -> bool:
         """Whether files at a place, for which the catalog has no entry, are what a kill has left of this table."""
-        name = f"{self.provider}.{quoted(location)}"
+        name = f"{self.provider}.{backquoted(location)}"
         commits = type(self)(self._spark, name, self._table, self._mark, None, self._shape).commits(None)
         return [(c.said.get("query"), c.said.get("step")) for c in commits] == [(self._mark.query, ANEW_STEP)]
 
@@ -170,7 +170,7 @@ class SparkTable(CommittedTable):
         # As Arrow: of a MAP, Spark's own rows have other values.
         found = self._spark.createDataFrame(pa.Table.from_pylist([row], schema), spark_schema(schema))
         columns.parsed(found).createOrReplaceTempView(_VIEW)
-        settings = ", ".join(f"{quoted(name)} = (SELECT {quoted(name)} FROM {_VIEW})" for name in row)
+        settings = ", ".join(f"{backquoted(name)} = (SELECT {backquoted(name)} FROM {_VIEW})" for name in row)
         self._spark.sql(f"UPDATE {self._name} SET {settings}").collect()
 
     # --- rows ---------------------------------------------------------------------------------------------------------
@@ -199,16 +199,16 @@ class SparkTable(CommittedTable):
             self._run(step, at, CUT)
             return
         self._signed(step.name, is_last=step.is_last)
-        gone = f"{quoted(self._shape.deleted)} = true, {quoted(DELETED_LSN)} = {part.lsn}"
-        self._spark.sql(f"UPDATE {self._name} SET {gone} WHERE NOT {quoted(self._shape.deleted)}").collect()
+        gone = f"{backquoted(self._shape.deleted)} = true, {backquoted(DELETED_LSN)} = {part.lsn}"
+        self._spark.sql(f"UPDATE {self._name} SET {gone} WHERE NOT {backquoted(self._shape.deleted)}").collect()
         self._note_step(step)
 
     def tell_apart(self, step: Step, part: Rekeyed) -> None:
-        names = list(map(quoted, part.key))
-        order = f"ORDER BY {quoted(self._shape.deleted)}, {DELETED_LSN} DESC"
+        names = list(map(backquoted, part.key))
+        order = f"ORDER BY {backquoted(self._shape.deleted)}, {DELETED_LSN} DESC"
         place = f"row_number() OVER (PARTITION BY {', '.join(names)} {order})"
         rows = self._spark.table(self._name).withColumn(_PLACE, F.expr(place))
-        is_other = f"{_PLACE} > 1 AND {quoted(self._shape.deleted)}"
+        is_other = f"{_PLACE} > 1 AND {backquoted(self._shape.deleted)}"
         is_other += "".join(f" AND {name} IS NOT NULL" for name in names)
         if rows.where(is_other).isEmpty():
             # A commit says that the step is done: later it would find other rows.
@@ -223,7 +223,7 @@ class SparkTable(CommittedTable):
         if self._shape.is_log:
             self._insert(rows, step, anew=False)
         elif segment.emptied:
-            self._insert(rows.where(f"NOT {quoted(IS_DELETE)}"), step, anew=True)
+            self._insert(rows.where(f"NOT {backquoted(IS_DELETE)}"), step, anew=True)
         else:
             self._run(step, rows, merged(segment, rows.columns, self._columns.schema.names, self._shape))
 
@@ -243,7 +243,7 @@ class SparkTable(CommittedTable):
         if self._shape.has_versions:
             rows = rows.where(f"{VALID_TO} IS NULL")
         found = rows.join(self._staged(keys, segment.schema), list(segment.key), "left_semi")
-        texts = {name: F.to_json(F.col(quoted(name))) for name in self._columns.variants}
+        texts = {name: F.to_json(F.col(backquoted(name))) for name in self._columns.variants}
         with_columns(found, texts).write.parquet(to)
         return in_a_task(self._spark, segment, to, self._shape)
 
@@ -257,7 +257,7 @@ class SparkTable(CommittedTable):
     def _insert(self, rows: DataFrame, step: Step, *, anew: bool) -> None:
         columns = self._columns
         fields = columns.schema.fields
-        names = ", ".join(quoted(field.name) for field in fields)
+        names = ", ".join(backquoted(field.name) for field in fields)
         # A column that was dropped in PostgreSQL may have stayed.
         lacking = {field.name: F.lit(None).cast(field.dataType) for field in fields if field.name not in rows.columns}
         with_columns(columns.parsed(rows), lacking).createOrReplaceTempView(_VIEW)

@@ -23,13 +23,17 @@ from pg_cdc_source.errors import (
 )
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.libpq_keywords import SECRET_KEYWORDS
+from pg_cdc_source.options.names import quoted
 
 # --- while a session is opened ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What a failed connection is, told by any of ``texts`` in libpq's message."""
+    """What a failed connection is, told by any of ``texts`` in libpq's message.
+
+    ``remedy`` may name ``{role}`` and ``{database}``.
+    """
 
     texts: tuple[str, ...]
     error: type[PgCdcError]
@@ -64,7 +68,7 @@ _FAILURES = (
         ConnectError,
         "check the database and role names in the connection options",
     ),
-    _Failure(("permission denied for database",), ConnectError, "GRANT CONNECT ON DATABASE … TO this role"),
+    _Failure(("permission denied for database",), ConnectError, "GRANT CONNECT ON DATABASE {database} TO {role}"),
     _Failure(
         ("unrecognized configuration parameter", "permission denied to set parameter"),
         ConnectError,
@@ -105,7 +109,8 @@ _FAILURES = (
     _Failure(
         ("to start WAL sender", "to start walsender"),
         ServerSetupError,
-        "ALTER ROLE … REPLICATION (only pgsnapshot can do without, with consistentPoint=off)",
+        "ALTER ROLE {role} REPLICATION, or on a managed service what it has instead, see `pg-cdc check` (only "
+        "pgsnapshot can do without, with consistentPoint=off)",
     ),
     _Failure(
         ("too many connections", "too many clients", "remaining connection slots", "no more connections allowed"),
@@ -126,7 +131,11 @@ def connect_error(options: ConnectionOptions, given: dict[str, str], error: psyc
     otherwise = _IN_SETTINGS if isinstance(error, psycopg2.ProgrammingError) else _OTHERWISE
     failure = next((found for found in _FAILURES if any(words in text for words in found.texts)), otherwise)
     what = f"cannot connect to PostgreSQL at {options.display()}: {_masked(text, given)}"
-    return failure.error(what, remedy=failure.remedy)
+    names = {
+        field: quoted(given[keyword]) if given.get(keyword) else otherwise
+        for field, keyword, otherwise in (("role", "user", "this role"), ("database", "dbname", "this database"))
+    }
+    return failure.error(what, remedy=failure.remedy.format(**names))
 
 
 _WORD = re.compile(r"[^\W\d]+(?:\.[^\W\d]+)*")

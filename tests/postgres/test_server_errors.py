@@ -30,7 +30,7 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
         ("fe_sendauth: no password supplied", ConnectError, "check user, password"),
         ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", SSL off', ConnectError, "check user, password"),
         ("FATAL:  pg_hba.conf rejects connection for host", ConnectError, "pg_hba.conf"),
-        ('FATAL:  permission denied for database "shop"', ConnectError, "GRANT CONNECT"),
+        ('FATAL:  permission denied for database "shop"', ConnectError, "GRANT CONNECT ON DATABASE shop TO me"),
         ('FATAL:  unrecognized configuration parameter "serch_path"', ConnectError, "connection option options"),
         ('FATAL:  permission denied to set parameter "log_statement"', ConnectError, "connection option options"),
         ("FATAL:  conversion between UTF8 and MULE_INTERNAL is not supported", ConnectError, "as UTF-8"),
@@ -48,7 +48,7 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
             ServerSetupError,
             "max_wal_senders",
         ),
-        ("FATAL:  permission denied to start WAL sender", ServerSetupError, "REPLICATION"),
+        ("FATAL:  permission denied to start WAL sender", ServerSetupError, "ALTER ROLE me REPLICATION"),
         ("FATAL:  must be superuser or replication role to start walsender", ServerSetupError, "REPLICATION"),
         ("FATAL:  sorry, too many clients already", ServerFullError, "max_connections"),
         ('FATAL:  too many connections for role "me"', ServerFullError, "CONNECTION LIMIT"),
@@ -78,6 +78,15 @@ def test_a_failed_connection_is_told_by_its_text(text: str, error: type[PgCdcErr
     found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text))
     assert type(found) is error
     assert remedy in (found.remedy or "")
+
+
+def test_a_remedy_does_without_names_that_the_options_do_not_have() -> None:
+    error = psycopg2.OperationalError('FATAL:  permission denied for database "shop"')
+    options = parse_connection_options({"url": "host=db"})
+    assert (
+        connect_error(options, options.settings(), error).remedy
+        == "GRANT CONNECT ON DATABASE this database TO this role"
+    )
 
 
 def test_what_psycopg2_refuses_itself_is_in_the_settings() -> None:
