@@ -244,6 +244,7 @@ def test_all_tables_of_a_batch_are_rewritten(pg: Session, begin: Begin) -> None:
     wait_until(is_same(lake, pg, "t", "u"))
 
 
+@pytest.mark.corner
 def test_rows_from_before_an_added_column_have_its_default(pg: Session, begin: Begin) -> None:
     """Of types whose values Spark, Arrow and Python each have in another way."""
     columns = {
