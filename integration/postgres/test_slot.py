@@ -431,7 +431,7 @@ def test_a_role_without_replication_is_refused(db: str, pg: Session, name: str) 
         refused(
             ServerSetupError,
             lambda: connect_source(connection(conninfo(login)), "pgcdc:test", replication=True),
-            "ALTER ROLE … REPLICATION",
+            f"ALTER ROLE {user} REPLICATION",
         )
         run(pg, f"ALTER ROLE {user} REPLICATION")
         assert make(conninfo(login), name) is not None
