@@ -67,9 +67,10 @@ shop: java $(VENV)/.dev $(VENV)/lake-jars
 	SHOP_FORMAT='$(or $(FORMAT),deltalake)' SHOP_MODE='$(or $(MODE),merge)' SHOP_POINTS='$(or $(POINTS),100)' SHOP_SEED='$(or $(SEED),1)' \
 	  $(BIN)/pytest -p no:cacheprovider -s -o faulthandler_timeout=0 integration/lake/test_shop.py
 
-# Every PostgreSQL and every Spark in turn, some minutes each; renews integration/matrix.json and the tables of docs/versions.md.
+# What .ci/run leaves out; then every PostgreSQL and every Spark in turn, some minutes each. Renews integration/matrix.json and the tables of docs/versions.md.
 matrix: java
 	for spark in $(SPARKS); do $(MAKE) PYSPARK=$$spark .venv-$$spark/.dev || exit; done
+	$(MAKE) PYSPARK=$(firstword $(SPARKS)) MARKS=repeated integration
 	.venv-$(lastword $(SPARKS))/bin/python integration/matrix.py $(SPARKS:%=.venv-%/bin/python); found=$$?; \
 	  .venv-$(lastword $(SPARKS))/bin/python tests/helpers/readme_tables.py && exit $$found
 

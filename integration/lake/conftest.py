@@ -18,6 +18,17 @@ from pg_cdc_source.lake.shape import Shapes
 
 LakeOf = Callable[[Drive, Shapes], Lake]
 
+# Both of Spark's formats run the same code in these: what differs has tests of its own (test_spark_tables.py,
+# test_delta_steps.py). Delta's merges take three times as long as Iceberg's.
+_REPEATED = ("test_batches.py", "test_modes.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if item.path.name in _REPEATED and given is not None and given.params.get("format") == "delta":
+            item.add_marker(pytest.mark.repeated)
+
 
 @pytest.fixture(scope="module", params=["deltalake", *(
     pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=why or ""))
