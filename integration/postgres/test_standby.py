@@ -16,6 +16,7 @@ from driving import Driver, run, values
 from frames import load
 from pyspark.sql import SparkSession
 from refusals import refusal
+from roles import conninfo, role
 from servers import second_server
 from standby import PHYSICAL_SLOT, Standby, standby_of
 from watch import keeper_sessions, readers, slots, wait_until
@@ -138,8 +139,15 @@ def test_all_scans_of_an_action_see_one_snapshot_of_a_standby(spark: SparkSessio
 
 
 def test_sessions_that_would_be_serializable_read_a_standby(pair: Pair) -> None:
-    setting = "-c default_transaction_isolation=serializable"
-    make_plan(parse_snapshot_options({"url": pair.standby.url, "options": setting, "dbtable": "t"}))
+    with connect(pair.primary) as session, role(session, pair.standby.url) as login:
+        user = login["user"]
+        run(
+            session,
+            f"GRANT SELECT ON t TO {user}",
+            f"ALTER ROLE {user} SET default_transaction_isolation = serializable",
+        )
+        pair.standby.catch_up(pair.primary)
+        make_plan(parse_snapshot_options({"url": conninfo(login), "dbtable": "t"}))
 
 
 def test_a_conflict_with_recovery_fails_the_action_and_not_the_next_one(spark: SparkSession, pair: Pair) -> None:

@@ -115,7 +115,7 @@ class Stream:
         finally:
             query.stop()
 
-    def follow(self, sink: Collected, until: Callable[[], bool], seconds: float = 120) -> None:
+    def follow(self, sink: Collected, until: Callable[[], bool], seconds: float = 300) -> None:
         """Run until something is true, and look at what the query has to say when it ends before."""
         with self.running(sink) as query:
             wait_until(lambda: until() or not query.isActive, seconds)
@@ -260,9 +260,9 @@ def test_an_envelope_from_a_slot_has_every_change_once_and_in_order(
         with stream.running(sink), pg.cursor() as cursor:
             # Before Spark 4.2, limits hold from the second batch of a run on.
             at = len(sink.batches) + 1
-            wait_until(lambda: at in sink.batches, 120)
+            wait_until(lambda: at in sink.batches, 300)
             workload.write_large(cursor, 3_000)
-            wait_until(lambda: check_batches(sink, most_rows) > 2, 120)
+            wait_until(lambda: check_batches(sink, most_rows) > 2, 300)
     workload.mark(pg)
     stream.follow(sink, lambda: has_end(sink))
     drop(pg, "feed")
@@ -312,7 +312,7 @@ def test_snapshot_and_changes_meet_without_a_gap_or_an_overlap(
     sink = Collected()
     # Without DDL, which waits for the snapshot's locks or, when it comes first, makes the snapshot fail.
     with workload.writers(db, seed=3, big=5_000, ddl=False) as progress:
-        wait_until(lambda: progress.large_ones_done and progress.transactions > 50, 120)
+        wait_until(lambda: progress.large_ones_done and progress.transactions > 50, 300)
         stream.follow(sink, lambda: len(sink.filled) > 3)
     workload.mark(pg)
     stream.follow(sink, lambda: has_end(sink))
@@ -446,7 +446,7 @@ def test_what_lies_between_two_offsets_is_the_same_however_often_and_by_whom_it_
         rows = source.rows(*offsets)
         until = [0, len(rows)]  # how many rows lie before each offset
         with workload.writers(db, seed=4, big=8_000) as progress:
-            wait_until(lambda: progress.large_ones_done and progress.transactions > 100, 120)
+            wait_until(lambda: progress.large_ones_done and progress.transactions > 100, 300)
         workload.mark(pg)
         while not rows or '"the end"' not in (rows[-1]["after"] or ""):
             end = source.next_offset(offsets[-1])
