@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -456,12 +456,25 @@ def test_a_table_whose_old_snapshots_have_expired_goes_on(format: str, pg: Sessi
     assert last.set_aside == {}
 
 
-# With Spark Connect, Iceberg's tables are written by SQL alone.
-KINDS = pytest.mark.parametrize("kind", [IcebergTableOfJvm, IcebergTable])
 # Iceberg makes no snapshot of either.
 DROPPED = ("DROP COLUMN v", "ADD COLUMN v string")
 SWAPPED = ("RENAME COLUMN v TO x", "RENAME COLUMN w TO v", "RENAME COLUMN x TO w")
-W = ("CREATE TABLE t (id int PRIMARY KEY, w text, v text)", "INSERT INTO t VALUES (1, 'w', 'v')")
+BeginIceberg = Callable[[type[IcebergTable]], CatalogLake]
+
+
+@pytest.fixture
+def begin_iceberg(format: str, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> BeginIceberg:
+    """A lake of Iceberg whose tables are of a kind: with Spark Connect, they are written by SQL alone."""
+    if format != "iceberg":
+        pytest.skip("altering columns is a commit of Delta's")
+
+    def begin_iceberg(kind: type[IcebergTable]) -> CatalogLake:
+        monkeypatch.setitem(CatalogLake._KINDS, "iceberg", (kind, "lake."))
+        lake = begin("CREATE TABLE t (id int PRIMARY KEY, w text, v text)", "INSERT INTO t VALUES (1, 'w', 'v')")
+        assert isinstance(lake, CatalogLake)
+        return lake
+
+    return begin_iceberg
 
 
 def alter(lake: CatalogLake, *clauses: str) -> None:
@@ -481,19 +494,9 @@ def alter(lake: CatalogLake, *clauses: str) -> None:
     ids=["dropped", "swapped", "rewritten", "dropped-sql", "swapped-sql"],
 )
 def test_a_column_that_somebody_else_put_in_the_place_of_another_is_noticed(
-    kind: type[IcebergTable],
-    clauses: Sequence[str],
-    behind: str,
-    format: str,
-    pg: Session,
-    begin: Begin,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: type[IcebergTable], clauses: Sequence[str], behind: str, pg: Session, begin_iceberg: BeginIceberg
 ) -> None:
-    if format != "iceberg":
-        pytest.skip("it is a commit of Delta's")
-    monkeypatch.setitem(CatalogLake._KINDS, "iceberg", (kind, "lake."))
-    lake = begin(*W)
-    assert isinstance(lake, CatalogLake)
+    lake = begin_iceberg(kind)
     alter(lake, *clauses)
     if behind == "files are rewritten":
         lake.rewrite_files("t")
@@ -510,15 +513,11 @@ def test_a_column_that_somebody_else_put_in_the_place_of_another_is_noticed(
     assert set_aside(lake) == {}
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [IcebergTableOfJvm, IcebergTable])
 def test_what_somebody_else_says_of_columns_or_adds_behind_them_changes_no_row(
-    kind: type[IcebergTable], format: str, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    kind: type[IcebergTable], pg: Session, begin_iceberg: BeginIceberg
 ) -> None:
-    if format != "iceberg":
-        pytest.skip("it is a commit of Delta's")
-    monkeypatch.setitem(CatalogLake._KINDS, "iceberg", (kind, "lake."))
-    lake = begin(*W)
-    assert isinstance(lake, CatalogLake)
+    lake = begin_iceberg(kind)
     for number, clause in enumerate(("ALTER COLUMN v COMMENT 'text'", "ADD COLUMN n int"), 2):
         alter(lake, clause, f"SET TBLPROPERTIES (seen = '{number}')")
         run(pg, f"INSERT INTO t VALUES ({number}, 'x', 'y')")

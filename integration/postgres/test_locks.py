@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from databases import connect
+from driving import run
 from psycopg2.extensions import connection as Session
 from threads import at_work
 from watch import wait_until
@@ -19,13 +19,6 @@ from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec, make_snapshot
 
 WAITERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 LOCKS = "SELECT count(DISTINCT pid) FROM pg_locks WHERE relation = '{}'::regclass AND mode = 'AccessShareLock'"
-
-
-def run(pg: Session, *statements: str) -> list[tuple[Any, ...]]:
-    with pg.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-        return cursor.fetchall() if cursor.description else []
 
 
 @pytest.fixture
