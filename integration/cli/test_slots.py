@@ -155,10 +155,9 @@ def test_a_slot_that_stands_still_gets_older(pg: Session, db: str, slot: str) ->
             # A reader has to answer now and then.
             cursor.send_feedback(reply=True)
             ages.append(scraped(db)["pg_cdc_slot_lag_seconds"][slot])
-            return ages[-1] > 3
+            return ages[-1] > ages[0] + 2
 
         wait_until(is_older)
-        assert ages[0] < ages[-1]
 
 
 def test_a_role_that_may_see_little_is_told_what_it_may(pg: Session, db: str, slot: str) -> None:

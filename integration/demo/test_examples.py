@@ -194,7 +194,7 @@ def test_the_demo_is_stopped_and_leaves_nothing(how: signal.Signals, tmp_path: P
         process = demo(scratch, "--seconds", "600", "--keep", str(lake))
         try:
             # In the middle of a batch.
-            wait_until(lambda: any(lake.glob("*/*.parquet")), 120)
+            wait_until(lambda: any(lake.glob("*/*.parquet")), 300)
             if how is signal.SIGKILL:
                 process.kill()
                 process.communicate(timeout=60)

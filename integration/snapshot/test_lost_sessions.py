@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -61,8 +62,11 @@ ALL_ROWS = (ROWS, ROWS, ROWS * (ROWS + 1) // 2, 1)
 @pytest.mark.usefixtures("rows")
 def test_a_reader_that_loses_its_session_repeats_no_row_and_misses_none(spark: SparkSession, db: str) -> None:
     df = slow_rows(spark, db)
-    # Seldom enough that a step, begun again, comes to its end in between.
-    with ending_sessions(db, "pgsnapshot:%?%", 1.0, "state = 'active' AND query LIKE 'COPY%%'") as ended:
+    began = time.monotonic()
+    assert summary(df) == ALL_ROWS
+    # Seldom enough that a step, begun again, comes to its end in between, on slow machines, too.
+    every_seconds = max(1.0, time.monotonic() - began)
+    with ending_sessions(db, "pgsnapshot:%?%", every_seconds, "state = 'active' AND query LIKE 'COPY%%'") as ended:
         for _ in range(60):
             assert summary(df) == ALL_ROWS
             if len(ended) >= 3:

@@ -307,7 +307,8 @@ def test_a_slot_that_waits_for_a_long_transaction_is_given_up_in_time(
         refusal(df.count, "[TRANSIENT] ", "within 0.5 s", f"pid {pid} for ", "slotTimeout")
         start = time.monotonic()
         assert lsns(load(spark, db, dbtable="t", lsnColumn="lsn", slotTimeout="500ms")) == [None]
-        assert time.monotonic() - start < 10
+        # A slot of its own patience would wait for the writer, and that is this test.
+        assert time.monotonic() - start < 30
         run(writer, "ROLLBACK")
 
 
