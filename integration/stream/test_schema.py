@@ -143,6 +143,30 @@ def test_a_truncate_may_be_refused_or_left_out(pg: Session, drive: Drive) -> Non
 
 # --- columns, while the query runs -----------------------------------------------------------------------------------
 
+
+@pytest.mark.corner
+@pytest.mark.parametrize(
+    ("missed", "taken_back", "what"),
+    [
+        ("ALTER TABLE t ADD c int", "ALTER TABLE t DROP c", "column c was dropped or renamed"),
+        ("ALTER TABLE t DROP a", "ALTER TABLE t ADD a int", "column a was added"),
+    ],
+)
+def test_ddl_that_was_history_and_is_taken_back_is_a_change(
+    missed: str, taken_back: str, what: str, pg: Session, drive: Drive
+) -> None:
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, a int)", "INSERT INTO t VALUES (0)")
+    driver = drive(dbtable="t")
+    driver.take(1)
+    driver.stop()
+    run(pg, "INSERT INTO t VALUES (1)", missed)
+    driver.restart()
+    assert values(driver.take(1), "id", "_change_type") == [(1, "insert")]
+    # The server describes the table as it did for the row before.
+    run(pg, taken_back, "INSERT INTO t VALUES (2)")
+    driver.refusal(what)
+
+
 # What is done to (id, a int, b varchar(10)), the rows before and after it, what the refusal says, and what comes after
 # the restart.
 CHANGES = {

@@ -84,8 +84,9 @@ class Changes:
 class TransactionAssembler:
     """Collects the changes after ``start``, and logical decoding messages that begin with one of ``prefixes``.
 
-    ``streamed`` makes the place where a streamed transaction waits. With ``every_relation``, a relation that is sent
-    again as it was counts as another one, too: the server does that after DDL that a Relation message does not show.
+    ``streamed`` makes the place where a streamed transaction waits. A relation that was sent before ``renewed_before``
+    counts as another one where it is sent again as it was. The server does that after DDL that a Relation message does
+    not show, and after DDL that brought back what there was.
 
     ``complete``: every commit through here has been received. ``received``: everything through here was kept, or there
     was nothing to keep; a new session begins there. ``requests``: contents of messages with this package's own prefix,
@@ -99,7 +100,7 @@ class TransactionAssembler:
         *,
         prefixes: Collection[str] = (),
         messages_per_chunk: int = MESSAGES_PER_CHUNK,
-        every_relation: bool = False,
+        renewed_before: int = 0,
     ) -> None:
         self.received = start
         self.complete = start
@@ -108,7 +109,7 @@ class TransactionAssembler:
         self._waits_for_messages = bool(prefixes)
         self._asked: list[bytes] = []  # requests of the transaction
         self._new_streamed = streamed
-        self._every_relation = every_relation
+        self._renewed_before = renewed_before
         self._relations: dict[int, SentRelation] = {}
         self._transaction: Begin | None = None
         self._leave_out = False  # the transaction was kept in an earlier session
@@ -288,7 +289,7 @@ class TransactionAssembler:
     def _receive_relation(self, relation: RelationMessage) -> Changes | None:
         transaction = self._require_transaction(pgoutput.RELATION)
         known = self._relations.get(relation.oid)
-        if known is not None and known.relation == relation and not self._every_relation:
+        if known is not None and known.relation == relation and known.lsn >= self._renewed_before:
             return None
         changes = None
         if known is not None:

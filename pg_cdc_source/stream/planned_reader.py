@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable
 
 from pg_cdc_source.offsets import Position
@@ -49,7 +50,7 @@ class PlannedReader:
                     position,
                     functools.partial(StreamedTransaction, Spill),
                     prefixes=self._options.message_prefixes,
-                    every_relation=self._layouts.are_emitted,
+                    renewed_before=sys.maxsize if self._layouts.are_emitted else planned.known_through,
                 ),
                 ChangeDecoder(planned.layout, planned.schema, planned.messages_since),
                 self._layouts.match(planned),

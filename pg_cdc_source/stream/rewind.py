@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -98,7 +99,9 @@ def _read(
     decoders = {table.oid: ChangeDecoder(with_images, _numbered_schema(table)) for table in tables}
     images = {table.oid: Images([]) for table in tables}
     matched = Matched(match)
-    assembler = TransactionAssembler(Position.before(origin), lambda: StreamedTransaction(Spill))
+    assembler = TransactionAssembler(
+        Position.before(origin), lambda: StreamedTransaction(Spill), renewed_before=sys.maxsize
+    )
 
     def keep(changes: Changes) -> None:
         last_seq = 0

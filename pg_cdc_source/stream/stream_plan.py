@@ -77,6 +77,11 @@ class StreamPlan:
         """All of them, those that are gone as well, in the order of their oids."""
         return tuple(sorted((*(planned.member for planned in self.planned), *self.gone), key=lambda m: m.oid))
 
+    @property
+    def known_through(self) -> Lsn:
+        """Before this, other columns or tables may be history; behind it, they are changes."""
+        return max([self.lsn, *(planned.lsn for planned in self.planned)])
+
     def find(self, oid: int) -> PlannedTable | None:
         return self._by_oid.get(oid)
 
