@@ -460,11 +460,14 @@ def test_a_server_that_was_restored(to_next_timeline: bool, monkeypatch: pytest.
         server = stack.enter_context(contextlib.closing(RestartableServer(url)))
         backup = server.data.with_name("backup")
         with prepared(url) as pg:
-            behind, ahead, buffered = (Driver(url, dbtable="t", slot=slot).start() for slot in ("s", "u", "b"))
-            for driver in (behind, ahead, buffered):
+            behind, ahead, buffered, died = (
+                Driver(url, dbtable="t", slot=slot).start() for slot in ("s", "u", "b", "d")
+            )
+            for driver in (behind, ahead, buffered, died):
                 stack.callback(driver.stop)
                 driver.take(1)
             behind.stop()
+            died.stop()
         server.stop("immediate")
         subprocess.run(["cp", "-a", server.data, backup], check=True)
         server.start()
@@ -472,6 +475,10 @@ def test_a_server_that_was_restored(to_next_timeline: bool, monkeypatch: pytest.
             wait_until(lambda: run(pg, "SELECT count(*) FROM pg_replication_slots WHERE active") == [(2,)])
             run(pg, LOST)
         ahead.take(1)
+        # Its end is in the checkpoint, and its rows are nowhere.
+        died.start()
+        wait_until(lambda: died.attempt(read=False) is not None)
+        died.stop()
         reader = wait_until(lambda: buffered._reader._capture._parts.reader.current)
         wait_until(lambda: reader.waiting(buffered.offset.position).rows)
         server.stop("immediate")
@@ -486,6 +493,7 @@ def test_a_server_that_was_restored(to_next_timeline: bool, monkeypatch: pytest.
         for _ in range(2):
             ahead.refusal(said, "new checkpoint", kind=SlotLostError)
             ahead.restart()
+        died.start().refusal(said, "new checkpoint", kind=SlotLostError)
         wait_until(lambda: reader._buffer.error is not None)
         if to_next_timeline:
             # What waited for Spark is gone, and Spark has had nothing of it.

@@ -110,7 +110,7 @@ class BatchReading:
 
     def _require_past(self, start: StreamOffset | None, end: StreamOffset) -> None:
         """Raise SlotLostError unless both are of the past of this server, and ``start`` of that of its slot."""
-        parts = self._parts
+        parts, given = self._parts, self._given
         if start is not None and parts.snapshot.created not in (None, start.origin):
             # Only the batch's start tells that there was a stream before (see Capture.newest_without_start).
             if not parts.beginning.may_be_anew(start):
@@ -120,6 +120,11 @@ class BatchReading:
         elif start is not None:
             parts.history.require_common(start.identity, start.position)
         parts.history.require_common(end.identity, end.position)
+        if end in (given.newest, given.planned):
+            return
+        # Of another process, which had read as far. Who waits for it on a server that was set back gets other rows.
+        if (needed := end.position.next_lsn) > (end_of_wal := parts.source.read_end_of_wal()):
+            raise behind_now(parts.source.open(), parts.options.slot, needed, end_of_wal)
 
     def _with_due(
         self, rows: BatchRows, start: StreamOffset | None, end: StreamOffset, joined: Sequence[Member]
