@@ -136,10 +136,25 @@ class CommittedTable(ABC):
         )
 
     def has(self, step: Step) -> bool:
+        self._require_all_steps()
         return any(
             commit.said["step"] == step.name and commit.said["batch"] == self._mark.batch
             for commit in self._of_query(self._commits)
         )
+
+    def _require_all_steps(self) -> None:
+        """Raise ForeignWriterError where only some of the batch's commits are left: a step would be done twice."""
+        commits = self._commits
+        ours = list(self._of_query(commits))
+        if not ours or commits[-1].parent in (None, -1):
+            return
+        is_cut = all(commit.said["batch"] >= self._mark.batch for commit in ours)
+        is_cut &= all(commit.said["step"] != ANEW_STEP for commit in ours)
+        if is_cut and all(self._expected not in (commit.version, commit.parent) for commit in commits):
+            raise foreign(
+                f"{self._name} does not say any more which steps of batch {self._mark.batch} are done: its history "
+                f"from before version {commits[-1].version} has expired"
+            )
 
     def _of_query(self, commits: Iterable[Commit]) -> Iterable[Commit]:
         return filter(self._is_ours, commits)
