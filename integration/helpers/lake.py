@@ -67,7 +67,8 @@ class Lake(ABC):
                 return None
             self._batch = batch
         rows = pa.Table.from_pylist(self._batch, schema=RUNS_SCHEMA)
-        row = self._sink.apply(QUERY, self.driver.batches - 1, lambda start: self._run(rows, start))
+        number, end = self.driver.batches - 1, int(self.driver.offset.position.lsn)
+        row = self._sink.apply(QUERY, number, lambda start: self._run(rows, start), lambda: end)
         self._batch = None
         return row
 

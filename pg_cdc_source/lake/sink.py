@@ -13,6 +13,7 @@ from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.ledger import Ledger, LedgerRow
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
+from pg_cdc_source.offsets import Lsn
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +58,15 @@ class Sink:
         self._read = read
         self._last: LedgerRow | None = None
 
-    def apply(self, query: str, batch_id: int, run: Run) -> LedgerRow:
+    def apply(self, query: str, batch_id: int, run: Run, planned_end: Callable[[], int]) -> LedgerRow:
         """Apply a batch, unless the ledger has it, and return its row.
 
+        ``planned_end`` reads from the checkpoint at which LSN the batch ends.
         Raises DefiniteError where every table that the batch touches would be set aside, and no other one can be read:
         that is no table's fault. And where the ledger is not the one that the query has had from its first batch on.
         """
         if self._last is None:
-            self._last = self._begin(query, batch_id)
+            self._last = self._begin(query, batch_id, planned_end)
         last = self._last
         if last is not None and last.batch_id >= batch_id:
             return last
@@ -80,11 +82,12 @@ class Sink:
             self._on_batch(Applied(row, rows))
         return row
 
-    def _begin(self, query: str, batch_id: int) -> LedgerRow | None:
+    def _begin(self, query: str, batch_id: int, planned_end: Callable[[], int]) -> LedgerRow | None:
         """Return the query's last row, None before its first batch.
 
         Spark numbers a query's batches one by one from 0. Where the ledger lacks batches before this one, the tables do
-        as well.
+        as well. Spark repeats the last batch alone, up to where that ended: what the ledger has besides is of a
+        checkpoint that was newer.
         """
         ledger, last = self._targets.ledger, self._ledger.last(query=query)
         done = -1 if last is None else last.batch_id
@@ -94,6 +97,13 @@ class Sink:
                 f"the ledger {ledger} has {has}, which is at batch {batch_id}: the tables lack what came before",
                 remedy="start with the target, the format and the ledger that the checkpoint began with; where those "
                 "are lost, with a new checkpoint, a new slot and a new target",
+            )
+        if last is not None and (done > batch_id or (done == batch_id and planned_end() > last.lsn)):
+            raise DefiniteError(
+                f"the checkpoint is older than the ledger {ledger}, which has its batches up to {done}, to LSN "
+                f"{Lsn(last.lsn)}: batch {batch_id} is another one now, and would be taken for one that tables have",
+                remedy="put the newest copy of the checkpoint back; where that is lost, start with a new checkpoint, a "
+                "new slot, a new ledger and a new target",
             )
         if last is None and (others := self._ledger.queries()):
             raise DefiniteError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from pg_cdc_source.lake.sink import Applied, Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.mirrors.lakes import Lake
 from pg_cdc_source.mirrors.sessions import errors_of_jvm, query_of
+from pg_cdc_source.offsets import StreamOffset
 
 
 class Batches:
@@ -51,7 +53,12 @@ class Batches:
         if self._query is None:
             self._query = query_of(batch, self._checkpoint)
         try:
-            self._sink.apply(self._query, batch_id, lambda start: lake.run(batch, start))
+            self._sink.apply(
+                self._query,
+                batch_id,
+                lambda start: lake.run(batch, start),
+                lambda: _planned_end(batch.sparkSession, self._checkpoint, batch_id),
+            )
         except errors_of_jvm(batch.sparkSession) as error:
             # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
             raise PySparkException(error.java_exception.toString()) from None
@@ -63,3 +70,12 @@ class Batches:
                 f"batch {batch_id}: {type(error).__name__}: {error}",
                 remedy="start the mirror again; where it ends like this again, report it with the version of deltalake",
             ) from None
+
+
+def _planned_end(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
+    """The LSN at which a batch ends by the checkpoint. Raises DefiniteError."""
+    # A line each for the format's version, Spark's settings, and the offset of the one source.
+    *_, said = [row[0] for row in spark.read.text(f"{checkpoint}/offsets/{batch_id}").collect()]
+    end = StreamOffset.from_json(json.loads(said))
+    assert end is not None
+    return int(end.position.lsn)
