@@ -67,8 +67,11 @@ class Lake(ABC):
                 return None
             self._batch = batch
         rows = pa.Table.from_pylist(self._batch, schema=RUNS_SCHEMA)
-        number, end = self.driver.batches - 1, int(self.driver.offset.position.lsn)
-        row = self._sink.apply(QUERY, number, lambda start: self._run(rows, start), lambda: end)
+
+        def is_past(lsn: int) -> bool:
+            return bool(pc.any(pc.greater(rows["_commit_lsn"], lsn)).as_py())
+
+        row = self._sink.apply(QUERY, self.driver.batches - 1, lambda start: self._run(rows, start), is_past)
         self._batch = None
         return row
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -283,6 +284,26 @@ def test_a_checkpoint_goes_on_in_its_own_lake_alone(
     start(once=True).awaitTermination()
     for table in ("customers", "items"):
         assert lake(spark, tmp_path, table) == source(spark, db, table)
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_checkpoint_that_is_older_than_the_ledger_is_refused(
+    runs: int, spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
+) -> None:
+    """The slot has moved on behind the second run alone."""
+    run(pg, *SHOP)
+    start(once=True).awaitTermination()
+    checkpoint, copy = tmp_path / "checkpoint", tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    for number in range(runs):
+        run(pg, f"INSERT INTO customers VALUES ({5000 + number}, 'late', NULL, NULL)")
+        start(once=True).awaitTermination()
+    shutil.rmtree(checkpoint)
+    copy.rename(checkpoint)
+    run(pg, "INSERT INTO customers VALUES (6000, 'later', NULL, NULL)")
+    with pytest.raises(StreamingQueryException, match="the checkpoint is older than the ledger"):
+        start(once=True, onSlotLost="resnapshot").awaitTermination()
 
 
 @pytest.mark.matrix

@@ -58,15 +58,15 @@ class Sink:
         self._read = read
         self._last: LedgerRow | None = None
 
-    def apply(self, query: str, batch_id: int, run: Run, planned_end: Callable[[], int]) -> LedgerRow:
+    def apply(self, query: str, batch_id: int, run: Run, is_past: Callable[[int], bool]) -> LedgerRow:
         """Apply a batch, unless the ledger has it, and return its row.
 
-        ``planned_end`` reads from the checkpoint at which LSN the batch ends.
+        ``is_past`` looks whether the batch has anything behind an LSN.
         Raises DefiniteError where every table that the batch touches would be set aside, and no other one can be read:
         that is no table's fault. And where the ledger is not the one that the query has had from its first batch on.
         """
         if self._last is None:
-            self._last = self._begin(query, batch_id, planned_end)
+            self._last = self._begin(query, batch_id, is_past)
         last = self._last
         if last is not None and last.batch_id >= batch_id:
             return last
@@ -82,7 +82,7 @@ class Sink:
             self._on_batch(Applied(row, rows))
         return row
 
-    def _begin(self, query: str, batch_id: int, planned_end: Callable[[], int]) -> LedgerRow | None:
+    def _begin(self, query: str, batch_id: int, is_past: Callable[[int], bool]) -> LedgerRow | None:
         """Return the query's last row, None before its first batch.
 
         Spark numbers a query's batches one by one from 0. Where the ledger lacks batches before this one, the tables do
@@ -98,7 +98,7 @@ class Sink:
                 remedy="start with the target, the format and the ledger that the checkpoint began with; where those "
                 "are lost, with a new checkpoint, a new slot and a new target",
             )
-        if last is not None and (done > batch_id or (done == batch_id and planned_end() > last.lsn)):
+        if last is not None and (done > batch_id or (done == batch_id and is_past(last.lsn))):
             raise DefiniteError(
                 f"the checkpoint is older than the ledger {ledger}, which has its batches up to {done}, to LSN "
                 f"{Lsn(last.lsn)}: batch {batch_id} is another one now, and would be taken for one that tables have",

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.lake.sink import Applied, Sink
@@ -57,7 +58,7 @@ class Batches:
                 self._query,
                 batch_id,
                 lambda start: lake.run(batch, start),
-                lambda: _planned_end(batch.sparkSession, self._checkpoint, batch_id),
+                lambda lsn: _is_past(batch, self._checkpoint, batch_id, lsn),
             )
         except errors_of_jvm(batch.sparkSession) as error:
             # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
@@ -72,10 +73,10 @@ class Batches:
             ) from None
 
 
-def _planned_end(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
-    """The LSN at which a batch ends by the checkpoint. Raises DefiniteError."""
+def _is_past(batch: DataFrame, checkpoint: str, batch_id: int, lsn: int) -> bool:
+    """Whether a batch has anything behind an LSN. Raises DefiniteError."""
     # A line each for the format's version, Spark's settings, and the offset of the one source.
-    *_, said = [row[0] for row in spark.read.text(f"{checkpoint}/offsets/{batch_id}").collect()]
+    *_, said = [row[0] for row in batch.sparkSession.read.text(f"{checkpoint}/offsets/{batch_id}").collect()]
     end = StreamOffset.from_json(json.loads(said))
-    assert end is not None
-    return int(end.position.lsn)
+    # Rows of a snapshot need not be read for that.
+    return end is not None and end.position.lsn > lsn and not batch.filter(F.col("_commit_lsn") > lsn).isEmpty()

@@ -45,7 +45,7 @@ def set_aside(*batches: list[Row], shape: Shape) -> list[Mapping[str, str]]:
         def run(start: Start, rows: list[Row] = rows) -> list[dict[str, Any]]:
             return Writing(TARGETS, start, Shapes(shape)).outcomes(rows)
 
-        sink.apply("q", number, run, lambda: 0)
+        sink.apply("q", number, run, lambda lsn: False)
     return [row.set_aside for row in ledger.rows]
 
 

@@ -52,7 +52,7 @@ class Lake:
 
     def apply(self, *outcomes: dict[str, Any]) -> dict[str, str]:
         """Run a batch; what is set aside behind it."""
-        row = self._sink.apply("q", self._batches, lambda start: outcomes, lambda: 10)
+        row = self._sink.apply("q", self._batches, lambda start: outcomes, lambda lsn: False)
         self._batches += 1
         return dict(row.set_aside)
 
@@ -73,7 +73,7 @@ def test_a_new_table_that_has_another_ones_place_does_not_end_the_query() -> Non
     # Who has begun so has chosen the wrong target.
     sink = Sink(TARGETS, Rows(TARGETS.template))
     with pytest.raises(OptionError, match="one place for"):
-        sink.apply("q", 0, lambda start: [outcome(A), outcome('public."A"')], lambda: 10)
+        sink.apply("q", 0, lambda start: [outcome(A), outcome('public."A"')], lambda lsn: False)
 
 
 def test_a_lake_that_is_away_sets_nothing_aside() -> None:
@@ -102,11 +102,9 @@ def test_tables_that_are_set_aside_say_nothing_of_the_lake() -> None:
 # --- the ledger of a checkpoint ---------------------------------------------------------------------------------------
 
 
-def apply(
-    ledger: Rows, number: int, *, query: str = "q", targets: Targets = TARGETS, planned_end: int = 10
-) -> LedgerRow:
+def apply(ledger: Rows, number: int, *, query: str = "q", targets: Targets = TARGETS, greatest: int = 10) -> LedgerRow:
     """Have a new process apply a batch that has changes of one table."""
-    return Sink(targets, ledger).apply(query, number, lambda start: [outcome(A)], lambda: planned_end)
+    return Sink(targets, ledger).apply(query, number, lambda start: [outcome(A)], lambda lsn: greatest > lsn)
 
 
 def test_a_checkpoint_does_not_go_on_in_a_lake_that_lacks_its_batches() -> None:
@@ -122,15 +120,15 @@ def test_a_checkpoint_does_not_go_on_in_a_lake_that_lacks_its_batches() -> None:
     assert [apply(ledger, number).batch_id for number in (1, 2, 2)] == [1, 2, 2]
 
 
-@pytest.mark.parametrize(("number", "planned_end"), [(1, 10), (2, 11)], ids=["earlier batches", "another last one"])
-def test_a_checkpoint_that_is_older_than_the_ledger_has_no_batch_passed_over(number: int, planned_end: int) -> None:
+@pytest.mark.parametrize(("number", "greatest"), [(1, 10), (2, 11)], ids=["earlier batches", "another last one"])
+def test_a_checkpoint_that_is_older_than_the_ledger_has_no_batch_passed_over(number: int, greatest: int) -> None:
     ledger = Rows(TARGETS.template)
     for done in (0, 1, 2):
         apply(ledger, done)
     with pytest.raises(
         DefiniteError, match=rf"older than the ledger /lake/_pgcdc.*up to 2, to LSN 0/A: batch {number}"
     ):
-        apply(ledger, number, planned_end=planned_end)
+        apply(ledger, number, greatest=greatest)
     assert len(ledger.rows) == 3
 
 
@@ -141,7 +139,7 @@ def test_a_first_batch_that_was_ended_before_its_row_comes_again() -> None:
         raise OSError("killed")
 
     with pytest.raises(OSError, match="killed"):
-        Sink(TARGETS, ledger).apply("q", 0, killed, lambda: 10)
+        Sink(TARGETS, ledger).apply("q", 0, killed, lambda lsn: False)
     assert apply(ledger, 0).tables == {A: 7}
 
 

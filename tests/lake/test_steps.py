@@ -51,7 +51,7 @@ class Lake:
         def run(start: Start) -> list[dict[str, Any]]:
             return DeltaRsTask(self._targets, start, self._shapes, compacts=False).outcomes(written)
 
-        self._sink.apply("q", number, run, lambda: max(row["_commit_lsn"] for row in rows))
+        self._sink.apply("q", number, run, lambda lsn: any(row["_commit_lsn"] > lsn for row in rows))
 
     def set_aside(self) -> Mapping[str, str]:
         last = self._ledger.last()
