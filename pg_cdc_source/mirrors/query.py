@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from pyspark.errors import PySparkException
@@ -86,7 +87,6 @@ def mirror(
 
     lake = open_lake(spark)
     last = lake.ledger.last()
-    lake.require_shapes(() if last is None else last.tables)
     register(spark)
     reader = spark.readStream.format("pgcdc").options(**texts)
     reader = reader.options(envelope="arrow", onSchemaChange="emit").option(FIRST_FILES, lake.first_files.text)
@@ -94,7 +94,12 @@ def mirror(
     is_by_spark = once and (HAS_LIMITS or is_connect(spark))
     if not is_by_spark:
         reader = reader.option(OWN_TRIGGER, (OwnTrigger.PRESENT if once else OwnTrigger.ENDLESS).value)
-    writer = reader.load().writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
+    # Hundreds of tables take a while to look at, and Spark meanwhile asks a process of its own for the stream's schema.
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(lake.require_shapes, () if last is None else last.tables)
+        stream = reader.load()
+        looking.result()
+    writer = stream.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
     if is_by_spark:
         writer = writer.trigger(availableNow=True)
     query = writer.foreachBatch(Batches(checkpoint, targets, open_lake, on_batch, lake)).start()
