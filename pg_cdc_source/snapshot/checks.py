@@ -19,7 +19,7 @@ from pg_cdc_source.errors import QueryError, SchemaChangedError
 from pg_cdc_source.postgres import locks, search_path
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.columns import describe_columns, describe_tables
-from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.kept_session import KeptSession
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot.scan import (
     LOAD_AGAIN,
@@ -34,9 +34,6 @@ from pg_cdc_source.snapshot.scan import (
 )
 from pg_cdc_source.values.registry import Column
 
-# How long a lost session is replaced before a task gives up.
-RECONNECT_SECONDS = 30.0
-
 
 def check_heaps(session: Session, plan: Plan, scan_range: ScanRange, doing: str) -> None:
     """Raise SchemaChangedError where the snapshot sees other heaps than were planned."""
@@ -50,7 +47,7 @@ def check_heaps(session: Session, plan: Plan, scan_range: ScanRange, doing: str)
         )
 
 
-def lock_and_check(session: Session, present: Present, plan: Plan, pieces: Sequence[Piece]) -> None:
+def lock_and_check(session: Session, present: KeptSession, plan: Plan, pieces: Sequence[Piece]) -> None:
     """Lock what pieces are read from, or where there are none all of the scan; call it with nothing locked.
 
     Raises SchemaChangedError where that is not what was planned.
@@ -67,26 +64,7 @@ def lock_and_check(session: Session, present: Present, plan: Plan, pieces: Seque
     _check_columns(plan, [column.attnum for column in plan.columns], columns, doing)
 
 
-class Present:
-    """A session without a snapshot, which sees the catalog as it is now. It is opened when it is needed, and kept."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._session: Session | None = None
-
-    def open(self) -> Session:
-        if self._session is None or self._session.closed:
-            connection = self._plan.spec.connection
-            self._session = connect(connection, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)
-        return self._session
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
-
-def check_contents(session: Session, present: Present, plan: Plan, doing: str) -> None:
+def check_contents(session: Session, present: KeptSession, plan: Plan, doing: str) -> None:
     """Raise SchemaChangedError where what a scan as a whole has locked is no longer what the snapshot should see."""
     locks.check_files(session, doing)
     locked = locks.read_locked(session, doing)
@@ -97,7 +75,7 @@ def check_contents(session: Session, present: Present, plan: Plan, doing: str) -
         locks.check_names(session, locked, doing, whole=locked)
 
 
-def check_predicate(session: Session, present: Present, plan: Plan, heaps: Sequence[Relation], doing: str) -> None:
+def check_predicate(session: Session, present: KeptSession, plan: Plan, heaps: Sequence[Relation], doing: str) -> None:
     """As ``check_contents``, for a predicate on the ``heaps`` that a step reads, and what its own queries have locked.
 
     The heaps themselves may have got columns, unless the predicate may have their whole rows.
@@ -110,7 +88,9 @@ def check_predicate(session: Session, present: Present, plan: Plan, heaps: Seque
     locks.check_names(session, locked, doing, whole=locked if plan.spec.may_read_whole_row else others)
 
 
-def _lock_and_check_heaps(session: Session, present: Present, plan: Plan, pieces: Sequence[Piece], doing: str) -> None:
+def _lock_and_check_heaps(
+    session: Session, present: KeptSession, plan: Plan, pieces: Sequence[Piece], doing: str
+) -> None:
     assert plan.relation is not None
     attnums = {piece.heap: piece.attnums for piece in pieces}
     heaps = list(attnums)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from psycopg2.extensions import connection as Session
 
@@ -10,11 +11,14 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres import locks, search_path, snapshots
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import begin_anew, connect
-from pg_cdc_source.snapshot.checks import RECONNECT_SECONDS, Present, check_heaps, lock_and_check
+from pg_cdc_source.postgres.kept_session import KeptSession
+from pg_cdc_source.snapshot.checks import check_heaps, lock_and_check
 from pg_cdc_source.snapshot.handover import HANDOVER, Purpose, Reading
 from pg_cdc_source.snapshot.scan import Piece, Plan, ScanRange, reading
 from pg_cdc_source.snapshot.source import Imported, Source
 
+# How long a lost session is replaced before a task gives up.
+RECONNECT_SECONDS = 30.0
 # Where tasks themselves fill the server, it is full until one of them is done.
 TASK_FULL_SECONDS = 300.0
 
@@ -35,7 +39,9 @@ class ReadingSession:
         self._purpose = Purpose(plan.spec.connection, name, source, execution)
         self._scan = (plan, scan_range.heaps)
         self._session: Session | None = None
-        self.present = Present(plan)
+        # Without a snapshot: it sees the catalog as it is now.
+        begin = partial(connect, plan.spec.connection, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)
+        self.present = KeptSession(begin)
         self._locked: frozenset[Relation] | None = None  # and found to be what was planned; None: nothing was looked at
         self._snapshot: Imported | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from psycopg2.extensions import connection as Session
@@ -12,6 +13,7 @@ from pg_cdc_source.offsets import Member, Position
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.kept_session import KeptSession
 from pg_cdc_source.postgres.table_layouts import read_layouts, read_type_facts
 from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
@@ -28,7 +30,7 @@ class CatalogLayouts:
 
     def __init__(self, options: StreamOptions) -> None:
         self._options = options
-        self._session: Session | None = None
+        self._session = KeptSession(partial(connect, options.connection, session_name(options, "layouts")))
         self._types: dict[TypeKey, TypeFacts] = {}
 
     def look(self, relation: RelationMessage, asks: bool) -> tuple[CatalogLayout | None, TypeOf]:
@@ -55,9 +57,7 @@ class CatalogLayouts:
         return tuple(_record(table, found[table.oid], type_of, position) for table in tables if table.oid in found)
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        self._session.close()
 
     def _types_of(self, types: Sequence[TypeKey], ask: Callable[[_TypeQuestion], dict[TypeKey, TypeFacts]]) -> TypeOf:
         if missing := sorted(set(types) - self._types.keys()):
@@ -65,10 +65,9 @@ class CatalogLayouts:
         return lambda oid, typmod: self._types[oid, typmod]
 
     def _ask(self, question: Callable[[Session], T]) -> T:
-        if self._session is None or self._session.closed:
-            self._session = connect(self._options.connection, session_name(self._options, "layouts"))
+        session = self._session.open()
         try:
-            return question(self._session)
+            return question(session)
         except PgCdcError:
             self.close()
             raise

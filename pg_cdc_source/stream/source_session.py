@@ -14,6 +14,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
+from pg_cdc_source.postgres.kept_session import KeptSession
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import read_end_of_wal, wait_for_end_of_wal
 from pg_cdc_source.stream.second_look import settled
@@ -31,20 +32,26 @@ class SourceSession:
         self.in_recovery = False
         self._options = options
         self._name = session_name(options, "source")
-        self._session: Session | None = None
+        self._session = KeptSession(self._begin)
 
     def open(self) -> Session:
         """The session. Raises what keeps a stream of this server from working."""
+        return self._session.open()
+
+    def _begin(self) -> Session:
         options = self._options
-        if self._session is None or self._session.closed:
-            self._session = connect(options.connection, self._name, retry_seconds=30, full_seconds=FULL_SECONDS)
-            refuse_transaction_pooler(options.connection, self._session, self._name)
-            server = catalog.read_server(self._session)
+        session = connect(options.connection, self._name, retry_seconds=30, full_seconds=FULL_SECONDS)
+        try:
+            refuse_transaction_pooler(options.connection, session, self._name)
+            server = catalog.read_server(session)
             self.in_recovery = server.in_recovery
             slot_creation.require_consistent_point(
                 server, stream=True, failover=options.failover, messages=bool(options.message_prefixes)
             )
-        return self._session
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def ask(self, question: Callable[[Session], T]) -> T:
         """Run ``question`` in the session, and again where that is lost or DDL may have been in the way."""
@@ -61,10 +68,11 @@ class SourceSession:
 
     def ask_in_passing(self, question: Callable[[Session], T]) -> T | None:
         """Run ``question`` if there is a session, for an answer that the stream can do without."""
-        if self._session is None or self._session.closed:
+        session = self._session.present
+        if session is None:
             return None
         try:
-            return question(self._session)
+            return question(session)
         except TransientError:
             self.close()
             return None
@@ -90,6 +98,4 @@ class SourceSession:
 
     def close(self) -> None:
         """Give the session up; the next question opens another."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        self._session.close()
