@@ -20,7 +20,7 @@ LakeOf = Callable[[Drive, Shapes], Lake]
 
 # Both of Spark's formats run the same code in these: what differs has tests of its own (test_spark_tables.py,
 # test_delta_steps.py). Delta's merges take three times as long as Iceberg's.
-_REPEATED = ("test_batches.py", "test_modes.py")
+_REPEATED = ("test_altered.py", "test_batches.py", "test_modes.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
