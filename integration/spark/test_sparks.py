@@ -282,7 +282,8 @@ def test_python_workers_may_be_new_for_every_task(
 ) -> None:
     """Without Spark's daemon, workers are children of the JVM itself, and none does two things."""
     settings = {"spark.python.use.daemon": "false", "spark.python.worker.reuse": "false"}
-    spark = spark_session(**settings, **{"spark.python.unix.domain.socket.enabled": "true"})
+    # Spark gives such a worker 10 s to start, too few on a slow and busy machine: a task may fail and run again.
+    spark = spark_session("local[2, 4]", **settings, **{"spark.python.unix.domain.socket.enabled": "true"})
     with pg.cursor() as cursor:
         cursor.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 9)")
     snapshot = load(spark, db, dbtable="t", lsnColumn="lsn")
