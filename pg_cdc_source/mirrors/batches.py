@@ -78,5 +78,5 @@ def _is_past(batch: DataFrame, checkpoint: str, batch_id: int, lsn: int) -> bool
     # A line each for the format's version, Spark's settings, and the offset of the one source.
     *_, said = [row[0] for row in batch.sparkSession.read.text(f"{checkpoint}/offsets/{batch_id}").collect()]
     end = StreamOffset.from_json(json.loads(said))
-    # Rows of a snapshot need not be read for that.
+    # An initial snapshot ends where it began, so its rows need not be read for that.
     return end is not None and end.position.lsn > lsn and not batch.filter(F.col("_commit_lsn") > lsn).isEmpty()

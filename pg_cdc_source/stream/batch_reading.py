@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pg_cdc_source.errors import DefiniteError
-from pg_cdc_source.offsets import Member, Position, StreamOffset
+from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.names import listed
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.slot_checks import behind_now, missing_error
 from pg_cdc_source.stream.batch_rows import BatchRows, rows_of
 from pg_cdc_source.stream.chunks import Chunk
@@ -17,6 +18,9 @@ from pg_cdc_source.stream.members import find_dropped
 from pg_cdc_source.stream.stream_parts import GivenOffsets, StreamParts
 
 log = logging.getLogger(__name__)
+
+# As long as a lost session is replaced, which a standby's restart ends as well.
+_REPLAYED = Backoff(0.2, longest_seconds=2.0, within_seconds=60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +124,16 @@ class BatchReading:
         elif start is not None:
             parts.history.require_common(start.identity, start.position)
         parts.history.require_common(end.identity, end.position)
-        if end in (given.newest, given.planned):
-            return
-        # Of another process, which had read as far. Who waits for it on a server that was set back gets other rows.
-        if (needed := end.position.next_lsn) > (end_of_wal := parts.source.read_end_of_wal()):
+        if end not in (given.newest, given.planned):
+            _REPLAYED.retrying(lambda: self._require_written(end.position.next_lsn))
+
+    def _require_written(self, needed: Lsn) -> None:
+        """Raise SlotLostError where this server has not the WAL that another process has read: it was set back.
+
+        Whoever waits for it there gets other rows. Raises TransientError on a standby, which may replay it again.
+        """
+        parts = self._parts
+        if needed > (end_of_wal := parts.source.read_end_of_wal()):
             raise behind_now(parts.source.open(), parts.options.slot, needed, end_of_wal)
 
     def _with_due(
