@@ -11,6 +11,7 @@ try:
     from pg_cdc_source.cli.bench import bench
     from pg_cdc_source.cli.check import check
     from pg_cdc_source.cli.demo import demo
+    from pg_cdc_source.cli.exits import Commands
     from pg_cdc_source.cli.mirror import mirror
     from pg_cdc_source.cli.resnapshot import resnapshot
     from pg_cdc_source.cli.slots import slots
@@ -18,7 +19,7 @@ except ImportError as error:
     raise SystemExit(f'pg-cdc: {error}\n  Remedy: pip install "pg-cdc-source[cli]"') from None
 
 # Typer's own tracebacks show local variables, and with them passwords.
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,15 +1,34 @@
-"""How commands end: with an error's text, for want of an extra, on SIGTERM."""
+"""How commands end: with an error's text, for want of an extra, where they are given wrong, on SIGTERM."""
 
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 from types import FrameType
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from pg_cdc_source.errors import PgCdcError
+
+# Typer has a Click of its own, or uses the one that is installed.
+_UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter
+_URL = re.compile(r"://|(?:password|passwd|pass|pwd)\s*=", re.IGNORECASE)
+
+
+class Commands(TyperGroup):
+    """Commands whose usage errors do not repeat a URL that is given in a wrong place: it may have a password."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            if _URL.search(error.message):
+                error.message = "a URL or connection string is where none belongs; pg-cdc check takes it as -o url=URL"
+            raise
 
 
 def failed(error: PgCdcError) -> typer.Exit:

@@ -56,6 +56,15 @@ def test_resnapshot_needs_the_extra_cli_alone() -> None:
     assert result.stderr.startswith("pg-cdc: [TRANSIENT] cannot connect to PostgreSQL at 127.0.0.1:1/x as u")
 
 
+@pytest.mark.parametrize("url", ["postgresql://u:hunter2@127.0.0.1:1/x", "host=127.0.0.1 password=hunter2"])
+@pytest.mark.parametrize("before", [("check",), ("check", "pgcdc"), ("slots", "postgresql://u@h/x"), (), ("demo",)])
+def test_a_url_in_a_wrong_place_is_not_repeated(before: tuple[str, ...], url: str) -> None:
+    result = pg_cdc_without((), *before, url)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "hunter2" not in result.stdout + result.stderr
+    assert "a URL or connection string is where none belongs" in " ".join(result.stderr.replace("│", " ").split())
+
+
 _OF_MIRROR = ("--tables", "a", "--slot", "s", "--target", "l/{table}", "--checkpoint", "c")
 
 
