@@ -27,6 +27,7 @@ from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import joins, membership
 from pg_cdc_source.stream.joining import Joining
+from pg_cdc_source.stream.look_pace import LookPace
 from pg_cdc_source.stream.membership import Membership
 
 Drive = Callable[..., Driver]
@@ -1158,12 +1159,12 @@ def test_a_gap_is_not_forgotten_over_a_new_table(pg: Session, drive: Drive, monk
         pytest.skip("PostgreSQL 15 tells that a publication was altered")
     driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes")
     # The table's first row comes before anybody looks at the publication.
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 600.0)
+    monkeypatch.setattr(LookPace, "is_due", lambda self: False)
     run(pg, "ALTER PUBLICATION s SET (publish = 'insert')", "UPDATE t SET v = 'missed'",
         "ALTER PUBLICATION s SET (publish = 'insert, update, delete, truncate')",
         "CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'a')")  # fmt: skip
     assert values(driver.take(1), "_table") == [("public.u",)]
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(LookPace, "is_due", lambda self: True)
     driver.refusal("publication s was altered")
 
 
@@ -1174,7 +1175,7 @@ def test_rows_that_are_asked_for_bring_no_table_that_is_not_wanted(
     if pg.server_version < 140000:
         pytest.skip("PostgreSQL 14 has messages")
     driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable=mode)
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 600.0)
+    monkeypatch.setattr(LookPace, "is_due", lambda self: False)
     ask = """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.t"]}')"""
     run(pg, "CREATE TABLE u (id int PRIMARY KEY, v text)", ask)
     if mode == "fail":

@@ -131,17 +131,17 @@ def print_tables(costs: Costs) -> None:
     print("| --- | --- | --- |")
     for executors in EXECUTORS:
         found = [estimate(each, _RANGE, costs, Cluster(executors, 16)).parts["executors"] for each in tables.values()]
-        print(f"| {executors} | {' | '.join(map(_hours, found))} |")
+        print(f"| {executors} | {' | '.join(map(_duration, found))} |")
     print("\n| however many executors | at least |\n| --- | --- |")
     for server_cores in (16, 64):
         parts = estimate([_TOTAL], _RANGE, costs, Cluster(1, server_cores)).parts
-        print(f"| {server_cores} cores of the server | {_hours(parts['server'])} |")
-    print(f"| network of 10 Gbit/s | {_hours(parts['network'])} |")
-    print(f"| disk of 2 GB/s | {_hours(parts['disk'])} |")
+        print(f"| {server_cores} cores of the server | {_duration(parts['server'])} |")
+    print(f"| network of 10 Gbit/s | {_duration(parts['network'])} |")
+    print(f"| disk of 2 GB/s | {_duration(parts['disk'])} |")
 
 
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h"
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 if __name__ == "__main__":

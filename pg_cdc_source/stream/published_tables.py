@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
@@ -18,6 +19,7 @@ from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import TablePattern, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.lock_waits import read_locked
 from pg_cdc_source.postgres.publication import Publication, PublishedTable
 from pg_cdc_source.stream.leaving import Refused
 from pg_cdc_source.stream.source_session import SourceSession
@@ -49,12 +51,22 @@ class PublishedTables:
             published = publication.ensure_publication(session, options)
         else:
             published = publication.require_publication(session, options.publications)
-        return self.plan_of(session, known, published, self._source.read_end_of_wal())
+        lsn = self._source.read_end_of_wal()
+        # In this order: who has committed before ``lsn`` and cannot be seen by now has them locked in between.
+        return self.plan_of(session, known, published, lsn, read_locked(session))
 
     def plan_of(
-        self, session: Session, known: Sequence[Member] | None, published: Publication, lsn: Lsn
+        self,
+        session: Session,
+        known: Sequence[Member] | None,
+        published: Publication,
+        lsn: Lsn,
+        locked: Collection[int] = (),
     ) -> tuple[StreamPlan, str]:
-        """Return the plan for all tables of a publication that was read, and its mark."""
+        """Return the plan for all tables of a publication that was read, and its mark.
+
+        Of tables whose oids are ``locked``, changes before ``lsn`` may be unknown to the session.
+        """
         may_lack = functools.partial(self.may_lack, known, published)
         if known == ():
             # Where a stream begins, somebody is there to mend it.
@@ -63,6 +75,7 @@ class PublishedTables:
         else:
             refused = self.find_refused(session, published)
         plan = plan_stream(session, self._options, published, lsn, may_lack, refused, self._scans)
+        plan = replace(plan, planned=tuple(p.with_unknown_changes() if p.oid in locked else p for p in plan.planned))
         if plan.schema != self._schema:
             raise SchemaChangedError(
                 f"{plan.planned[0].name} has other columns than when the DataFrame was loaded",
@@ -156,4 +169,4 @@ class PublishedTables:
             now = {planned.oid: planned for planned in self._source.ask(read)}
         except (AccessError, ServerSetupError):
             return tuple(tables)
-        return tuple(now.get(p.oid, p).named(p.name, p.member.since) for p in tables)
+        return tuple(replace(now.get(p.oid, p).named(p.name, p.member.since), lsn=p.lsn) for p in tables)

@@ -44,6 +44,13 @@ class PlannedTable:
     def name(self) -> str:
         return self.member.name
 
+    def with_unknown_changes(self) -> PlannedTable:
+        """The table where its present columns may be older than any change: no difference is history.
+
+        A transaction that waits for a synchronous standby is in the WAL, and nobody sees what it has altered.
+        """
+        return replace(self, lsn=Lsn(0))
+
     def named(self, name: str, since: Lsn) -> PlannedTable:
         """The table under this name, which it has or had, with all changes since then."""
         member, table = replace(self.member, name=name, since=since), self.table
