@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +16,18 @@ from databases import connect
 from driving import Driver, Row, driving, drop_slots, is_one_commit, kinds, run, values
 from psycopg2.extensions import connection as Session
 from replica import upserted
+from synchronous import before_horizon, waiting_for_a_standby
 from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError, TransientError
 from pg_cdc_source.postgres import attached
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
+from pg_cdc_source.postgres.horizon import wait_until_seen
 from pg_cdc_source.postgres.locks import begin_locking, lock_relations
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import joins, membership
+from pg_cdc_source.stream import joins, membership, schema_history
 from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.look_pace import LookPace
 from pg_cdc_source.stream.membership import Membership
@@ -1184,6 +1186,50 @@ def test_rows_that_are_asked_for_bring_no_table_that_is_not_wanted(
         assert values(driver.take(2), "_table", "_change_type") == [
             ("public.t", "truncate"), ("public.t", "snapshot")
         ]  # fmt: skip
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("when", ["running", "starting"])
+def test_a_new_table_that_waits_for_a_synchronous_standby_is_followed_from_its_first_row(
+    when: str, db: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes")
+    looked = threading.Event()
+
+    def noted(session: Session, xid: int) -> None:
+        looked.set()
+        wait_until_seen(session, xid)
+
+    monkeypatch.setattr(schema_history, "wait_until_seen", noted)
+    with ExitStack() as waiting:
+
+        def begin() -> None:
+            new = "CREATE TABLE u (id int PRIMARY KEY, v text); INSERT INTO u VALUES (1, 'a')"
+            waiting.enter_context(waiting_for_a_standby(db, pg, new))
+
+        if when == "running":
+            begin()
+        else:
+            driver.stop()
+            before_horizon(monkeypatch, begin)
+            driver.restart()
+        going_on(driver, looked.is_set)
+    run(pg, "INSERT INTO u VALUES (2, 'b')")
+    until_equal(driver, pg, "t", "u")
+
+
+def test_a_table_that_is_refused_does_not_hold_up_the_others(pg: Session, drive: Drive) -> None:
+    publication = f"{ALL_TABLES} WITH (publish_via_partition_root = true)"
+    driver = standing(drive, pg, *T, publication, tables="public.*", onNewTable="changes", onSchemaChange="emit")
+    run(pg, "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "ALTER TABLE p REPLICA IDENTITY FULL", "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO p VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')")  # fmt: skip
+    until_equal(driver, pg, "t")
+    driver.restart()
+    run(pg, "INSERT INTO p VALUES (2, 'b')", "INSERT INTO t VALUES (3, 'c')")
+    until_equal(driver, pg, "t")
+    run(pg, "ALTER TABLE p1 REPLICA IDENTITY FULL", "INSERT INTO p VALUES (3, 'c')")
+    going_on(driver, lambda: ("public.p", "insert") in values(driver.rows, "_table", "_change_type"))
 
 
 # --- rows that were asked for ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from psycopg2.extensions import connection as Session
@@ -296,6 +297,39 @@ def test_what_cannot_be_turned_back_converges_and_is_logged(
     [warning] = [record.getMessage() for record in warnings if record.name == rewind.__name__]
     assert warning.startswith("the initial snapshot of public.t was interrupted and is read again as of ")
     assert why in warning
+
+
+@pytest.mark.parametrize("layout", ["dbtable", "tables"])
+def test_a_key_that_came_after_the_point_tells_no_rows_of_it_apart(db: str, pg: Session, layout: str) -> None:
+    run(pg, "CREATE TABLE t (id int, v text); ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t SELECT i / 2, 'v' || i FROM generate_series(2, 9) AS i")  # fmt: skip
+
+    def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        # The envelope has the key that the table has by now.
+        return [{name: value for name, value in row.items() if name != "key"} for row in rows]
+
+    options = {layout: "public.t"}
+    with source(db, **options) as first:
+        end = first.next(None)
+        expected = counted(told(first.rows(None, end)))
+    run(pg, "DELETE FROM t WHERE v IN ('v3', 'v5', 'v7', 'v9')", "ALTER TABLE t ADD PRIMARY KEY (id)")
+    with source(db, **options) as again:
+        assert counted(told(again.rows(None, end))) == expected
+
+
+def test_rows_without_a_column_that_came_after_the_point_are_not_turned_back(
+    db: str, pg: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(pg, "CREATE TABLE t (id int, v text); ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t VALUES (1, 'v')")
+    with source(db, dbtable="public.t") as first:
+        end = first.next(None)
+        first.rows(None, end)
+    run(pg, "INSERT INTO t VALUES (2, 'v')", "UPDATE t SET id = 3 WHERE id = 1", "ALTER TABLE t ADD c int DEFAULT 5")
+    with source(db, dbtable="public.t") as again:
+        rows = again.rows(None, end)
+    assert sorted((row["id"], row["c"]) for row in rows) == [(2, 5), (3, 5)]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("its columns were changed in between; rows may come in the state of" in text for text in warnings)
 
 
 # --- in Spark ---------------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from psycopg2.extensions import connection as Session
 from roles import conninfo, role
 
 from pg_cdc_source.errors import AccessError
-from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.stream_options import parse_stream_options
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.columns import describe_columns
+from pg_cdc_source.postgres.horizon import NOTHING
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.stream import table_scans
 from pg_cdc_source.stream.stream_plan import StreamPlan, plan_stream
@@ -38,7 +38,7 @@ def test_only_tables_that_have_changed_are_looked_up_again(
 
     def plan() -> StreamPlan:
         looked_up.clear()
-        return plan_stream(pg, options, publication.require_publication(pg, options.publications), Lsn(0), scans=scans)
+        return plan_stream(pg, options, publication.require_publication(pg, options.publications), NOTHING, scans=scans)
 
     first = plan()
     assert looked_up == ["public.t", "public.u"]
@@ -54,7 +54,7 @@ def test_only_tables_that_have_changed_are_looked_up_again(
         run(pg, statement)
         now = plan()
         assert looked_up == ["public.u"], statement
-        assert now == plan_stream(pg, options, publication.require_publication(pg, options.publications), Lsn(0))
+        assert now == plan_stream(pg, options, publication.require_publication(pg, options.publications), NOTHING)
     scans.keep({planned.oid for planned in now.planned if planned.name == "public.u"})
     plan()
     assert looked_up == ["public.t"]
@@ -82,7 +82,7 @@ def test_columns_that_the_catalog_tells_are_those_of_a_select(
     monkeypatch.setattr(scan, "describe_columns", noted)
 
     def plan() -> StreamPlan:
-        return plan_stream(pg, options, publication.require_publication(pg, options.publications), Lsn(0))
+        return plan_stream(pg, options, publication.require_publication(pg, options.publications), NOTHING)
 
     told = plan()
     assert described == ["reading public.u"]
@@ -104,7 +104,7 @@ def test_a_table_that_may_not_be_read_is_refused_as_by_a_select(db: str, pg: Ses
             def plan(name: str) -> StreamPlan:
                 options = parse_stream_options(found[name])
                 return plan_stream(
-                    session, options, publication.require_publication(session, options.publications), Lsn(0)
+                    session, options, publication.require_publication(session, options.publications), NOTHING
                 )
 
             assert [planned.name for name in "tu" for planned in plan(name).planned] == ["public.t", "public.u"]

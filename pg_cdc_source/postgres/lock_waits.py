@@ -40,25 +40,6 @@ LIMIT 5
 """
 
 
-# Those of prepared transactions have no pid.
-_READ_LOCKED = """
-SELECT relation
-FROM pg_catalog.pg_locks
-WHERE locktype = 'relation'
-    AND mode = 'AccessExclusiveLock'
-    AND granted
-    AND pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
-    AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
-"""
-
-
-def read_locked(session: Session) -> frozenset[int]:
-    """The oids of relations that others have locked against readers, as who alters a table does."""
-    with translated("looking which tables are locked"), session.cursor() as cursor:
-        cursor.execute(_READ_LOCKED)
-        return frozenset(oid for (oid,) in cursor)
-
-
 def describe_lockers(session: Session) -> str:
     """Which tables are locked against readers, or about to be, and by whom; empty where none is any more."""
     with translated("looking who has locked tables"), session.cursor() as cursor:

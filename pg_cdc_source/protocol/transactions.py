@@ -59,10 +59,11 @@ _COUNTED = frozenset((*pgoutput.ROWS, pgoutput.TRUNCATE))
 
 @dataclass(frozen=True, slots=True)
 class SentRelation:
-    """A relation as the stream describes it, from the commit at ``lsn`` on."""
+    """A relation as the stream describes it, from the commit of transaction ``xid`` at ``lsn`` on."""
 
     relation: RelationMessage
     lsn: Lsn
+    xid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,7 @@ class TransactionAssembler:
             changes = self._take(leave=0)
             # What was taken keeps those that its rows were sent with.
             self._relations = dict(self._relations)
-        self._relations[relation.oid] = SentRelation(relation, transaction.final_lsn)
+        self._relations[relation.oid] = SentRelation(relation, transaction.final_lsn, transaction.xid)
         return changes
 
     def _begin(self, begin: Begin) -> None:

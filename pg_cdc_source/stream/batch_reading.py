@@ -180,7 +180,7 @@ class BatchReading:
         membership, layouts = self._parts.membership, self._parts.layouts
         if not layouts.are_emitted:
             return rows
-        now = membership.published.as_they_are(rows.unread, membership.plan.lsn)
+        now = membership.published.as_they_are(rows.unread, membership.plan.horizon)
         said = {planned.oid: layouts.as_said(planned, rows.point) for planned in now}
         return replace(rows, tables=tuple(said[p.oid] for p in rows.tables), unread=tuple(said.values()))
 

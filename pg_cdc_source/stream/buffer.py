@@ -24,10 +24,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pg_cdc_source.errors import PgCdcError, TransientError
-from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.offsets import Position
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.decoding_messages import OWN_PREFIX, read_request
-from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.protocol.transactions import Changes, SentRelation, TransactionAssembler
 from pg_cdc_source.protocol.walsender import Keepalive
 from pg_cdc_source.stream.batches import Limits, end_of_batch
@@ -39,9 +38,9 @@ log = logging.getLogger(__name__)
 # The buffer holds this many batches at the limits: the one that Spark works on, and the next.
 BATCHES_AHEAD = 2
 
-# What a relation's rows are to become, given the relation, the LSN of the commit from which on it is so, and the
-# position of the first row: None where they are not wanted. Raises where they cannot be.
-Match = Callable[[RelationMessage, Lsn, Position], Described | None]
+# What a relation's rows are to become, given the relation and the position of the first row: None where they are not
+# wanted. Raises where they cannot be.
+Match = Callable[[SentRelation, Position], Described | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Matched:
         sent = changes.relation(oid)
         found = self._found.get(oid)
         if found is None or found[0] is not sent:
-            described = self._match(sent.relation, sent.lsn, position)
+            described = self._match(sent, position)
             # What is announced comes once.
             later = None if described is None else replace(described, announced=None)
             self._found[oid] = (sent, later)

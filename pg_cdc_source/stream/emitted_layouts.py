@@ -22,6 +22,7 @@ from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.stream_rows import schema_row_at
 from pg_cdc_source.protocol.table_layout import LayoutRecord, from_text, sent_of, to_text
+from pg_cdc_source.protocol.transactions import SentRelation
 from pg_cdc_source.stream.buffer import Match
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 from pg_cdc_source.stream.chunks import Chunk
@@ -263,10 +264,11 @@ class EmittedLayouts:
 
         oids = _oids(plan.members)
 
-        def match(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
+        def match(sent: SentRelation, position: Position) -> Described | None:
+            relation = sent.relation
             if self.are_emitted and relation.oid in oids:
                 return self._history.describe(relation, position, oids, plan.since.get(relation.oid, Lsn(0)))
-            return match_relation(plan, relation, lsn)
+            return match_relation(plan, sent)
 
         return match
 
@@ -276,14 +278,19 @@ class EmittedLayouts:
         Another replica identity is no reason: it is looked at whether each change says what it has to.
         """
 
-        def match(relation: RelationMessage, lsn: Lsn, _: Position) -> Described | None:
-            planned = plan.find(relation.oid) if self.are_emitted else None
+        def match(sent: SentRelation, _: Position) -> Described | None:
+            planned = plan.find(sent.relation.oid)
             if planned is None:
-                return match_relation(plan, relation, lsn)
-            if not _is_sent_as(planned, relation):
+                return match_relation(plan, sent)
+            # Rows without a value could not be found among those that have it by now.
+            if not _has_same_columns(planned, sent.relation):
                 return None
-            same = replace(planned, table=replace(planned.table, identity=relation.identity, key=()))
-            return match_relation(replace(plan, planned=(same,)), relation, lsn)
+            if not self.are_emitted:
+                return match_relation(plan, sent)
+            if dotted(sent.relation.schema, sent.relation.name) != planned.name:
+                return None
+            same = replace(planned, table=replace(planned.table, identity=sent.relation.identity, key=()))
+            return match_relation(replace(plan, planned=(same,)), sent)
 
         return match
 
@@ -315,12 +322,10 @@ def _has_columns_of(said: StreamedTable, present: StreamedTable) -> bool:
     return all(one.column.attnum in (0, other.column.attnum) for one, other in pairs)
 
 
-def _is_sent_as(planned: PlannedTable, relation: RelationMessage) -> bool:
-    """Whether the columns of ``relation`` and its name are those that were planned."""
-    columns = [sent_of(column) for column in _sent_columns(planned)]
-    return [sent_of(column) for column in relation.columns] == columns and (
-        dotted(relation.schema, relation.name) == planned.name
-    )
+def _has_same_columns(planned: PlannedTable, relation: RelationMessage) -> bool:
+    """Whether the columns of ``relation`` are those that were planned."""
+    columns = [sent_of(column) for column in _sent_columns(planned) if column.name not in planned.table.unsent]
+    return [sent_of(column) for column in relation.columns] == columns
 
 
 def _change(change: str, why: Refused | None) -> dict[str, str | None]:

@@ -27,6 +27,7 @@ from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import locks, slot_creation, snapshots
+from pg_cdc_source.postgres.lasting_keys import read_lasting_keys
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
 from pg_cdc_source.protocol.layout import TRUNCATED, StreamedTable
@@ -190,12 +191,14 @@ class HeldSnapshot:
         try:
             check_files(held, rows.unread)
             assert held.lsn is not None
+            tables = [planned.table for planned in rows.unread if _has_same_columns(plan.find(planned.oid), planned)]
             rewound = rewind(
                 functools.partial(self._history.connect_stream, streaming=False),
                 plan.layout,
                 plan.schema,
                 # Not those whose columns were altered since: they are taken as they are.
-                [planned.table for planned in rows.unread if _has_same_columns(plan.find(planned.oid), planned)],
+                tables,
+                self._find_keyed(plan, tables),
                 match,
                 rows.point,
                 held.lsn,
@@ -207,6 +210,12 @@ class HeldSnapshot:
             raise
         self._held, self._point, self._rewound = held, rows.point, rewound
         self._rewound_as = {planned.oid: planned for planned in rows.unread}
+
+    def _find_keyed(self, plan: StreamPlan, tables: Sequence[StreamedTable]) -> set[int]:
+        """The tables, by oid, whose keys tell rows apart, as they have done all the time."""
+        present = {planned.oid: planned.table.key for planned in plan.planned}
+        oids = [table.oid for table in tables if present[table.oid] == table.key]
+        return set(self._source.ask(lambda session: read_lasting_keys(session, self._options.slot, oids)))
 
 
 def _has_same_columns(present: PlannedTable | None, said: PlannedTable) -> bool:

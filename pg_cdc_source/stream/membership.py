@@ -26,6 +26,7 @@ from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.horizon import read_horizon
 from pg_cdc_source.postgres.lock_waits import describe_lockers, waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held
@@ -268,7 +269,7 @@ class Membership:
         point = Lsn(held.lsn + 1)
         session, _ = held.holders[0]
         published = publication.require_publication(session, self._options.publications)
-        whole, mark = self.published.plan_of(session, self.plan.members, published, point)
+        whole, mark = self.published.plan_of(session, self.plan.members, published, read_horizon(session, point))
         followed = [planned.member for planned in self.plan.planned]
         difference = self._watch.compare(session, followed, self.mark, whole.members, mark)
         self._refuse(difference)

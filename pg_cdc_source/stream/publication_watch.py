@@ -76,7 +76,7 @@ class PublicationWatch:
             oids = {member.oid for member in followed}
             relations = tuple(table.relation for table in published.tables if table.relation.oid in oids)
         relations = tuple(relation for relation in relations if relation.oid not in refused)
-        now = members_of(published, relations, plan.lsn)
+        now = members_of(published, relations, plan.horizon.lsn)
         difference = self.compare(session, followed, mark, now, mark_now)
         # Those that wait to join again are not compared: they wait also where all is as it was before.
         there = {table.relation.oid for table in published.tables}

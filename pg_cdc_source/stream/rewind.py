@@ -23,7 +23,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -49,6 +49,7 @@ def rewind(
     layout: Layout,
     schema: pa.Schema,
     tables: Sequence[StreamedTable],
+    keyed: Collection[int],
     match: Match,
     origin: Lsn,
     snapshot_lsn: Lsn,
@@ -57,8 +58,8 @@ def rewind(
 ) -> dict[int, Rewound]:
     """Find out how to turn tables back from a snapshot that contains ``snapshot_lsn`` to the point ``origin``.
 
-    Reads the slot and confirms nothing beyond ``confirmed``. Tables that are missing in the result are taken as they
-    are, and so logged.
+    ``keyed`` are the oids of tables that have had no two rows of one key since ``origin``. Reads the slot and confirms
+    nothing beyond ``confirmed``. Tables that are missing in the result are taken as they are, and so logged.
     """
     found = _read(connect, tables, match, layout, origin, snapshot_lsn, confirmed, alive)
     rewound = {}
@@ -80,7 +81,9 @@ def rewind(
             )
             continue
         log.info("the initial snapshot of %s was interrupted and is turned back to %s exactly", table.name, origin)
-        rewound[table.oid] = turn_back(table, images, layout, schema, Lsn(origin - 1))
+        rewound[table.oid] = turn_back(
+            table, images, layout, schema, Lsn(origin - 1), table.key if table.oid in keyed else ()
+        )
     return rewound
 
 

@@ -5,9 +5,9 @@
     rows at t1  =  rows at t2, without those whose key was changed in (t1, t2]        filtered in every range
                 +  for each such key, the first image before a change, if it had one  one more partition
 
-A table without a primary key has no key to tell rows by, nor has one with values in its key that Spark's type cannot
-hold. There, whole rows are counted: one task reads the table, takes away as many copies of a row as were added, and
-adds those that were removed.
+A table without a primary key has no key to tell rows by, nor has one whose key is younger than t1, or has values that
+Spark's type cannot hold. There, whole rows are counted: one task reads the table, takes away as many copies of a row as
+were added, and adds those that were removed.
 
 Arrow in, Arrow out: the slot is read in ``rewind``, and ``Rewound`` travels to Spark's tasks.
 """
@@ -101,11 +101,13 @@ class Images:
         self.batches.clear()
 
 
-def turn_back(table: StreamedTable, images: Images, layout: Layout, schema: pa.Schema, lsn: Lsn) -> Rewound:
+def turn_back(
+    table: StreamedTable, images: Images, layout: Layout, schema: pa.Schema, lsn: Lsn, keys: Sequence[str]
+) -> Rewound:
+    """How to turn a table back by its ``images``; ``keys`` are columns that have told its rows apart all the time."""
     columns = [codec.column.name for codec in table.codecs]
     plain = pa.schema([pa.field(codec.column.name, codec.arrow_type) for codec in table.codecs])
     befores, afters = _before_and_after(images, columns, plain)
-    keys = list(table.key)
     if _tell_rows(keys, befores) and _tell_rows(keys, afters):
         events = pa.concat_tables([rows.select([*keys, _ROW_COLUMN]) for rows in (befores, afters)])
         firsts = events.group_by(keys, use_threads=False).aggregate([(_ROW_COLUMN, "min")])

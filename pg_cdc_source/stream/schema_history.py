@@ -6,7 +6,7 @@ now. ``match_relation`` brings both together, by name, and finds out what change
 ::
 
     commit before the plan        history: a column that is gone now is left out, one that came later has no value
-    ─────────────── the plan (its LSN) ───────────────
+    ─────────────── the plan (its horizon) ───────────────
     commit after it               a change: onSchemaChange says which are taken, the rest is an error
 
 - The relation comes from the stream, never from a live query: the catalog may be ahead of the commit by any time.
@@ -28,10 +28,13 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.columns import read_types
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.horizon import wait_until_seen
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.envelope import json_kind
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
+from pg_cdc_source.protocol.transactions import SentRelation
+from pg_cdc_source.stream.refused_tables import find_refused
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, session_name
 from pg_cdc_source.values import registry
 
@@ -58,28 +61,30 @@ class NewTableError(SchemaChangedError):
     """A table that joined has its first row, and is to be followed from there on (onNewTable=changes)."""
 
 
-def match_relation(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Described | None:
-    """Find the planned columns among those that a relation had at the commit at ``lsn``; None for one not read.
+def match_relation(plan: StreamPlan, sent: SentRelation) -> Described | None:
+    """Find the planned columns among those that a relation had when it was sent; None for one not read.
 
     Raises SchemaChangedError where its rows cannot be understood, or ``onSchemaChange`` says that they are not wanted.
     """
+    relation, lsn = sent.relation, sent.lsn
     since = plan.since.get(relation.oid, Lsn(0))
     planned = plan.find(relation.oid)
     if planned is None:
         gone = next((member for member in plan.gone if member.oid == relation.oid), None)
         if plan.layout.envelope and gone is not None:
             return _describe_gone(plan.options, relation, gone, since)
-        _refuse_wanted(plan, relation, lsn)
+        _refuse_wanted(plan, sent)
         return None
     name = dotted(relation.schema, relation.name)
-    if name != planned.name and lsn >= planned.lsn:
+    is_history = planned.horizon.has(lsn, sent.xid)
+    if name != planned.name and not is_history:
         raise SchemaChangedError(f"{planned.name} was renamed to {name} before the commit at {lsn}", remedy=LOAD_AGAIN)
     place = {column.name: i for i, column in enumerate(relation.columns)}
     refused = None
     try:
-        _refuse_other_types(plan, planned, relation, place, lsn)
-        _refuse_other_columns(plan, planned, place, lsn)
-        _refuse_other_identity(plan, planned, relation, lsn)
+        _refuse_other_types(plan, planned, sent, place, is_history)
+        _refuse_other_columns(plan, planned, place, lsn, is_history)
+        _refuse_other_identity(plan, planned, sent, is_history)
     except SchemaChangedError as error:
         if lsn >= since:
             raise
@@ -108,17 +113,18 @@ def _describe_gone(options: StreamOptions, relation: RelationMessage, gone: Memb
     return Described(table, relation, tuple(range(len(columns))), since=since)
 
 
-def _refuse_wanted(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> None:
+def _refuse_wanted(plan: StreamPlan, sent: SentRelation) -> None:
     """Raise where a relation that was not planned should be read: it replaces one that was, or is new.
 
     With onNewTable=snapshot these rows are left out: the table joins at a later point, with all its rows.
     """
-    options, name, where = plan.options, dotted(relation.schema, relation.name), f"before the commit at {lsn}"
+    relation, options, where = sent.relation, plan.options, f"before the commit at {sent.lsn}"
+    name = dotted(relation.schema, relation.name)
     if options.on_new_table == "snapshot":
         return
     if any(planned.name == name for planned in plan.planned):
         raise SchemaChangedError(f"{name} was dropped and created again {where}", remedy=READ_AGAIN)
-    if lsn < plan.lsn or not options.tables or not _is_wanted_now(options, relation):
+    if plan.horizon.has(sent.lsn, sent.xid) or not options.tables or not _is_wanted_now(options, sent):
         return
     if options.on_new_table == "fail":
         raise SchemaChangedError(f"{name} was added to the stream's tables {where}", remedy=FOLLOW)
@@ -126,29 +132,31 @@ def _refuse_wanted(plan: StreamPlan, relation: RelationMessage, lsn: Lsn) -> Non
 
 
 def _refuse_other_types(
-    plan: StreamPlan, planned: PlannedTable, relation: RelationMessage, place: dict[str, int], lsn: Lsn
+    plan: StreamPlan, planned: PlannedTable, sent: SentRelation, place: dict[str, int], is_history: bool
 ) -> None:
     """Raise where a column's text would be read another way than it was planned."""
-    table, history = planned.table, lsn < planned.lsn
+    table = planned.table
     for codec, type_and_modifier in zip(table.codecs, table.type_oids, strict=True):
         if codec.column.name not in place:
             continue
-        found = relation.columns[place[codec.column.name]]
+        found = sent.relation.columns[place[codec.column.name]]
         if (found.type_oid, found.typmod) != type_and_modifier and not _reads_alike(plan.options, codec, found):
             raise SchemaChangedError(
                 f"{table.name}: the type of column {quoted(codec.column.name)} was changed "
-                f"{'after' if history else 'before'} the commit at {lsn}",
-                remedy=_OLD_TYPE if history else LOAD_AGAIN,
+                f"{'after' if is_history else 'before'} the commit at {sent.lsn}",
+                remedy=_OLD_TYPE if is_history else LOAD_AGAIN,
             )
 
 
-def _refuse_other_columns(plan: StreamPlan, planned: PlannedTable, place: dict[str, int], lsn: Lsn) -> None:
+def _refuse_other_columns(
+    plan: StreamPlan, planned: PlannedTable, place: dict[str, int], lsn: Lsn, is_history: bool
+) -> None:
     """Raise where columns are missing or new, and that is not history or not wanted."""
     table, fails = planned.table, plan.options.on_schema_change == "fail"
     known = [codec.column.name for codec in table.codecs]
     added = [column for column in place if column not in known]
     missing = [column for column in known if column not in place and column not in table.unsent]
-    if lsn < planned.lsn:
+    if is_history:
         if added and missing and fails:
             raise SchemaChangedError(
                 f"{table.name}: after the commit at {lsn} {_were(added)} replaced or renamed to "
@@ -173,41 +181,47 @@ def _were(columns: Sequence[str]) -> str:
     return f"columns {names} were" if len(columns) > 1 else f"column {names} was"
 
 
-def _refuse_other_identity(plan: StreamPlan, planned: PlannedTable, relation: RelationMessage, lsn: Lsn) -> None:
+def _refuse_other_identity(plan: StreamPlan, planned: PlannedTable, sent: SentRelation, is_history: bool) -> None:
     """Raise where deletes come with other columns than the stream was planned with."""
-    table = planned.table
-    sent = tuple(column.name for column in relation.columns if column.is_key)
+    table, relation = planned.table, sent.relation
+    keys = tuple(column.name for column in relation.columns if column.is_key)
     # Under the others a key is the primary key. Of an identity that is not sent as a whole, the plan has no column.
-    is_same = relation.identity not in "di" or not table.key or set(sent) == set(table.key)
+    is_same = relation.identity not in "di" or not table.key or set(keys) == set(table.key)
     # A changelog refuses the first change that lacks an old row.
     if (relation.identity == table.identity and is_same) or plan.options.change_format == "changelog":
         return
-    if lsn >= planned.lsn:
+    if not is_history:
         raise SchemaChangedError(
-            f"{table.name}: the replica identity was changed before the commit at {lsn}, so deletes come with other "
-            "columns",
+            f"{table.name}: the replica identity was changed before the commit at {sent.lsn}, so deletes come with "
+            "other columns",
             remedy=LOAD_AGAIN,
         )
     log.warning(
         "%s: the replica identity was changed after the commit at %s; deletes before that come with the columns %s",
         table.name,
-        lsn,
-        ", ".join(map(quoted, sent)),
+        sent.lsn,
+        ", ".join(map(quoted, keys)),
     )
 
 
-def _is_wanted_now(options: StreamOptions, relation: RelationMessage) -> bool:
-    """Whether the stream would read this relation if it were planned now; also where that cannot be found out."""
-    try:
-        # A session of its own: this may be the thread that reads.
-        with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
+def _is_wanted_now(options: StreamOptions, sent: SentRelation) -> bool:
+    """Whether the stream would read this relation if it were planned now; also where that cannot be found out.
+
+    Raises TransientError where it cannot be seen for a while what the relation's transaction has done.
+    """
+    # A session of its own: this may be the thread that reads.
+    with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
+        # A table that is new in it would look like one that is not published any more.
+        wait_until_seen(session, sent.xid)
+        try:
             published = publication.read_publication(session, options.publications)
             if published is None:
                 return True
             wanted = publication.stream_tables(session, options, published, lambda pattern: True)
-    except PgCdcError:
-        return True
-    return relation.oid in (table.oid for table in wanted)
+            refused = find_refused(session, options, published)
+        except PgCdcError:
+            return True
+    return sent.relation.oid in {table.oid for table in wanted}.difference(refused)
 
 
 # Types whose decoders take another type's text for one of their own: real rounds double precision, and text may look

@@ -16,6 +16,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
+from pg_cdc_source.postgres.horizon import Horizon
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.slots import stream_session_name
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
@@ -28,13 +29,13 @@ from pg_cdc_source.stream.table_scans import TableScans, plan_scan
 class PlannedTable:
     """One table of a stream: a scan for the snapshot, what its changes become, and what checkpoints keep of it.
 
-    ``lsn``: the catalog was read after it, so every change of the table before it is known to the plan.
+    ``horizon``: the catalog was read behind it, so every change of the table that it has is known to the plan.
     """
 
     scan: Plan
     table: StreamedTable
     member: Member
-    lsn: Lsn
+    horizon: Horizon
 
     @property
     def oid(self) -> int:
@@ -43,13 +44,6 @@ class PlannedTable:
     @property
     def name(self) -> str:
         return self.member.name
-
-    def with_unknown_changes(self) -> PlannedTable:
-        """The table where its present columns may be older than any change: no difference is history.
-
-        A transaction that waits for a synchronous standby is in the WAL, and nobody sees what it has altered.
-        """
-        return replace(self, lsn=Lsn(0))
 
     def named(self, name: str, since: Lsn) -> PlannedTable:
         """The table under this name, which it has or had, with all changes since then."""
@@ -62,15 +56,15 @@ class StreamPlan:
     """What a stream reads.
 
     ``gone`` are tables that have left it, whose last changes are still to come. ``since`` leaves out what is before
-    that LSN, by oid, and ``messages_since`` does so for logical decoding messages. ``lsn``: the catalog was read after
-    it, so tables that came before it are known.
+    that LSN, by oid, and ``messages_since`` does so for logical decoding messages. ``horizon``: the catalog was read
+    behind it, so tables that came before it are known.
     """
 
     options: StreamOptions
     layout: Layout
     planned: tuple[PlannedTable, ...]
     schema: pa.Schema
-    lsn: Lsn
+    horizon: Horizon
     gone: tuple[Member, ...] = ()
     since: Mapping[int, Lsn] = field(default_factory=dict)
     messages_since: int = 0
@@ -87,7 +81,7 @@ class StreamPlan:
     @property
     def known_through(self) -> Lsn:
         """Before this, other columns or tables may be history; behind it, they are changes."""
-        return max([self.lsn, *(planned.lsn for planned in self.planned)])
+        return max([self.horizon.lsn, *(planned.horizon.lsn for planned in self.planned)])
 
     def find(self, oid: int) -> PlannedTable | None:
         return self._by_oid.get(oid)
@@ -159,21 +153,21 @@ def plan_stream(
     session: Session,
     options: StreamOptions,
     published: Publication,
-    lsn: Lsn,
+    horizon: Horizon,
     may_lack: Callable[[TablePattern], bool] = lambda pattern: False,
     refused: Collection[int] = (),
     scans: TableScans | None = None,
 ) -> StreamPlan:
-    """Look up the tables of a stream; ``lsn`` is a position that the server had reached before.
+    """Look up the tables of a stream; ``horizon`` was read before the publication was.
 
     ``may_lack`` is as in :func:`pg_cdc_source.postgres.publication.stream_tables`. Tables whose oids are ``refused``
     are left out. ``scans`` remembers tables from one plan to the next.
     """
     relations = publication.stream_tables(session, options, published, may_lack)
     relations = tuple(relation for relation in relations if relation.oid not in refused)
-    planned = plan_tables(session, options, published, relations, lsn, scans or TableScans())
+    planned = plan_tables(session, options, published, relations, horizon, scans or TableScans())
     layout = layout_of(options)
-    return StreamPlan(options, layout, planned, layout.schema([p.table for p in planned]), lsn)
+    return StreamPlan(options, layout, planned, layout.schema([p.table for p in planned]), horizon)
 
 
 def plan_tables(
@@ -181,12 +175,12 @@ def plan_tables(
     options: StreamOptions,
     published: Publication,
     relations: Sequence[Relation],
-    lsn: Lsn,
+    horizon: Horizon,
     scans: TableScans,
 ) -> tuple[PlannedTable, ...]:
     """As :func:`plan_stream`, of tables that are known to be streamed."""
     facts = publication.read_sent_tables(session, published, relations, whole=options.change_format == "changelog")
-    members = members_of(published, relations, lsn)
+    members = members_of(published, relations, horizon.lsn)
     planned = []
     found = scans.plan(session, options, facts)
     for fact, member, scanned in zip(facts, members, found, strict=True):
@@ -201,5 +195,5 @@ def plan_tables(
             tuple(column.name for column in scanned.columns if column not in scanned.plan.columns),
         )
         member = replace(member, key=table.key if table.identity == "f" else ())
-        planned.append(PlannedTable(scanned.plan, table, member, lsn))
+        planned.append(PlannedTable(scanned.plan, table, member, horizon))
     return tuple(planned)

@@ -19,7 +19,8 @@ from messages import BY_KEY, HEADER, described, insert, recorded, update
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import Described
-from pg_cdc_source.protocol.pgoutput import ROWS, RelationMessage
+from pg_cdc_source.protocol.pgoutput import ROWS
+from pg_cdc_source.protocol.transactions import SentRelation
 from pg_cdc_source.values.wire import Collected
 
 RELATION = (
@@ -224,6 +225,6 @@ class Session:
         pass
 
 
-def match(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
+def match(sent: SentRelation, position: Position) -> Described | None:
     """What the buffer asks for: the planned table with the columns that were sent."""
-    return described(BY_KEY) if relation.oid == BY_KEY.oid else None
+    return described(BY_KEY) if sent.relation.oid == BY_KEY.oid else None

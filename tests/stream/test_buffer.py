@@ -19,9 +19,8 @@ from transactions import OTHER_RELATION, Server, Transaction, match, message, so
 from pg_cdc_source.errors import DefiniteError, SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
-from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.protocol.streamed import StreamedTransaction
-from pg_cdc_source.protocol.transactions import TransactionAssembler
+from pg_cdc_source.protocol.transactions import SentRelation, TransactionAssembler
 from pg_cdc_source.stream import spill
 from pg_cdc_source.stream.batches import Limits
 from pg_cdc_source.stream.buffer import ChangeBuffer, Waiting
@@ -266,8 +265,8 @@ class Changed(Transaction):
 
 
 def test_what_came_before_an_error_is_handed_out_first() -> None:
-    def refuse(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
-        if relation.columns[2].name == "c":
+    def refuse(of: SentRelation, position: Position) -> Described | None:
+        if of.relation.columns[2].name == "c":
             raise SchemaChangedError("column b was renamed")
         return described(BY_KEY)
 
@@ -351,10 +350,10 @@ def test_what_could_not_be_decoded_for_a_moment_comes_again(step: int) -> None:
     """To find out what a changed column is takes a query, which fails while the server starts again."""
     failures = [TransientError("the server is starting up")] * 3
 
-    def fail(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
-        if relation.columns[2].name == "c" and failures:
+    def fail(of: SentRelation, position: Position) -> Described | None:
+        if of.relation.columns[2].name == "c" and failures:
             raise failures.pop()
-        return match(relation, lsn, position)
+        return match(of, position)
 
     sent = [Transaction(100, 2), Changed(200, 6), Transaction(300, 4)]
     buffer = buffer_from(how=fail)
@@ -409,10 +408,10 @@ def test_a_request_stays_until_spark_is_done_with_it_and_is_no_quiet_end(caplog:
 def test_a_request_behind_what_could_not_be_decoded_for_a_moment_comes_once() -> None:
     failures = [TransientError("the server is starting up")] * 2
 
-    def fail(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
+    def fail(of: SentRelation, position: Position) -> Described | None:
         if failures:
             raise failures.pop()
-        return match(relation, lsn, position)
+        return match(of, position)
 
     buffer = buffer_from(how=fail)
     end = Position(Lsn(300))

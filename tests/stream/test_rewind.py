@@ -14,7 +14,7 @@ from transactions import RELATION, Server, Transaction, begin, commit
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import Described
-from pg_cdc_source.protocol.pgoutput import RelationMessage
+from pg_cdc_source.protocol.transactions import SentRelation
 from pg_cdc_source.stream.chunks import from_ipc
 from pg_cdc_source.stream.rewind import rewind
 from pg_cdc_source.stream.rewound import Rewound
@@ -43,13 +43,13 @@ class Inserts(Transaction):
         return [self._id(i) for i in range(self.rows)]
 
 
-def match(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
-    return Described(FULL, relation, (0, 1, 2)) if relation.oid == FULL.oid else None
+def match(sent: SentRelation, position: Position) -> Described | None:
+    return Described(FULL, sent.relation, (0, 1, 2)) if sent.relation.oid == FULL.oid else None
 
 
 def turned_back(server: Any, through: int, how: Any = match) -> dict[int, Rewound]:
     schema = TYPED.schema([FULL])
-    return rewind(server.connect, TYPED, schema, [FULL], how, ORIGIN, Lsn(through), ORIGIN, lambda: True)
+    return rewind(server.connect, TYPED, schema, [FULL], {FULL.oid}, how, ORIGIN, Lsn(through), ORIGIN, lambda: True)
 
 
 @settings(max_examples=40, deadline=None)
@@ -84,15 +84,13 @@ def test_a_table_whose_old_rows_did_not_travel_is_taken_as_it_is_and_the_log_say
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = turned_back(
-            Server([Updates(200, 1), Inserts(300, 2)]), 305, lambda relation, lsn, position: described(BY_KEY)
-        )
+        found = turned_back(Server([Updates(200, 1), Inserts(300, 2)]), 305, lambda sent, position: described(BY_KEY))
     assert found == {}
     assert "its replica identity was not FULL" in caplog.text
 
 
 def test_what_cannot_be_understood_ends_it() -> None:
-    def refuse(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
+    def refuse(sent: SentRelation, position: Position) -> Described | None:
         raise SchemaChangedError("column b was renamed")
 
     with pytest.raises(SchemaChangedError, match="column b was renamed"):
@@ -106,6 +104,7 @@ def test_a_process_whose_driver_is_gone_does_not_wait() -> None:
             TYPED,
             TYPED.schema([FULL]),
             [FULL],
+            {FULL.oid},
             match,
             ORIGIN,
             Lsn(1 << 30),

@@ -87,7 +87,7 @@ def batches(rows: Sequence[Row], of: StreamedTable, rows_per_batch: int) -> Iter
 def turned_back(history: History, of: StreamedTable, rows_per_batch: int = 3) -> Counter[str]:
     """The rows that a replay consists of."""
     schema = LAYOUT.schema([of])
-    rewound = turn_back(of, history.images(of, rows_per_batch), LAYOUT, schema, ORIGIN)
+    rewound = turn_back(of, history.images(of, rows_per_batch), LAYOUT, schema, ORIGIN, of.key)
     found = [row for batch in rewound.leave_out(batches(history.rows, of, rows_per_batch)) for row in batch.to_pylist()]
     for chunk in rewound.old_rows:
         olds = from_ipc(chunk.data())
@@ -191,7 +191,7 @@ def test_where_all_is_left_out_no_batch_comes() -> None:
     history.insert(("a", 1, None))
     schema = LAYOUT.schema([KEYED])
     for of in (KEYED, KEYLESS):
-        rewound: Rewound = turn_back(of, history.images(of, 3), LAYOUT, schema, ORIGIN)
+        rewound: Rewound = turn_back(of, history.images(of, 3), LAYOUT, schema, ORIGIN, of.key)
         assert list(rewound.leave_out(batches(history.rows, of, 3))) == []
         assert rewound.old_rows == ()
 

@@ -11,20 +11,24 @@ from messages import TYPED, streamed
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.stream_options import parse_stream_options
+from pg_cdc_source.postgres.horizon import Horizon
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
+from pg_cdc_source.protocol.transactions import SentRelation
 from pg_cdc_source.stream.schema_history import match_relation
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 
 TABLE = streamed(7, "public.t", {"id": "int4", "a": "text"}, ["id"])
 BEFORE, AFTER = Lsn(50), Lsn(150)
+XID = 7
+HORIZON = Horizon(Lsn(100), next_xid=20, in_progress=frozenset([9]))
 COLUMNS = {"id": 23, "a": 25}
 
 
 def plan(**options: str) -> StreamPlan:
     parsed = parse_stream_options({"url": "postgresql://u@h/d", "slot": "s", "dbtable": "t", **options})
     # No scan: nothing is read here.
-    planned = PlannedTable(None, TABLE, Member(7, "public.t", Lsn(1), ""), Lsn(100))  # type: ignore[arg-type]
-    return StreamPlan(parsed, TYPED, (planned,), TYPED.schema([TABLE]), Lsn(100))
+    planned = PlannedTable(None, TABLE, Member(7, "public.t", Lsn(1), ""), HORIZON)  # type: ignore[arg-type]
+    return StreamPlan(parsed, TYPED, (planned,), TYPED.schema([TABLE]), HORIZON)
 
 
 def sent(columns: dict[str, int] = COLUMNS, **changed: Any) -> RelationMessage:
@@ -37,7 +41,7 @@ OTHER_KEY = tuple(replace(column, is_key=not column.is_key) for column in sent()
 
 @pytest.mark.parametrize("lsn", [BEFORE, AFTER])
 def test_columns_are_found_by_name(lsn: Lsn) -> None:
-    found = match_relation(plan(), sent({"a": 25, "id": 23}), lsn)
+    found = match_relation(plan(), SentRelation(sent({"a": 25, "id": 23}), lsn, XID))
     assert found is not None
     assert (found.table, found.index) == (TABLE, (1, 0))
 
@@ -53,7 +57,7 @@ def test_columns_are_found_by_name(lsn: Lsn) -> None:
     ],
 )
 def test_what_differed_before_the_plan_is_history(relation: RelationMessage, index: tuple[int | None, ...]) -> None:
-    found = match_relation(plan(), relation, BEFORE)
+    found = match_relation(plan(), SentRelation(relation, BEFORE, XID))
     assert found is not None
     assert found.index == index
 
@@ -72,11 +76,11 @@ def test_what_differed_before_the_plan_is_history(relation: RelationMessage, ind
 )
 def test_what_differs_after_the_plan_is_a_change(relation: RelationMessage, said: str) -> None:
     with pytest.raises(SchemaChangedError, match=said):
-        match_relation(plan(), relation, AFTER)
+        match_relation(plan(), SentRelation(relation, AFTER, XID))
 
 
 def test_added_columns_are_ignored_where_the_option_says_so() -> None:
-    found = match_relation(plan(onSchemaChange="ignore"), sent({"new": 25, **COLUMNS}), AFTER)
+    found = match_relation(plan(onSchemaChange="ignore"), SentRelation(sent({"new": 25, **COLUMNS}), AFTER, XID))
     assert found is not None
     assert found.index == (1, 2)
 
@@ -84,22 +88,44 @@ def test_added_columns_are_ignored_where_the_option_says_so() -> None:
 def test_a_column_that_was_replaced_before_the_plan_has_values_that_the_stream_would_not_have() -> None:
     renamed = sent({"id": 23, "earlier": 25})
     with pytest.raises(SchemaChangedError, match="column earlier was replaced or renamed to a"):
-        match_relation(plan(), renamed, BEFORE)
-    found = match_relation(plan(onSchemaChange="ignore"), renamed, BEFORE)
+        match_relation(plan(), SentRelation(renamed, BEFORE, XID))
+    found = match_relation(plan(onSchemaChange="ignore"), SentRelation(renamed, BEFORE, XID))
     assert found is not None
     assert found.index == (0, None)
 
 
 def test_a_relation_from_before_a_table_joins_is_refused_for_its_rows_from_then_on() -> None:
     joining = replace(plan(), since={7: Lsn(60)})
-    found = match_relation(joining, sent({"id": 23, "earlier": 25}), BEFORE)
+    found = match_relation(joining, SentRelation(sent({"id": 23, "earlier": 25}), BEFORE, XID))
     assert found is not None
     assert found.since == Lsn(60)
     assert "column earlier was replaced or renamed to a" in str(found.refused)
-    found = match_relation(joining, sent(), BEFORE)
+    found = match_relation(joining, SentRelation(sent(), BEFORE, XID))
     assert found is not None
     assert found.refused is None
 
 
 def test_another_relation_is_not_read() -> None:
-    assert match_relation(plan(), sent(oid=8, name="other"), AFTER) is None
+    assert match_relation(plan(), SentRelation(sent(oid=8, name="other"), AFTER, XID)) is None
+
+
+@pytest.mark.parametrize(
+    ("lsn", "xid", "is_history"),
+    [
+        (BEFORE, 7, True),
+        # It waited for a synchronous standby when the plan was made.
+        (BEFORE, 9, False),
+        (BEFORE, 20, False),
+        (BEFORE, 21, False),
+        # Older than the plan by all that xids can tell.
+        (BEFORE, (20 - (1 << 31) + 1) % (1 << 32), True),
+        (AFTER, 7, False),
+    ],
+)
+def test_what_the_plan_could_not_see_is_a_change(lsn: Lsn, xid: int, is_history: bool) -> None:
+    added = SentRelation(sent({"new": 25, **COLUMNS}), lsn, xid)
+    if is_history:
+        assert match_relation(plan(), added) is not None
+    else:
+        with pytest.raises(SchemaChangedError, match="column new was added before the commit at"):
+            match_relation(plan(), added)

@@ -20,9 +20,8 @@ from pg_cdc_source.errors import SchemaChangedError, ServerSetupError, Transient
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
-from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.protocol.streamed import StreamedTransaction
-from pg_cdc_source.protocol.transactions import TransactionAssembler
+from pg_cdc_source.protocol.transactions import SentRelation, TransactionAssembler
 from pg_cdc_source.stream import slot_reader
 from pg_cdc_source.stream.batches import Limits
 from pg_cdc_source.stream.buffer import ChangeBuffer
@@ -187,8 +186,8 @@ class Changed(Transaction):
 def test_what_came_before_an_error_is_handed_out_first() -> None:
     """The relation changes in the middle of the third commit."""
 
-    def refuse(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
-        if relation.columns[2].name == "c":
+    def refuse(of: SentRelation, position: Position) -> Described | None:
+        if of.relation.columns[2].name == "c":
             raise SchemaChangedError("column b was renamed")
         return described(BY_KEY)
 
@@ -211,10 +210,10 @@ def test_what_came_before_an_error_is_handed_out_first() -> None:
 def test_what_could_not_be_decoded_for_a_moment_comes_again() -> None:
     failures = [TransientError("the server is starting up")] * 3
 
-    def fail(relation: RelationMessage, lsn: Lsn, position: Position) -> Described | None:
-        if relation.columns[2].name == "c" and failures:
+    def fail(of: SentRelation, position: Position) -> Described | None:
+        if of.relation.columns[2].name == "c" and failures:
             raise failures.pop()
-        return match(relation, lsn, position)
+        return match(of, position)
 
     sent = [Transaction(100, 2), Changed(200, 6), Transaction(300, 4)]
     server = Server(sent)

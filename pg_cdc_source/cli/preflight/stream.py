@@ -7,10 +7,10 @@ from rich.filesize import decimal
 
 from pg_cdc_source.cli.preflight.findings import Outcome, ScarceError, counted
 from pg_cdc_source.cli.preflight.server import Need, Reached, check_replication
-from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.horizon import NOTHING
 from pg_cdc_source.postgres.publication import Planned, Publication
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import check_slot, missing_error, require_unused
@@ -118,7 +118,7 @@ def _require_older(session: Session, options: StreamOptions) -> str:
 
 def _check_tables(reached: Reached[StreamOptions], found: Outcome[Planned]) -> None:
     checks, options, session = reached.checks, reached.options, reached.session
-    plan = checks.run("tables", lambda: plan_stream(session(), options(), found().publication, Lsn(0)), _tell_tables)
+    plan = checks.run("tables", lambda: plan_stream(session(), options(), found().publication, NOTHING), _tell_tables)
     checks.run("identities", lambda: _require_identities(session(), found().publication, plan()))
 
 

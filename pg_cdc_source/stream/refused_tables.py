@@ -1,0 +1,64 @@
+"""Which tables of a publication cannot be read rightly.
+
+A table that cannot be read rightly any more ends the stream; with ``onSchemaChange=emit`` it is ``refused``, which is
+as if it were not published: it leaves, the others go on, and it joins again once that is mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import ServerSetupError
+from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.publication import Publication, PublishedTable
+from pg_cdc_source.stream.leaving import Refused
+
+
+def find_refused(session: Session, options: StreamOptions, published: Publication) -> Mapping[int, Refused]:
+    """The tables that cannot be read rightly, by their oids; none where that ends the stream."""
+    if options.on_schema_change != "emit":
+        return {}
+    wanted = _wanted(options, published)
+    found = publication.find_lesser_identities(session, published, [table.relation for table in wanted])
+    found |= _find_incomplete(options, published, wanted)
+    return {oid: Refused(error.what, error.remedy) for oid, error in found.items()}
+
+
+def require_complete(options: StreamOptions, published: Publication) -> None:
+    """Raise ServerSetupError where a kind of change is missing that a table needs.
+
+    Those that ``keyless=insertOnly`` has let in are for a later look: they do not keep the others from beginning.
+    """
+    inserts_only = {table.relation.oid for table in published.tables if table.inserts_only}
+    for oid, error in _find_incomplete(options, published, _wanted(options, published)).items():
+        if oid not in inserts_only:
+            raise error
+
+
+def _find_incomplete(
+    options: StreamOptions, published: Publication, wanted: Sequence[PublishedTable]
+) -> dict[int, ServerSetupError]:
+    """The tables, by oid, of which a kind of change is not sent, though those who follow them need all kinds."""
+    name = quoted(published.name)
+    found = {}
+    for table in wanted:
+        lacking = ("updates", "deletes") if table.inserts_only else published.unsent
+        if lacking and not options.may_lack_changes(str(table.relation)):
+            found[table.relation.oid] = ServerSetupError(
+                f"{table.relation}: publication {name} does not send its {' and '.join(lacking)}, so rows that "
+                "follow its changes would not be PostgreSQL's",
+                remedy=f"give it a primary key or REPLICA IDENTITY FULL, and ALTER PUBLICATION {name} ADD TABLE "
+                f"{table.relation}"
+                if table.inserts_only
+                else f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate'); or have "
+                "mirror() keep a log of the table's changes (mode append)",
+            )
+    return found
+
+
+def _wanted(options: StreamOptions, published: Publication) -> list[PublishedTable]:
+    return [t for t in published.tables if any(p.matches(t.relation.schema, t.relation.name) for p in options.tables)]
