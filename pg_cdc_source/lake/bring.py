@@ -10,6 +10,7 @@ from pg_cdc_source.errors import ForeignWriterError
 from pg_cdc_source.lake.columns import MirroredLayout
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
+from pg_cdc_source.postgres.backoff import Backoff
 
 
 class Changes(Protocol):
@@ -23,9 +24,23 @@ S = TypeVar("S", bound=Changes)
 S_contra = TypeVar("S_contra", bound=Changes, contravariant=True)
 
 
+# For the commits of a table. Catalogs and object stores have bad moments, and of a log of changes, what is set aside is
+# missing for good.
+WRITING = Backoff(0.2, growth=3.0, attempts=6)
+
+
 def foreign(what: str) -> ForeignWriterError:
     """Return the error for a table that somebody else has changed."""
     return ForeignWriterError(what, remedy="see who writes it; then have its rows come again: pg-cdc resnapshot")
+
+
+def require_mirror_of(table: str, name: str, found: str | None) -> None:
+    """Raise ForeignWriterError where the lake's table ``name`` says that it is a mirror of ``found``, or of none."""
+    if found != table:
+        raise ForeignWriterError(
+            f"{name} is not a mirror of {table}" + (f", but of {found}" if found is not None else ""),
+            remedy="rename or drop this table of the lake; then have the rows come again: pg-cdc resnapshot",
+        )
 
 
 @dataclass(frozen=True, slots=True)

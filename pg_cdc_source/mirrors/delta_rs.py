@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import Mark, Step, Work, bring
+from pg_cdc_source.lake.bring import WRITING, Mark, Step, Work, bring
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
@@ -38,11 +38,9 @@ from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, is_told_a
 from pg_cdc_source.lake.tasks import Task
 from pg_cdc_source.mirrors.delta_rs_commits import OF_TABLE, CommittedTable
 from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
-from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.values.arrow import from_numpy
 
 ATTNUM = "pgcdc.attnum"
-_BACKOFF = Backoff(0.2, attempts=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class DeltaRsTask(Task):
     compacts: bool
 
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
-        return {"version": _BACKOFF.retrying(lambda: self._bring(table, work))}
+        return {"version": WRITING.retrying(lambda: self._bring(table, work))}
 
     def _bring(self, table: str, work: Work[Segment]) -> int | None:
         start = self.start

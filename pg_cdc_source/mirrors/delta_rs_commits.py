@@ -18,7 +18,7 @@ from typing import Any
 
 from deltalake import CommitProperties, DeltaTable, Transaction
 
-from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours
+from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours, require_mirror_of
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.shape_of_table import require_shape
 
@@ -163,15 +163,24 @@ class CommittedTable:
         present = self._table.version()
         if expected is not None and present < expected:
             raise foreign(f"{self.path} is at version {present}, and was at {expected}")
-        if properties.get(OF_TABLE) != self._name:
-            raise foreign(f"{self.path} is not a mirror of {self._name}")
-        self._require_ours(self._history(expected))
+        require_mirror_of(self._name, self.path, properties.get(OF_TABLE))
+        self._require_ours(self._history_since(expected))
 
     def require_alone(self, expected: int | None, *, again: bool) -> None:
         if self._table is not None and not again:
             self._table.update_incremental()
             # What came behind the last one is foreign to the next batch.
-            self._require_ours(dropwhile(lambda commit: not self._is_ours(commit), self._history(expected)))
+            self._require_ours(dropwhile(lambda commit: not self._is_ours(commit), self._history_since(expected)))
+
+    def _history_since(self, expected: int | None) -> Sequence[Mapping[str, Any]]:
+        """All commits behind a version, the newest first. Raises ForeignWriterError where the log has lost some."""
+        commits = self._history(expected)
+        if expected is not None and len(commits) < self.table.version() - expected:
+            raise foreign(
+                f"{self.path} does not say any more who has changed it since version {expected}: the log has lost "
+                f"commits from before version {commits[-1]['version'] if commits else self.table.version()}"
+            )
+        return commits
 
     def _history(self, expected: int | None) -> Sequence[Mapping[str, Any]]:
         """The commits behind a version, the newest first."""

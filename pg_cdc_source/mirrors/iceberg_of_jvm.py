@@ -45,7 +45,8 @@ class IcebergTableOfJvm(IcebergTable):
     def alters(self, version: int, before: int) -> bool:
         table = _loaded(self._spark, self._name)
         was, now = (_numbers(table, at) for at in (before, version))
-        return any(now.get(name, number) != number for name, number in was.items())
+        # One of them may have expired since they were listed.
+        return bool(was and now) and any(now.get(name, number) != number for name, number in was.items())
 
     def age(self, version: int | None) -> int:
         found = None if version is None else _loaded(self._spark, self._name).snapshot(version)
@@ -101,8 +102,14 @@ class IcebergTableOfJvm(IcebergTable):
 
 
 def _numbers(table: Any, version: int) -> dict[str, int]:
-    """Iceberg's numbers of the columns that a snapshot has, by their names, which are the same in any case."""
-    schema = table.schemas().get(table.snapshot(version).schemaId())
+    """Iceberg's numbers of the columns that a snapshot has, by their names, which are the same in any case.
+
+    Empty where there is no such snapshot any more.
+    """
+    snapshot = table.snapshot(version)
+    if snapshot is None:
+        return {}
+    schema = table.schemas().get(snapshot.schemaId())
     return {column.name().lower(): column.fieldId() for column in schema.columns()}
 
 

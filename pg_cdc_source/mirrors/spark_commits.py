@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pyspark.sql import SparkSession
 
 from pg_cdc_source.errors import ForeignWriterError, TransientError
-from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours
+from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours, require_mirror_of
 from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.lake.shape_of_table import require_shape
 from pg_cdc_source.mirrors.catalog_tables import read_properties
@@ -167,8 +167,7 @@ class CommittedTable(ABC):
             if expected is not None and not again:
                 raise foreign(f"{self._name} is gone")
             return
-        if self._said.get(OF_TABLE) != self._table:
-            raise foreign(f"{self._name} is not a mirror of {self._table}")
+        require_mirror_of(self._table, self._name, self._said.get(OF_TABLE))
         require_shape(self._name, self._said, self._shape)
         if again:
             return
@@ -192,6 +191,7 @@ class CommittedTable(ABC):
         return foreign(f"{self._name} was restored, or written anew by somebody else, or its history has expired")
 
     def _leads_to(self, commits: Sequence[Commit], expected: int | None) -> bool:
+        steps: list[Mapping[str, Any]] = []
         for commit, before in zip_longest(commits, commits[1:]):
             if commit.version == expected:
                 return True
@@ -199,6 +199,14 @@ class CommittedTable(ABC):
                 # Of a batch before, what the ledger knows would have come first: it is gone.
                 if commit.said["step"] == ANEW_STEP and commit.said["batch"] >= self._mark.batch:
                     return True
+                if "number" in commit.said:
+                    # Where a format passes over no commit that was made before, two drivers may make one each.
+                    if commit.said in steps or commit.said["batch"] < self._mark.batch:
+                        raise foreign(
+                            f"{self._name} was changed by another driver of this mirror: version {commit.version} has "
+                            f"step {commit.said['step']} of batch {commit.said['batch']} once more"
+                        )
+                    steps.append(commit.said)
             elif commit.operation not in self.housekeeping:
                 raise foreign(
                     f"{self._name} was changed by somebody else: version {commit.version}, {commit.operation}"

@@ -18,7 +18,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pg_cdc_source.errors import PgCdcError, TransientError
-from pg_cdc_source.lake.bring import Mark, Work, bring
+from pg_cdc_source.lake.bring import WRITING, Mark, Work, bring
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
@@ -32,7 +32,6 @@ from pg_cdc_source.mirrors.sessions import another, end, errors_of_jvm, is_conne
 from pg_cdc_source.mirrors.spark_ledger import SparkLedger
 from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.mirrors.staging import StagedSegment, StagingTask, read_work
-from pg_cdc_source.postgres.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,6 @@ _SETTINGS = {
     "spark.sql.files.ignoreMissingFiles": "false",
 }
 _OF_CATALOGS = ("spark.sql.catalog.", "spark.sql.iceberg.")
-_BACKOFF = Backoff(0.2, attempts=4)
 _CANCELLED = "SPARK_JOB_CANCELLED"
 
 
@@ -88,7 +86,7 @@ class SparkLake:
         self._staging = staging
         self._compacts = compacts
         name = ledger_in_sql(targets, kind.provider)
-        compact = partial(kind.write_together, spark, name, "ledger") if compacts else None
+        compact = partial(self._compact_ledger, name) if compacts else None
         self.ledger = SparkLedger(spark, name, kind.provider, kind.upkeep, kind.create, compact)
         self._sessions: SimpleQueue[SparkSession] = SimpleQueue()
 
@@ -129,11 +127,22 @@ class SparkLake:
                 one = inheritable_thread_target(self._spark)(lambda outcome: self._apply(outcome, start))
                 list(pool.map(one, outcomes))
         finally:
-            # Spark Connect's server forgets a session that nobody has used for an hour.
-            while is_connect(self._spark) and not self._sessions.empty():
-                end(self._sessions.get())
+            self._end_sessions()
         _remove(self._staging)
         return outcomes
+
+    def _compact_ledger(self, name: str) -> None:
+        session = self._session()
+        try:
+            self._kind.write_together(session, name, "ledger")
+        finally:
+            self._sessions.put(session)
+            self._end_sessions()
+
+    def _end_sessions(self) -> None:
+        # Spark Connect's server forgets a session that nobody has used for an hour.
+        while is_connect(self._spark) and not self._sessions.empty():
+            end(self._sessions.get())
 
     def _apply(self, outcome: Outcome, start: Start) -> None:
         if outcome["staged"] is None:
@@ -141,11 +150,11 @@ class SparkLake:
         table, work = outcome["table"], read_work(outcome["staged"])
         session = self._session()
         try:
-            outcome["version"] = _BACKOFF.retrying(lambda: self._bring(session, table, work, start))
+            outcome["version"] = WRITING.retrying(lambda: self._bring(session, table, work, start))
         except PgCdcError as error:
-            outcome["error"] = str(error)
-        except AnalysisException as error:
-            outcome["error"] = f"Spark: {error}"
+            # A metastore that cannot be reached looks like SQL that is wrong.
+            is_of_spark = isinstance(error.__cause__, AnalysisException)
+            outcome["error"] = f"Spark: {error.__cause__}" if is_of_spark else str(error)
         finally:
             self._sessions.put(session)
 
@@ -154,8 +163,6 @@ class SparkLake:
         try:
             lake = self._kind(session, self._name(table), table, start.mark, expected, self._shapes[table])
             return bring(table, lake, work, expected, again=again, compacts=self._compacts)
-        except AnalysisException:
-            raise
         except (PySparkException, OSError, pa.ArrowException, *errors_of_jvm(session)) as error:
             # A query that is stopped cancels its jobs.
             if _CANCELLED in str(error):

@@ -4,8 +4,8 @@ The columns are the same for rows of the initial snapshot and for changes:
 
 - ``_change_type`` is one of :data:`CHANGE_TYPES`.
 - ``_commit_lsn`` is the LSN of the commit record; for rows of the snapshot the greatest LSN that it contains.
-- ``_seq`` counts within the commit from 1; rows of the snapshot have 0. A row ``schema`` has the LSN and number of the
-  row that it stands before. Messages count for themselves, behind all rows
+- ``_seq`` is the LSN of the change's WAL record; rows of the snapshot have 0. A row ``schema`` has the LSN and number
+  of the row that it stands before. Messages count for themselves, behind all rows
   (see :mod:`~pg_cdc_source.protocol.decoding_messages`).
 - ``_commit_ts`` and ``_xid`` are those of the commit; rows of the snapshot have none, nor have messages that are not
   transactional.

@@ -275,8 +275,23 @@ def test_a_batch_whose_commits_have_expired_is_not_guessed_at(tmp_path: Path) ->
     lake = Lake(tmp_path, Shape("history"))
     lake.apply(1, BATCH)
     [why] = lake.set_aside().values()
-    assert "does not say any more which steps of batch 1 are done" in why
+    assert "the log has lost commits from before version 3" in why
     assert DeltaTable(str(tmp_path / "t")).version() == table.version()
+
+
+def test_foreign_commits_that_the_log_has_lost_are_missed(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, Shape("append"))
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    table = DeltaTable(str(tmp_path / "t"))
+    table.delete()
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 31 days"})
+    table.create_checkpoint()
+    *lost, _ = sorted((tmp_path / "t/_delta_log").glob("*.json"))
+    for log in lost:
+        log.unlink()
+    lake.apply(1, changed(T, Change("insert", (50, 1), ["5", "e"])))
+    [why] = lake.set_aside().values()
+    assert "does not say any more who has changed it since version" in why
 
 
 def test_a_step_that_another_task_has_done_meanwhile_is_found(tmp_path: Path) -> None:

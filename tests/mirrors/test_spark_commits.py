@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from pg_cdc_source.errors import ForeignWriterError
 from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.mirrors import spark_commits
-from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, Commit, CommittedTable
+from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, OF_TABLE, Commit, CommittedTable
 
 EMPTIED, FILES = Step("emptied 0", is_last=False), Step("files 0", is_last=False)
 
@@ -87,3 +88,18 @@ def test_what_is_done_is_found_where_the_commits_lead_to_what_was_before(
 
 def test_a_history_of_somebody_else_alone_says_that_nothing_is_done() -> None:
     assert not Table([FOREIGN], 10).has(FILES)
+
+
+@pytest.mark.parametrize("twice", [(14, 7, "files 0"), (14, 6, "files 0")])
+def test_another_driver_of_the_mirror_is_noticed(twice: tuple[int, int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_commits, "read_properties", lambda spark, name: {OF_TABLE: "public.t"})
+
+    def numbered(version: int, batch: int, step: str) -> Commit:
+        plain = commit(version, batch, step)
+        return replace(plain, said={**plain.said, "number": 0})
+
+    first = [numbered(13, 7, "files 0"), commit(12, 6, "files 0")]
+    Table(first, 12).require_ours(12, again=False)
+    table = Table([numbered(*twice), *first], 12)
+    with pytest.raises(ForeignWriterError, match=r"another driver of this mirror: version 1[34] has step files 0 of batch"):
+        table.require_ours(12, again=False)
