@@ -27,6 +27,7 @@ from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import locks, slot_creation, snapshots
+from pg_cdc_source.postgres.connection import FULL_SECONDS
 from pg_cdc_source.postgres.lasting_keys import read_lasting_keys
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
@@ -181,7 +182,12 @@ class HeldSnapshot:
         options = self._options
         spec = SnapshotSpec("require", slot, options.slot_timeout_seconds, bool(slot) and options.failover)
         return snapshots.make_snapshot(
-            options.connection, spec, lambda snapshot_id: session_name(options, "snapshot"), holders=1, stream=True
+            options.connection,
+            spec,
+            lambda snapshot_id: session_name(options, "snapshot"),
+            holders=1,
+            stream=True,
+            full_seconds=FULL_SECONDS,
         )
 
     def _rewind(self, plan: StreamPlan, match: Match, rows: BatchRows, confirmed: Lsn) -> None:

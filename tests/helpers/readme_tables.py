@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from pg_cdc_source.bench import schedule
 from pg_cdc_source.bench.run import QUESTIONS
-from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.options.declared import option_table_markdown
 from pg_cdc_source.options.habits import HABITS
 from pg_cdc_source.options.libpq_keywords import PASSED_KEYWORDS
@@ -72,10 +72,11 @@ def type_table() -> str:
 
 def error_table() -> str:
     """Every class of error with its code, in the order of the tree."""
-    lines = ["| code | class | meaning |", "| --- | --- | --- |"]
+    lines = ["| code | class | kind | meaning |", "| --- | --- | --- | --- |"]
     for error in _with_subclasses(PgCdcError):
         meaning = str(error.__doc__).partition("\n")[0]
-        lines.append(f"| `{error.code}` | `{error.__name__}` | {meaning} |")
+        kind = "transient" if issubclass(error, TransientError) else "definite" if error is not PgCdcError else "base"
+        lines.append(f"| `{error.code}` | `{error.__name__}` | {kind} | {meaning} |")
     return "\n".join(lines)
 
 

@@ -101,5 +101,7 @@ def test_another_driver_of_the_mirror_is_noticed(twice: tuple[int, int, str], mo
     first = [numbered(13, 7, "files 0"), commit(12, 6, "files 0")]
     Table(first, 12).require_ours(12, again=False)
     table = Table([numbered(*twice), *first], 12)
-    with pytest.raises(ForeignWriterError, match=r"another driver of this mirror: version 1[34] has step files 0 of batch"):
+    with pytest.raises(
+        ForeignWriterError, match=r"another driver of this mirror: version 1[34] has step files 0 of batch"
+    ):
         table.require_ours(12, again=False)
