@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
@@ -43,12 +44,15 @@ class PublishedTables:
         ``known`` is as in :meth:`may_lack`. Raises SchemaChangedError where a DataFrame's columns are others.
         """
         options = self._options
-        horizon = read_horizon(session)
+        # This is for tables that the publication does not have: they may be new. Columns are read behind another
+        # horizon, because reading the publication may wait for DDL, and rows from before that are history.
+        before = read_horizon(session)
         if create:
             published = publication.ensure_publication(session, options)
         else:
             published = publication.require_publication(session, options.publications)
-        return self.plan_of(session, known, published, horizon)
+        plan, mark = self.plan_of(session, known, published, read_horizon(session))
+        return replace(plan, horizon=before), mark
 
     def plan_of(
         self, session: Session, known: Sequence[Member] | None, published: Publication, horizon: Horizon
