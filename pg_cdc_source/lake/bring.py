@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from pg_cdc_source.errors import ForeignWriterError
+from pg_cdc_source.errors import ForeignWriterError, TransientError
 from pg_cdc_source.lake.columns import MirroredLayout
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
@@ -21,12 +21,8 @@ class Changes(Protocol):
 
 
 S = TypeVar("S", bound=Changes)
+T = TypeVar("T")
 S_contra = TypeVar("S_contra", bound=Changes, contravariant=True)
-
-
-# For the commits of a table. Catalogs and object stores have bad moments, and of a log of changes, what is set aside is
-# missing for good.
-WRITING = Backoff(0.2, growth=3.0, attempts=6)
 
 
 def foreign(what: str) -> ForeignWriterError:
@@ -41,6 +37,25 @@ def require_mirror_of(table: str, name: str, found: str | None) -> None:
             f"{name} is not a mirror of {table}" + (f", but of {found}" if found is not None else ""),
             remedy="rename or drop this table of the lake; then have the rows come again: pg-cdc resnapshot",
         )
+
+
+class Patience:
+    """How long the tables of a batch are tried again that cannot be written.
+
+    Catalogs and object stores have bad moments, and of a log of changes, what is set aside is missing for good. What
+    lasts for half a minute is not waited for once more by each of hundreds of tables.
+    """
+
+    def __init__(self) -> None:
+        self._writing = Backoff(0.2, growth=3.0, attempts=6)
+
+    def retrying(self, write: Callable[[], T]) -> T:
+        """The result of ``write``, which is run again after a TransientError; the last one is raised."""
+        try:
+            return self._writing.retrying(write)
+        except TransientError:
+            self._writing = Backoff(0.2, attempts=4)
+            raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ their metadata: a column with another name is the same one.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import WRITING, Mark, Step, Work, bring
+from pg_cdc_source.lake.bring import Mark, Patience, Step, Work, bring
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
@@ -43,14 +43,15 @@ from pg_cdc_source.values.arrow import from_numpy
 ATTNUM = "pgcdc.attnum"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class DeltaRsTask(Task):
     """Applies the batch itself: all that it has of a table is in one task."""
 
     compacts: bool
+    patience: Patience = dataclasses.field(default_factory=Patience)
 
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
-        return {"version": WRITING.retrying(lambda: self._bring(table, work))}
+        return {"version": self.patience.retrying(lambda: self._bring(table, work))}
 
     def _bring(self, table: str, work: Work[Segment]) -> int | None:
         start = self.start

@@ -18,7 +18,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pg_cdc_source.errors import PgCdcError, TransientError
-from pg_cdc_source.lake.bring import WRITING, Mark, Work, bring
+from pg_cdc_source.lake.bring import Mark, Patience, Work, bring
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
@@ -124,7 +124,8 @@ class SparkLake:
         count = min(len(outcomes), parallelism(self._spark)) or 1
         try:
             with ThreadPoolExecutor(count, thread_name_prefix="pgcdc-mirror") as pool:
-                one = inheritable_thread_target(self._spark)(lambda outcome: self._apply(outcome, start))
+                patience = Patience()
+                one = inheritable_thread_target(self._spark)(lambda outcome: self._apply(outcome, start, patience))
                 list(pool.map(one, outcomes))
         finally:
             self._end_sessions()
@@ -144,13 +145,13 @@ class SparkLake:
         while is_connect(self._spark) and not self._sessions.empty():
             end(self._sessions.get())
 
-    def _apply(self, outcome: Outcome, start: Start) -> None:
+    def _apply(self, outcome: Outcome, start: Start, patience: Patience) -> None:
         if outcome["staged"] is None:
             return
         table, work = outcome["table"], read_work(outcome["staged"])
         session = self._session()
         try:
-            outcome["version"] = WRITING.retrying(lambda: self._bring(session, table, work, start))
+            outcome["version"] = patience.retrying(lambda: self._bring(session, table, work, start))
         except PgCdcError as error:
             # A metastore that cannot be reached looks like SQL that is wrong.
             is_of_spark = isinstance(error.__cause__, AnalysisException)

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pg_cdc_source.errors import START_OVER, PgCdcError, SchemaChangedError
+from pg_cdc_source.errors import START_OVER, PgCdcError, SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import dotted, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
@@ -29,6 +29,7 @@ from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.columns import read_types
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.horizon import wait_until_seen
+from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.envelope import json_kind
 from pg_cdc_source.protocol.layout import StreamedTable
@@ -209,19 +210,29 @@ def _is_wanted_now(options: StreamOptions, sent: SentRelation) -> bool:
 
     Raises TransientError where it cannot be seen for a while what the relation's transaction has done.
     """
+    oid, schema, name = sent.relation.oid, sent.relation.schema, sent.relation.name
+    is_named = any(pattern.matches(schema, name) for pattern in options.tables)
     # A session of its own: this may be the thread that reads.
     with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
-        # A table that is new in it would look like one that is not published any more.
-        wait_until_seen(session, sent.xid)
         try:
             published = publication.read_publication(session, options.publications)
+            if published is not None and is_named and not _is_published(published, oid, dotted(schema, name)):
+                # A table that is new looks like one that is not published any more, until its transaction is seen.
+                wait_until_seen(session, sent.xid)
+                published = publication.read_publication(session, options.publications)
             if published is None:
                 return True
             wanted = publication.stream_tables(session, options, published, lambda pattern: True)
             refused = find_refused(session, options, published)
+        except TransientError:
+            raise
         except PgCdcError:
             return True
-    return sent.relation.oid in {table.oid for table in wanted}.difference(refused)
+    return oid in {table.oid for table in wanted}.difference(refused)
+
+
+def _is_published(published: Publication, oid: int, name: str) -> bool:
+    return any((table.relation.oid, str(table.relation)) == (oid, name) for table in published.tables)
 
 
 # Types whose decoders take another type's text for one of their own: real rounds double precision, and text may look

@@ -279,6 +279,18 @@ def test_a_batch_whose_commits_have_expired_is_not_guessed_at(tmp_path: Path) ->
     assert DeltaTable(str(tmp_path / "t")).version() == table.version()
 
 
+def test_a_new_tables_commits_that_have_expired_are_not_guessed_at(tmp_path: Path) -> None:
+    with killed_before(2), pytest.raises(Killed):
+        Lake(tmp_path, Shape("history")).apply(0, BATCH)
+    DeltaTable(str(tmp_path / "t")).create_checkpoint()
+    for log in sorted((tmp_path / "t/_delta_log").glob("*.json"))[:-1]:
+        log.unlink()
+    lake = Lake(tmp_path, Shape("history"))
+    lake.apply(0, BATCH)
+    [why] = lake.set_aside().values()
+    assert "does not say any more which steps of batch 0 are done" in why
+
+
 def test_foreign_commits_that_the_log_has_lost_are_missed(tmp_path: Path) -> None:
     lake = Lake(tmp_path, Shape("append"))
     lake.apply(0, snapshot(5, ["1", "a"]))

@@ -105,3 +105,22 @@ def test_another_driver_of_the_mirror_is_noticed(twice: tuple[int, int, str], mo
         ForeignWriterError, match=r"another driver of this mirror: version 1[34] has step files 0 of batch"
     ):
         table.require_ours(12, again=False)
+
+
+@pytest.mark.parametrize(
+    ("commits", "expected"),
+    [
+        # A table that has left and comes back: the ledger does not know it.
+        ([(13, 7, "append"), (12, 6, "append")], None),
+        # Delta's own compaction says what the commit before it does.
+        ([(13, 7, "optimize"), (12, 7, "append")], 11),
+    ],
+)
+def test_commits_that_are_no_other_drivers_are_taken(
+    commits: list[tuple[int, int, str]], expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_commits, "read_properties", lambda spark, name: {OF_TABLE: "public.t"})
+    monkeypatch.setattr(Table, "housekeeping", frozenset(["optimize"]))
+    said = {"query": "q", "step": "files 0", "last": False, "number": 0}
+    found = [Commit(version, version - 1, how, {**said, "batch": batch}) for version, batch, how in commits]
+    Table(found, expected).require_ours(expected, again=False)
