@@ -33,6 +33,7 @@ from pg_cdc_source.values.wire import Collected
 
 _ROWS = bytes(tag in pgoutput.ROWS for tag in range(256))
 _STATUS = struct.Struct(">cQQQq?")
+_READ_SENDER_TIMEOUT = "SELECT setting::float8 / 1000 FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
 _EPOCH_SECONDS = 946_684_800  # 2000-01-01, where PostgreSQL's clock begins
 
 
@@ -40,6 +41,7 @@ class ReplicationStream:
     """One walsender's stream of one slot, for one thread.
 
     ``system`` and ``timeline`` are those of its server, ``end_of_wal`` is how far that one's WAL went before the start.
+    ``sender_timeout_seconds``: within half of this, the walsender answers also while it decodes; with 0 it does not.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class ReplicationStream:
             with translated(self._doing), self._session.cursor() as cursor:
                 cursor.execute("IDENTIFY_SYSTEM")
                 system, timeline, end_of_wal, *_ = cursor.fetchone()
+                cursor.execute(_READ_SENDER_TIMEOUT)
+                (self.sender_timeout_seconds,) = cursor.fetchone()
                 search_path.take_roles(self._session)
             self.system, self.timeline, self.end_of_wal = str(system), int(timeline), Lsn.parse(end_of_wal)
             with (

@@ -43,9 +43,10 @@ MESSAGES_PER_BURST = 1024
 CONFIRM_SECONDS = 1.0
 IDLE_ASK_SECONDS = 1.0
 # A dead network or host ends the session by itself (tcp_user_timeout). This is for a walsender that hangs, and for a
-# proxy that has lost it. One that decodes for long without a row answers within half of wal_sender_timeout, which is
-# raised to minutes for such transactions. A new session would begin them again.
+# proxy that has lost it. One that decodes for long without a row answers within half of wal_sender_timeout, and not at
+# all where that is switched off. A new session would begin the transaction again, and again.
 SILENT_SECONDS = 300.0
+SILENT_SECONDS_WITHOUT_TIMEOUT = 7200.0
 # A walsender sends each message by itself. A reader that waits for each is slower, and by waking up all the time keeps
 # the walsender from its work: a backlog came 1.2 times as fast with a pause. Where there are cores to spare, 10 ms save
 # 11 % of the CPU that walsender and reader take together with 2 ms. A message that comes alone is not kept waiting.
@@ -256,6 +257,8 @@ class SlotReader:
     def _follow(self, stream: ReplicationStream) -> None:
         """Receive until closed. Raises TransientError where the server says nothing, though it is asked."""
         answers = _Answers(stream)
+        timeout = stream.sender_timeout_seconds
+        longest = max(SILENT_SECONDS, 0.75 * timeout) if timeout else SILENT_SECONDS_WITHOUT_TIMEOUT
         heard = time.monotonic()
         while self._goes_on:
             with self._turn:
@@ -270,8 +273,8 @@ class SlotReader:
             more, something = self._burst(stream, answers)
             if something:
                 heard = time.monotonic()
-            elif time.monotonic() > heard + SILENT_SECONDS:
-                raise TransientError(f"reading the slot: the server has said nothing for {SILENT_SECONDS:g} s")
+            elif time.monotonic() > heard + longest:
+                raise TransientError(f"reading the slot: the server has said nothing for {longest:g} s")
             if not more and not answers.is_awaited:
                 if something:
                     select.select([self._wake], [], [], PAUSE_SECONDS)

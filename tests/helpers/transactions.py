@@ -187,6 +187,8 @@ class Server:
 class Session:
     """What a ReplicationStream is to its caller."""
 
+    sender_timeout_seconds = 0.1
+
     def __init__(self, server: Server, received: Position, lost_after: int) -> None:
         self.server = server
         self.messages = self._script(received)

@@ -307,6 +307,16 @@ def test_a_server_that_says_nothing_any_more_is_asked_in_another_session(
     assert "has said nothing for 0.2 s; connecting again" in caplog.text
 
 
+def test_a_server_whose_timeout_is_long_or_off_may_say_nothing_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_reader, "SILENT_SECONDS", 0.2)
+    for timeout in (3600.0, 0.0):
+        monkeypatch.setattr(Session, "sender_timeout_seconds", timeout)
+        server = Silent([Transaction(200, 3)])
+        with reading(server) as reader:
+            assert reader.cut(START, None, patience=1) == START
+        assert server.sessions == 1
+
+
 class ShuttingDown(Server):
     """Asks with every answer."""
 
