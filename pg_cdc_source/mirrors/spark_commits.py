@@ -191,25 +191,35 @@ class CommittedTable(ABC):
         return foreign(f"{self._name} was restored, or written anew by somebody else, or its history has expired")
 
     def _leads_to(self, commits: Sequence[Commit], expected: int | None) -> bool:
+        behind: list[Commit] = []
+        if not self._lead_to(commits, expected, behind):
+            return False
+        # Where a format passes over no commit that was made before, two drivers may make one each.
         steps: list[Mapping[str, Any]] = []
+        for commit in behind:
+            # Delta's own compaction behind a commit says the same.
+            if "number" not in commit.said or commit.operation in self.housekeeping:
+                continue
+            # A table that comes back has the steps of earlier batches.
+            is_late = expected is not None and commit.said["batch"] < self._mark.batch
+            if commit.said in steps or is_late:
+                raise foreign(
+                    f"{self._name} was changed by another driver of this mirror: version {commit.version} has step "
+                    f"{commit.said['step']} of batch {commit.said['batch']} once more"
+                )
+            steps.append(commit.said)
+        return True
+
+    def _lead_to(self, commits: Sequence[Commit], expected: int | None, behind: list[Commit]) -> bool:
+        """Whether ``commits`` go back to the version that is expected. ``behind`` gets this query's behind it."""
         for commit, before in zip_longest(commits, commits[1:]):
             if commit.version == expected:
                 return True
             if self._is_ours(commit):
+                behind.append(commit)
                 # Of a batch before, what the ledger knows would have come first: it is gone.
                 if commit.said["step"] == ANEW_STEP and commit.said["batch"] >= self._mark.batch:
                     return True
-                # Delta's own compaction behind a commit says the same.
-                if "number" in commit.said and commit.operation not in self.housekeeping:
-                    # Where a format passes over no commit that was made before, two drivers may make one each. A table
-                    # that comes back has those of earlier batches.
-                    is_late = expected is not None and commit.said["batch"] < self._mark.batch
-                    if commit.said in steps or is_late:
-                        raise foreign(
-                            f"{self._name} was changed by another driver of this mirror: version {commit.version} has "
-                            f"step {commit.said['step']} of batch {commit.said['batch']} once more"
-                        )
-                    steps.append(commit.said)
             elif commit.operation not in self.housekeeping:
                 raise foreign(
                     f"{self._name} was changed by somebody else: version {commit.version}, {commit.operation}"

@@ -124,3 +124,10 @@ def test_commits_that_are_no_other_drivers_are_taken(
     said = {"query": "q", "step": "files 0", "last": False, "number": 0}
     found = [Commit(version, version - 1, how, {**said, "batch": batch}) for version, batch, how in commits]
     Table(found, expected).require_ours(expected, again=False)
+
+
+def test_a_table_that_was_restored_is_no_other_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_commits, "read_properties", lambda spark, name: {OF_TABLE: "public.t"})
+    said = {"query": "q", "batch": 6, "step": "files 0", "last": False, "number": 0}
+    with pytest.raises(ForeignWriterError, match="was restored"):
+        Table([Commit(12, 11, "append", said)], 13).require_ours(13, again=False)
