@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -1193,6 +1194,8 @@ def test_rows_that_are_asked_for_bring_no_table_that_is_not_wanted(
 def test_a_new_table_that_waits_for_a_synchronous_standby_is_followed_from_its_first_row(
     when: str, db: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if when == "starting" and not HAS_LIMITS:
+        pytest.skip("a batch has its end before its changes are known, and ends the query: the table is new in it")
     driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes")
     looked = threading.Event()
 
@@ -1201,7 +1204,7 @@ def test_a_new_table_that_waits_for_a_synchronous_standby_is_followed_from_its_f
         wait_until_seen(session, xid)
 
     monkeypatch.setattr(schema_history, "wait_until_seen", noted)
-    with ExitStack() as waiting:
+    with ExitStack() as waiting, ThreadPoolExecutor(1) as pool:
 
         def begin() -> None:
             new = "CREATE TABLE u (id int PRIMARY KEY, v text); INSERT INTO u VALUES (1, 'a')"
@@ -1213,7 +1216,14 @@ def test_a_new_table_that_waits_for_a_synchronous_standby_is_followed_from_its_f
             driver.stop()
             before_horizon(monkeypatch, begin)
             driver.restart()
+
+        def end() -> None:
+            assert looked.wait(60)
+            waiting.close()
+
+        ended = pool.submit(end)
         going_on(driver, looked.is_set)
+        ended.result()
     run(pg, "INSERT INTO u VALUES (2, 'b')")
     until_equal(driver, pg, "t", "u")
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.corner
 SECONDS = int(os.environ.get("PG_CDC_TEST_PGBENCH_SECONDS", "20"))
 SCALE = 2
 # Snapshot and backlog on a machine that has much else to do.
-PATIENCE_SECONDS = 120 + 2 * SECONDS
+PATIENCE_SECONDS = 240 + 2 * SECONDS
 CLIENTS = 4
 WARM_UP = 100
 SLOT = "pgbench"
