@@ -1228,6 +1228,22 @@ def test_a_new_table_that_waits_for_a_synchronous_standby_is_followed_from_its_f
     until_equal(driver, pg, "t", "u")
 
 
+@pytest.mark.corner
+@pytest.mark.parametrize("mode", ["ignore", "emit"])
+def test_a_new_table_is_followed_behind_a_batch_that_is_repeated(mode: str, pg: Session, drive: Drive) -> None:
+    options = {"tables": "public.*", "onNewTable": "changes", "onSchemaChange": mode}
+    driver = standing(drive, pg, *T, ALL_TABLES, **options)
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    wait_until(lambda: driver.attempt(read=False) is not None)
+    driver.stop()
+    run(pg, "CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'a')")
+    driver.start()
+    # Its session has read on, by the tables of before.
+    assert values(driver.batch(), "_table", "_change_type") == [("public.t", "insert")]
+    run(pg, "INSERT INTO u VALUES (2, 'b')")
+    until_equal(driver, pg, "t", "u")
+
+
 def test_a_table_that_is_refused_does_not_hold_up_the_others(pg: Session, drive: Drive) -> None:
     publication = f"{ALL_TABLES} WITH (publish_via_partition_root = true)"
     driver = standing(drive, pg, *T, publication, tables="public.*", onNewTable="changes", onSchemaChange="emit")

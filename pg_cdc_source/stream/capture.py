@@ -135,7 +135,7 @@ class Capture:
         parts.history.require_common(start.identity, start.position)
         parts.layouts.resume(start)
         if parts.membership.resume(start):
-            # It would take the new name for a change that comes while it reads.
+            # It would take the new name for a change that comes while it reads, and leave out the new table.
             parts.reader.close()
         if start.is_reading:
             if limited:

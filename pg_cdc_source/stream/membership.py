@@ -84,7 +84,7 @@ class Membership:
         return self._plan
 
     def resume(self, offset: StreamOffset) -> bool:
-        """Go on from an offset. Return whether a table has another name than in the batch that was repeated before.
+        """Go on from an offset. Return whether a table is new, or has another name, since the batch that was repeated.
 
         Raises SchemaChangedError where changes after the offset are missing and nobody reads anew.
         """
@@ -97,7 +97,10 @@ class Membership:
         self._found = Found.of(mark, difference)
         self._settle(whole, mark, difference, offset)
         self._is_compared = True
-        return before is not None and bool(find_renamed(before.members, self.plan.members))
+        if before is None:
+            return False
+        is_new = any(before.find(planned.oid) is None for planned in self.plan.planned)
+        return is_new or bool(find_renamed(before.members, self.plan.members))
 
     def repeat(self, start: StreamOffset | None, end: StreamOffset, *, guessed: bool) -> tuple[Member, ...]:
         """Follow what the batch from ``start`` to ``end`` has. Return the tables whose rows end it, if it guesses.
