@@ -13,6 +13,7 @@ _LSN_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 _LSN_END_EXCLUSIVE = 1 << 64
 
 ALL = (1 << 63) - 1
+XIDS = 1 << 32  # transaction ids, as pgoutput sends them
 
 
 class Lsn(int):
@@ -119,6 +120,36 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Horizon:
+    """What a session knows that reads the catalog behind it.
+
+    ``lsn``: the WAL was on disk up to there. ``next_xid`` and those after it, and those ``in_progress``, could not be
+    seen then; they have 32 bits, as pgoutput sends them.
+    """
+
+    lsn: Lsn
+    next_xid: int = 0
+    in_progress: frozenset[int] = frozenset()
+
+    def has(self, lsn: Lsn, xid: int) -> bool:
+        """Whether the transaction that was committed at ``lsn`` had been seen for sure."""
+        return lsn < self.lsn and self.can_see(xid)
+
+    def can_see(self, xid: int) -> bool:
+        """Whether a transaction that is known to have been committed could be seen."""
+        # Of two transactions, the one up to 2 billion before the other is the older one.
+        is_older = 0 < (self.next_xid - xid) % XIDS < XIDS // 2
+        return is_older and xid not in self.in_progress
+
+    def to_json(self) -> dict[str, Any]:
+        return {"lsn": str(self.lsn), "xid": self.next_xid, "open": sorted(self.in_progress)}
+
+    @classmethod
+    def from_json(cls, horizon: Mapping[str, Any]) -> Horizon:
+        return cls(Lsn.parse(horizon["lsn"]), int(horizon["xid"]), frozenset(map(int, horizon["open"])))
+
+
+@dataclass(frozen=True, slots=True)
 class StreamOffset:
     """One offset of a stream.
 
@@ -129,7 +160,8 @@ class StreamOffset:
     empty when that is not known. ``members`` are the tables of the stream; None in offsets of release 0.1.0. ``due``
     names tables whose rows were asked for again and have not come yet, ``gaps`` those whose changes may be missing
     until their rows have come. ``layouts`` are those of the batch's rows (``onSchemaChange=emit``); see
-    :mod:`pg_cdc_source.protocol.table_layout`.
+    :mod:`pg_cdc_source.protocol.table_layout`. ``seen``: ``members`` were found behind it, and the batch's changes had
+    not been read; a table that it has not is new within the batch.
     """
 
     identity: SlotIdentity
@@ -143,6 +175,7 @@ class StreamOffset:
     due: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
     layouts: str = ""
+    seen: Horizon | None = None
 
     @property
     def point(self) -> Lsn:
@@ -194,6 +227,8 @@ class StreamOffset:
             offset["change"] = str(Lsn(self.position.seq))
         if self.layouts:
             offset["layouts"] = self.layouts
+        if self.seen is not None:
+            offset["seen"] = self.seen.to_json()
         return offset
 
     @classmethod
@@ -231,6 +266,7 @@ class StreamOffset:
                 tuple(split_names(offset.get("due", ""))),
                 tuple(split_names(offset.get("gaps", ""))),
                 str(offset.get("layouts", "")),
+                Horizon.from_json(offset["seen"]) if "seen" in offset else None,
             )
             if not (0 <= found.done <= len(found.tables) and 0 <= found.position.seq <= ALL):
                 raise ValueError("a number is out of its range")

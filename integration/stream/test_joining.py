@@ -22,16 +22,19 @@ from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError, TransientError
+from pg_cdc_source.offsets import Position
 from pg_cdc_source.postgres import attached
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.horizon import wait_until_seen
 from pg_cdc_source.postgres.locks import begin_locking, lock_relations
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
+from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import joins, membership, schema_history
 from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.look_pace import LookPace
 from pg_cdc_source.stream.membership import Membership
+from pg_cdc_source.stream.next_offset import NextOffset
 
 Drive = Callable[..., Driver]
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
@@ -1194,8 +1197,6 @@ def test_rows_that_are_asked_for_bring_no_table_that_is_not_wanted(
 def test_a_new_table_that_waits_for_a_synchronous_standby_is_followed_from_its_first_row(
     when: str, db: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if when == "starting" and not HAS_LIMITS:
-        pytest.skip("a batch has its end before its changes are known, and ends the query: the table is new in it")
     driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes")
     looked = threading.Event()
 
@@ -1242,6 +1243,122 @@ def test_a_new_table_is_followed_behind_a_batch_that_is_repeated(mode: str, pg: 
     assert values(driver.batch(), "_table", "_change_type") == [("public.t", "insert")]
     run(pg, "INSERT INTO u VALUES (2, 'b')")
     until_equal(driver, pg, "t", "u")
+
+
+def before_end_of_wal(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Run ``action`` when the tables of a batch are known, right before its end is found out."""
+    end_of_wal = NextOffset._end_of_wal
+
+    def end_behind_it(self: NextOffset, at_least: Position) -> Position:
+        monkeypatch.setattr(NextOffset, "_end_of_wal", end_of_wal)
+        action()
+        return end_of_wal(self, at_least)
+
+    monkeypatch.setattr(NextOffset, "_end_of_wal", end_behind_it)
+
+
+@pytest.fixture
+def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch goes to the end of the WAL, as with trigger(once=True)."""
+    if HAS_LIMITS:
+        from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+        monkeypatch.setattr(pgcdc.READER, "getDefaultReadLimit", lambda self: ReadAllAvailable())
+
+
+NEW_WITH_A_ROW = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'a')")
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("mode", ["ignore", "emit"])
+@pytest.mark.usefixtures("without_limits")
+def test_a_table_that_is_new_within_a_batch_of_which_only_the_end_is_known_is_followed_from_its_first_row(
+    mode: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes", onSchemaChange=mode)
+    driver.stop()
+    before_end_of_wal(monkeypatch, lambda: run(pg, *NEW_WITH_A_ROW, "INSERT INTO t VALUES (2, 'b')"))
+    driver.start()
+    wait_until(lambda: driver.attempt(read=False) is not None)
+    # Only this attempt knows what the process of before has given.
+    driver.restart()
+    first = driver.batch()
+    assert [row for row in values(first, "_table", "_change_type") if row[1] == "insert"] == [
+        ("public.u", "insert"), ("public.t", "insert")
+    ]  # fmt: skip
+    assert driver.again() == first
+    run(pg, "INSERT INTO u VALUES (2, 'b')")
+    until_equal(driver, pg, "t", "u")
+
+
+@pytest.mark.usefixtures("without_limits")
+def test_a_table_that_is_new_within_such_a_batch_is_told_until_it_is_followed(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="fail")
+    driver.stop()
+    before_end_of_wal(monkeypatch, lambda: run(pg, *NEW_WITH_A_ROW))
+    driver.start()
+    driver.refusal("public.u", "onNewTable=changes")
+    driver.restart()
+    driver.refusal("public.u", "onNewTable=changes")
+    driver.restart(onNewTable="changes")
+    until_equal(driver, pg, "t", "u")
+
+
+@pytest.mark.usefixtures("without_limits")
+def test_a_table_that_is_new_within_the_first_batch_to_the_end_of_the_wal_is_followed(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pg, *T, ALL_TABLES)
+    driver = drive(tables="public.*", onNewTable="changes")
+    driver.attempt(read=False)
+    driver.stop()
+    driver = drive(tables="public.*", onNewTable="changes", startFrom="slot")
+    before_end_of_wal(monkeypatch, lambda: run(pg, *NEW_WITH_A_ROW))
+    assert driver.attempt() is not None
+    driver.restart()
+    going_on(driver, lambda: ("public.u", "insert") in values(driver.rows, "_table", "_change_type"))
+
+
+def test_a_table_that_comes_before_all_is_read_at_once_is_followed_from_its_first_row(
+    pg: Session, drive: Drive, request: pytest.FixtureRequest
+) -> None:
+    large = "INSERT INTO s SELECT n, repeat('a', 1000) FROM generate_series(1, 100) AS n"
+    run(pg, *T, ALL_TABLES, "CREATE TABLE s (id int PRIMARY KEY, v text)", large)
+    driver = drive(tables="public.*", onNewTable="changes", maxBytesPerBatch="64kB")
+    driver.batch()
+    if HAS_LIMITS:
+        assert driver.offset.is_reading
+    driver.stop()
+    run(pg, *NEW_WITH_A_ROW)
+    request.getfixturevalue("without_limits")
+    driver.start()
+    until_equal(driver, pg, "s", "t", "u")
+
+
+@pytest.mark.corner
+def test_a_table_that_comes_while_the_slot_is_made_is_among_its_rows(db: str, pg: Session, drive: Drive) -> None:
+    run(pg, *T, ALL_TABLES)
+    waits = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%' AND wait_event_type = 'Lock'"
+    with connect(db) as other, ThreadPoolExecutor(1) as pool:
+        run(other, "BEGIN", *NEW_WITH_A_ROW)
+        driver = drive(tables="public.*", onNewTable="changes")
+        began = pool.submit(driver.batch)
+        wait_until(lambda: run(pg, waits))
+        run(other, "COMMIT")
+        began.result()
+    until_equal(driver, pg, "t", "u")
+
+
+@pytest.mark.corner
+def test_a_table_that_was_not_wanted_is_followed_when_it_is_published_again(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, "CREATE PUBLICATION s FOR TABLE t", tables="public.*", onNewTable="changes")
+    run(pg, "CREATE TABLE u (id int PRIMARY KEY, v text)", "BEGIN", "ALTER PUBLICATION s ADD TABLE u",
+        "INSERT INTO u VALUES (1, 'a')", "ALTER PUBLICATION s DROP TABLE u", "COMMIT", "INSERT INTO t VALUES (2, 'b')")  # fmt: skip
+    going_on(driver, lambda: 2 in replica(driver.rows)["public.t"])
+    run(pg, "ALTER PUBLICATION s ADD TABLE u", "INSERT INTO u VALUES (2, 'b')")
+    going_on(driver, lambda: replica(driver.rows).get("public.u") == {2: "b"})
 
 
 def test_a_table_that_is_refused_does_not_hold_up_the_others(pg: Session, drive: Drive) -> None:

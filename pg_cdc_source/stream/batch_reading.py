@@ -15,7 +15,10 @@ from pg_cdc_source.stream.batch_rows import BatchRows, rows_of
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.held_snapshot import SnapshotPart, emptying_rows
 from pg_cdc_source.stream.members import find_dropped
+from pg_cdc_source.stream.schema_history import NewTableError
+from pg_cdc_source.stream.slot_reader import SlotReader
 from pg_cdc_source.stream.stream_parts import GivenOffsets, StreamParts
+from pg_cdc_source.stream.stream_plan import StreamPlan
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +86,7 @@ class BatchReading:
         if end.position > begin and not is_anew:
             if end.at is not None:
                 parts.joins.stay(end.at, begin)
-            reader = parts.open_reader(begin, lambda: plan)
-            reader.read_through(end.position, parts.is_driver_there)
+            reader, plan = self._read_through(rows, begin, position, end)
             changes += reader.batch(begin, end.position) + layouts.guessed(start, end)
             rows = self._with_due(rows, start, end, joined)
         elif not is_anew:
@@ -106,6 +108,28 @@ class BatchReading:
         # Of a slot that was lost, some tables come again in later batches.
         at = _within(end.position) if is_anew and end.is_reading else end.position
         return Batch(tuple(first), tuple(scans), (*olds, *changes), at)
+
+    def _read_through(
+        self, rows: BatchRows, begin: Position, position: Position, end: StreamOffset
+    ) -> tuple[SlotReader, StreamPlan]:
+        """Read all changes after ``begin`` up to ``end``; return the reader that has them, and the plan that it is of.
+
+        Where ``end`` was given before they were read, a table that is new among them is followed from ``position`` on.
+        """
+        parts = self._parts
+
+        def plan() -> StreamPlan:
+            return rows.plan_from(parts.membership.plan, begin, position)
+
+        while True:
+            reader = parts.open_reader(begin, plan)
+            try:
+                reader.read_through(end.position, parts.is_driver_there)
+                return reader, plan()
+            except NewTableError:
+                if end.seen is None or not parts.membership.follow_new(position):
+                    raise
+                parts.reader.close()
 
     def none(self, end: StreamOffset) -> Batch:
         """An empty batch in place of one that cannot be read any more; all tables come again behind it."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from pg_cdc_source.errors import SlotLostError
-from pg_cdc_source.offsets import Lsn, Position, StreamOffset
+from pg_cdc_source.errors import SlotLostError, TransientError
+from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
+from pg_cdc_source.options.names import listed
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication, trees
 from pg_cdc_source.postgres.slot_checks import missing_error
@@ -21,6 +22,8 @@ from pg_cdc_source.stream.source_session import SourceSession
 from pg_cdc_source.stream.stream_plan import StreamPlan
 
 log = logging.getLogger(__name__)
+
+_TRIES = 5
 
 
 class Beginning:
@@ -51,9 +54,10 @@ class Beginning:
             return self.at(slot)
         if self._options.start_from == "slot":
             raise missing_error(self._options.slot, begun=False)
-        plan = self._membership.begin(create=True)
-        reads_rows = self._options.start_from == "snapshot"
-        return self._first_end(plan, self._snapshot.create_slot(plan.planned if reads_rows else ()), reads_rows)
+        if self._options.start_from == "now":
+            plan = self._membership.begin(create=True)
+            return self._first_end(plan, self._snapshot.create_slot(()), False)
+        return self._first_end(*self._create_slot(guessed=False), True)
 
     def at(self, slot: Slot, *, guessed: bool = False) -> StreamOffset:
         """The first end of a stream of a slot that is there. ``guessed``: it may have begun long ago."""
@@ -69,9 +73,34 @@ class Beginning:
         """Make a new slot, and have all rows come again (onSlotLost=resnapshot)."""
         log.warning("%s; a new slot is made, and the rows of all tables come again", error.what)
         self._history.drop_lost_slot()
-        plan = self._membership.begin(create=True, guessed=self._options.on_schema_change != "fail")
-        origin = self._snapshot.create_slot(plan.planned)
+        plan, origin = self._create_slot(guessed=self._options.on_schema_change != "fail")
         return replace(self._first_end(plan, origin, True), at=origin)
+
+    def _create_slot(self, *, guessed: bool) -> tuple[StreamPlan, Lsn]:
+        """Create the slot and hold its snapshot; return the tables that it has, and where it begins.
+
+        The slot waits for transactions that may create tables: their first rows are before it. Such a table joins with
+        its rows, or is told (onNewTable). Where it would only be followed, the slot is made anew.
+        """
+        new: Sequence[Member] = ()
+        for _ in range(_TRIES):
+            plan = self._membership.begin(create=True, guessed=guessed)
+            origin = self._snapshot.create_slot(plan.planned)
+            try:
+                session = self._snapshot.session
+                only_follows = self._options.on_new_table == "changes" and bool(self._options.tables)
+                new = self._membership.find_new(session) if only_follows and session is not None else ()
+            except BaseException:
+                self._snapshot.give_up_slot()
+                raise
+            if not new:
+                return plan, origin
+            self._snapshot.give_up_slot()
+        raise TransientError(
+            f"{listed(member.name for member in new)} came while slot {self._options.slot} was made, as others did "
+            f"{_TRIES - 1} times before, and its first rows would be missing",
+            remedy="start the query while no tables are created, or with onNewTable=snapshot",
+        )
 
     def may_be_anew(self, offset: StreamOffset) -> bool:
         """Whether a lost slot is made anew: not where the checkpoint is of another server, database or slot."""

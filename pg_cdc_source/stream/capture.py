@@ -58,7 +58,10 @@ class Capture:
         if parts.source.in_recovery and (start is None or end.position != start.position):
             # A timeline that is asked for only now is at or after that of everything up to the end.
             parts.history.forget_identity()
+        is_guessed = end is self._given.guessed
         end = replace(end, identity=parts.history.identify())
+        if is_guessed:
+            self._given.guessed = end
         if limited:
             self._given.planned = end
         return end
@@ -85,7 +88,7 @@ class Capture:
         else:
             # It may go on from a checkpoint, which only the batch's start will tell.
             end = parts.beginning.at(slot, guessed=True)
-            end = self._next.at_end_of_wal(replace(end, done=len(end.tables)), end.members or ())
+            end = self._at_end_of_wal(replace(end, done=len(end.tables)))
             given.newest = given.guessed = end
         return given.newest
 
@@ -127,29 +130,37 @@ class Capture:
         self._parts.close()
 
     def _newest(self, start: StreamOffset | None, *, limited: bool) -> StreamOffset:
-        parts = self._parts
-        at_end_of_wal = self._next.at_end_of_wal
+        parts, membership = self._parts, self._parts.membership
         if start is None:
             end = parts.beginning.find()
-            return end if limited else at_end_of_wal(replace(end, done=len(end.tables)), end.members or ())
+            return end if limited else self._at_end_of_wal(replace(end, done=len(end.tables)))
         parts.history.require_common(start.identity, start.position)
         parts.layouts.resume(start)
-        if parts.membership.resume(start):
+        if membership.resume(start):
             # It would take the new name for a change that comes while it reads, and leave out the new table.
             parts.reader.close()
         if start.is_reading:
             if limited:
                 return replace(start, done=parts.beginning.read_through(start.tables, start.done))
-            return at_end_of_wal(replace(start, done=len(start.tables)), start.members or ())
+            if parts.options.on_new_table == "changes":
+                # Those that have come since the start was given have changes before the end.
+                start = replace(start, members=membership.plan.members, publication=membership.mark)
+            return self._at_end_of_wal(replace(start, done=len(start.tables)))
         parts.snapshot.end()
         start = replace(start, tables=(), done=0, at=None)
         if limited:
             return self._next.after(start)
-        members, _ = parts.membership.guess(start.position.next_lsn)
-        end = at_end_of_wal(start, members)
-        members, mark = parts.membership.guess(end.position.next_lsn)
-        self._given.guessed = replace(end, members=members, publication=mark, due=(), gaps=())
-        return self._given.guessed
+        members, _, seen = membership.guess(start.position.next_lsn)
+        end = self._next.at_end_of_wal(start, members, seen)
+        members, mark, seen = membership.guess(end.position.next_lsn)
+        if end.position > start.position:
+            end = replace(end, seen=seen)
+        self._given.guessed = end = replace(end, members=members, publication=mark, due=(), gaps=())
+        return end
+
+    def _at_end_of_wal(self, offset: StreamOffset) -> StreamOffset:
+        """``offset``, whose tables were found by the present plan, moved to the end of the WAL."""
+        return self._next.at_end_of_wal(offset, offset.members or (), self._parts.membership.plan.horizon)
 
     def _begin_anew(self, error: SlotLostError) -> StreamOffset:
         self._parts.reader.close()

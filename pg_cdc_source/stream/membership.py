@@ -22,7 +22,7 @@ import pyarrow as pa
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
-from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
+from pg_cdc_source.offsets import Horizon, Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
@@ -83,6 +83,12 @@ class Membership:
         self.gaps, self.has_waiting = {}, False
         return self._plan
 
+    def find_new(self, session: Session) -> tuple[Member, ...]:
+        """The tables that ``session`` sees and that are not followed."""
+        whole, _ = self.published.read(session, self.plan.members)
+        known = _oids(self.plan.members)
+        return tuple(member for member in whole.members if member.oid not in known)
+
     def resume(self, offset: StreamOffset) -> bool:
         """Go on from an offset. Return whether a table is new, or has another name, since the batch that was repeated.
 
@@ -115,6 +121,9 @@ class Membership:
             return ()
         known = (end if start is None else start).members
         whole, _ = self._source.ask(lambda session: self.published.read(session, known))
+        if end.seen is not None:
+            # What was new then is new however often the batch is asked for.
+            whole = replace(whole, horizon=end.seen)
         self._is_compared = False
         if start is None or end.at is not None or end.members is None:
             members = self._source.ask(lambda session: members_at(end, whole.members, session))
@@ -144,11 +153,15 @@ class Membership:
                 self.leave()
         return tuple(member for member in map(since, end.members) if member.oid in oids)
 
-    def guess(self, since: Lsn) -> tuple[tuple[Member, ...], str]:
-        """All tables that the stream would have now, and the publication's mark: for an end without a start."""
+    def guess(self, since: Lsn) -> tuple[tuple[Member, ...], str, Horizon]:
+        """All tables that the stream would have now, the publication's mark, and what both were found behind.
+
+        They are for an end without a start.
+        """
         whole, mark = self._source.ask(lambda session: self.published.read(session, self.plan.members))
         known = {planned.oid: planned.member for planned in self.plan.planned}
-        return tuple(known.get(member.oid, replace(member, since=since)) for member in whole.members), mark
+        members = tuple(known.get(member.oid, replace(member, since=since)) for member in whole.members)
+        return members, mark, whole.horizon
 
     def _compare(self, session: Session, offset: StreamOffset) -> tuple[StreamPlan, str, Difference]:
         whole, mark = self.published.read(session, offset.members)
@@ -312,12 +325,14 @@ class Membership:
         if new := [planned.member for planned in tables if planned.member.since != before.get(planned.oid)]:
             log.info("%s joins the stream at %s", listed(member.name for member in new), new[0].since)
 
-    def follow_new(self, position: Position) -> None:
-        """Follow tables that are new with all changes after ``position`` (onNewTable=changes)."""
+    def follow_new(self, position: Position) -> bool:
+        """Follow tables that are new with all changes after ``position`` (onNewTable=changes), if there are any."""
         whole, _ = self._source.ask(lambda session: self.published.read(session, self.plan.members))
         known = _oids(self.plan.members)
+        new = [_since(p, position.next_lsn) for p in whole.planned if p.oid not in known]
         # The mark stays: whether the publication has left out anything since is for the next look to say.
-        self.join([_since(p, position.next_lsn) for p in whole.planned if p.oid not in known], self.mark)
+        self.join(new, self.mark)
+        return bool(new)
 
     def leave(self) -> None:
         """Let those that are leaving leave: raise, or say so in the log, as ``onSchemaChange`` says."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
-from pg_cdc_source.offsets import Member, Position, StreamOffset
+from pg_cdc_source.offsets import Horizon, Member, Position, StreamOffset
 from pg_cdc_source.stream.batch_rows import rows_of
 from pg_cdc_source.stream.joins import Join
 from pg_cdc_source.stream.leaving import Leaving
@@ -102,10 +102,14 @@ class NextOffset:
             # Who takes what is there has it altered, too. It is a moment ago that the target was set.
             self._target = max(self._target, altered.position)
 
-    def at_end_of_wal(self, offset: StreamOffset, members: Sequence[Member]) -> StreamOffset:
-        """``offset``, moved to the end of what is committed by now; where it starts may not be known."""
+    def at_end_of_wal(self, offset: StreamOffset, members: Sequence[Member], seen: Horizon) -> StreamOffset:
+        """``offset``, moved to the end of what is committed by now; where it starts may not be known.
+
+        Its tables were found behind ``seen``.
+        """
         session = self._parts.source.open()
-        return self._parts.layouts.guess(session, members, offset, lambda: self._end_of_wal(offset.position))
+        end = self._parts.layouts.guess(session, members, offset, lambda: self._end_of_wal(offset.position))
+        return end if end.position == offset.position else replace(end, seen=seen)
 
     def _end_of_wal(self, at_least: Position) -> Position:
         return max(at_least, self._target or Position.before(self._parts.source.read_end_of_wal()))
@@ -150,8 +154,9 @@ class NextOffset:
         membership, gaps = self._parts.membership, self._gaps(start)
         members = membership.plan.members
         layouts = self._parts.layouts.text(start.position, position, (*(start.members or ()), *members))
+        mark = membership.mark
         return replace(
-            start, position=position, publication=membership.mark, members=members, gaps=gaps, layouts=layouts
+            start, position=position, publication=mark, members=members, gaps=gaps, layouts=layouts, seen=None
         )
 
     def _gaps(self, start: StreamOffset) -> tuple[str, ...]:

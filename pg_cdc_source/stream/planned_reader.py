@@ -44,13 +44,15 @@ class PlannedReader:
         """
         if self._reader is None:
             planned = plan()
+            # A table that was not wanted may be again, and is then described as before.
+            are_renewed = self._layouts.are_emitted or self._options.on_new_table == "changes"
             self._history.require_free(position)
             buffer = ChangeBuffer(
                 TransactionAssembler(
                     position,
                     functools.partial(StreamedTransaction, Spill),
                     prefixes=self._options.message_prefixes,
-                    renewed_before=sys.maxsize if self._layouts.are_emitted else planned.known_through,
+                    renewed_before=sys.maxsize if are_renewed else planned.known_through,
                 ),
                 ChangeDecoder(planned.layout, planned.schema, planned.messages_since),
                 self._layouts.match(planned),

@@ -11,11 +11,11 @@ import pyarrow as pa
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import AccessError, SchemaChangedError, ServerSetupError
-from pg_cdc_source.offsets import Member
+from pg_cdc_source.offsets import Horizon, Member
 from pg_cdc_source.options.names import TablePattern, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
-from pg_cdc_source.postgres.horizon import Horizon, read_horizon
+from pg_cdc_source.postgres.horizon import read_horizon
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.stream.leaving import Refused
 from pg_cdc_source.stream.refused_tables import find_refused, require_complete

@@ -10,13 +10,12 @@ from functools import cached_property
 import pyarrow as pa
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.offsets import Lsn, Member
+from pg_cdc_source.offsets import Horizon, Lsn, Member
 from pg_cdc_source.options.names import TablePattern
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
-from pg_cdc_source.postgres.horizon import Horizon
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.slots import stream_session_name
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema

@@ -9,9 +9,8 @@ import pytest
 from messages import TYPED, streamed
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.offsets import Lsn, Member
+from pg_cdc_source.offsets import Horizon, Lsn, Member
 from pg_cdc_source.options.stream_options import parse_stream_options
-from pg_cdc_source.postgres.horizon import Horizon
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.transactions import SentRelation
 from pg_cdc_source.stream.schema_history import match_relation
