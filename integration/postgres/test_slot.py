@@ -7,6 +7,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres import catalog, slot_creation
+from pg_cdc_source.postgres import connection as postgres_connection
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slot_creation import require_consistent_point
@@ -435,3 +437,17 @@ def test_a_role_without_replication_is_refused(db: str, pg: Session, name: str) 
         )
         run(pg, f"ALTER ROLE {user} REPLICATION")
         assert make(conninfo(login), name) is not None
+
+
+def test_a_new_slot_waits_for_one_transaction_longer_than_others_wait_for_a_lock(
+    db: str, pg: Session, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(postgres_connection._SETTINGS, "lock_timeout", "200ms")
+    run(pg, "CREATE TABLE t (id int)")
+    waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query_start < now() - interval '1 s'"
+    with connect(db) as writer, ThreadPoolExecutor(1) as pool:
+        run(writer, "BEGIN; INSERT INTO t VALUES (1)")
+        making = pool.submit(make, db, name)
+        wait_until(lambda: making.done() or run(pg, waits))
+        run(writer, "COMMIT")
+        assert making.result() is not None

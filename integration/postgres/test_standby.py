@@ -14,6 +14,7 @@ import pytest
 from databases import connect
 from driving import Driver, run, values
 from frames import load
+from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 from refusals import refusal
 from roles import conninfo, role
@@ -23,6 +24,7 @@ from watch import keeper_sessions, readers, slots, wait_until
 
 from pg_cdc_source.errors import OptionError, ServerSetupError, SlotLostError, SnapshotLostError, TransientError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.snapshot import reader, receiving
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import make_plan
@@ -203,6 +205,42 @@ def test_rows_that_a_standby_removes_under_a_late_reader_are_missed_by_an_error(
             with connect(pair.standby.url) as session:
                 waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event LIKE 'RecoveryConflict%%'"
                 wait_until(lambda: run(session, waits) == [(1,)])
+            with pytest.raises(SnapshotLostError, match="may have removed rows that it sees"):
+                list(read_range(plan, source, scan_range, "test"))
+
+
+def test_rows_that_a_standby_removes_while_a_slot_gives_up_its_snapshot_are_missed_by_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever takes over the snapshot does so when the standby has begun to wait for those that have it."""
+    with paired(hot_standby_feedback="off", max_standby_streaming_delay="3s") as pair:
+        if pair.version < STREAMS:
+            return
+        pair.write("CREATE TABLE quiet AS SELECT i AS id FROM generate_series(1, 10) AS i")
+        received, exported = receiving.receive, snapshots.export_snapshot
+
+        def receive_late(*arguments: Any) -> Iterator[receiving.Decoded]:
+            pair.standby.catch_up(pair.primary)
+            yield from received(*arguments)
+
+        def export_and_delete(exporter: Session) -> str:
+            monkeypatch.setattr(snapshots, "export_snapshot", exported)
+            snapshot_id = exported(exporter)
+            with connect(pair.primary) as primary, connect(pair.standby.url) as session:
+                run(primary, "DELETE FROM quiet WHERE id = 5", "VACUUM quiet")
+                waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event LIKE 'RecoveryConflict%%'"
+                wait_until(lambda: run(session, waits) == [(1,)])
+            return snapshot_id
+
+        monkeypatch.setattr(reader, "receive", receive_late)
+        monkeypatch.setattr(snapshots, "export_snapshot", export_and_delete)
+        with (
+            pair.logging_transactions(),
+            open_snapshot(pair.standby.url, consistentPoint="require") as opened,
+        ):
+            options = parse_snapshot_options({**opened.options, "dbtable": "quiet"})
+            plan = make_plan(options)
+            source, [scan_range] = plan_ranges(plan, options)
             with pytest.raises(SnapshotLostError, match="may have removed rows that it sees"):
                 list(read_range(plan, source, scan_range, "test"))
 

@@ -7,7 +7,9 @@ into "the snapshot at this LSN".
 - A temporary slot is dropped inside the exporting transaction as soon as its LSN is known. The snapshot stays valid and
   no WAL is held back while tables are copied.
 - Any transaction that imported a snapshot can export it again, and the new id outlives the first exporter. So the
-  session with the slot leaves as soon as plain sessions hold the snapshot: no walsender is kept.
+  session with the slot leaves as soon as plain sessions hold the snapshot: no walsender is kept. On a standby it stays
+  and is the holder: recovery ends those that have a snapshot when it begins to wait for them, and nobody who imports
+  it later. So only the first one tells that rows are still there.
 - Every id dies with the session that exported it, so each holder exports an id of its own and announces it in its
   ``application_name``. The LSN, and what else there is to say, it announces as shared advisory locks with those keys.
   Both are visible to every session of the role, on primaries and standbys, without a table, a port or a file.
@@ -144,16 +146,18 @@ def make_snapshot(
         server, instance = _read_lasting_server(session), read_instance(session)
         # What fails within the block drops a durable slot again.
         with contextlib.ExitStack() as slot:
-            lsn = _begin(options, spec, name_for(""), session, server, instance, slot, stream=stream)
+            lsn, holder = _begin(options, spec, name_for(""), session, server, instance, slot, stream=stream)
             held = Held(lsn, instance, announced)
             try:
-                held.begin_holding(session, name_for)
+                held.begin_holding(holder, name_for)
                 while len(held.holders) < holders:
                     held.add_holder(options, name_for, held.holders[0][1])
             except BaseException:
                 for other, _ in held.holders[1:]:
                     other.close()
                 raise
+        if holder is not session:
+            session.close()
         return held
     except BaseException:
         session.close()
@@ -177,8 +181,8 @@ def _begin(
     slot: contextlib.ExitStack,
     *,
     stream: bool,
-) -> Lsn | None:
-    """Begin the session's transaction in a new snapshot and return its LSN, None for one without."""
+) -> tuple[Lsn | None, Session]:
+    """Begin a transaction in a new snapshot; return its LSN, None for one without, and the session that is in it."""
     # On a standby a slot waits for a record that the primary writes now and then, or never: too long for ``auto``.
     # Nor is it for a read to have a server write more WAL, for everybody and for each action anew.
     auto = spec.consistent_point == "auto" and not server.in_recovery and not server.decodes_on_demand
@@ -189,16 +193,18 @@ def _begin(
         try:
             if not lacks:
                 new_slot = _at_new_slot(options, spec, name, session, server, instance, stream=stream)
-                consistent_point, snapshot_id = slot.enter_context(new_slot)
+                consistent_point, snapshot_id, exporter = slot.enter_context(new_slot)
+                if server.in_recovery:
+                    return Lsn(consistent_point - 1), exporter
                 import_snapshot(session, snapshot_id)
-                return Lsn(consistent_point - 1)
+                return Lsn(consistent_point - 1), session
         except (ServerSetupError, TransientError) as error:
             if not auto:
                 raise
             _say_once_without_lsn(error)
     with translated("opening a snapshot"), session.cursor() as cursor:
         cursor.execute(_BEGIN)
-    return None
+    return None, session
 
 
 _said: set[type[PgCdcError]] = set()
@@ -225,10 +231,10 @@ def _at_new_slot(
     instance: Instance,
     *,
     stream: bool,
-) -> Iterator[tuple[Lsn, str]]:
-    """Create the slot and yield its consistent point and the id of its snapshot, which is open during the block.
+) -> Iterator[tuple[Lsn, str, Session]]:
+    """Create the slot; yield its consistent point, the id of its snapshot, and the session that has exported it.
 
-    A slot that ``spec`` names is dropped again if the block fails.
+    That session ends with the block, but on a standby only if it fails. Then a slot that ``spec`` names is dropped.
     """
     slot = NewSlot(
         spec.slot or f"pgsnapshot_{secrets.token_hex(8)}",
@@ -246,6 +252,8 @@ def _at_new_slot(
         require_instance(session, instance, f"creating slot {slot.name}")
         with session.cursor() as cursor:
             with translated("opening a snapshot"):
+                # The slot waits for one transaction after the other, and slotTimeout is what bounds that.
+                cursor.execute("SET lock_timeout = 0")
                 cursor.execute(_BEGIN)
             consistent_point = create_slot(cursor, slot, watcher, server)
             created = True
@@ -253,13 +261,13 @@ def _at_new_slot(
             if slot.temporary:
                 with translated(f"dropping the temporary slot {slot.name}"):
                     cursor.execute(f'DROP_REPLICATION_SLOT "{slot.name}"')
-        yield consistent_point, snapshot_id
+        yield consistent_point, snapshot_id, session
     except BaseException:
         session.close()
         if created and not slot.temporary:
             give_up_slot(slot.name, lambda: _drop_outside(watcher, slot.name))
         raise
-    finally:
+    if not server.in_recovery:
         session.close()
 
 
