@@ -13,6 +13,8 @@ from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import (
     ALL,
     INITIAL,
+    XIDS,
+    Horizon,
     Lsn,
     Member,
     Position,
@@ -129,6 +131,7 @@ LSNS = st.integers(0, (1 << 64) - 1).map(Lsn)
 
 ENTRIES, KEYS = st.sampled_from(["", "91+92rc@7"]), st.lists(st.text(), max_size=2).map(tuple)
 MEMBERS = st.builds(Member, st.integers(1, (1 << 32) - 1), NAMES, LSNS, ENTRIES, KEYS)
+XIDS_32 = st.integers(0, XIDS - 1)
 OFFSETS = st.builds(
     StreamOffset,
     identity=st.text(min_size=1).map(lambda slot: SlotIdentity(IDENTITY.system, 4294967295, "größe", slot)),
@@ -140,6 +143,7 @@ OFFSETS = st.builds(
     members=st.none() | st.lists(MEMBERS, max_size=3).map(tuple),
     due=TABLES,
     gaps=TABLES,
+    seen=st.none() | st.builds(Horizon, LSNS, XIDS_32, st.frozensets(XIDS_32, max_size=3)),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from databases import connect
 from psycopg2.extensions import connection as Session
 from roles import conninfo, role
 from servers import second_server
-from watch import holders, session_names, wait_until
+from watch import holders, session_names, slots, wait_until
 
 from pg_cdc_source.errors import DefiniteError, PgCdcError, ServerFullError, SnapshotLostError, TransientError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
@@ -99,6 +100,18 @@ def test_a_slot_that_is_asked_for_too_late_is_refused(db: str, pg: Session) -> N
     assert type(error) is DefiniteError
     assert error.what.startswith("slot late was asked for after another scan of the same action")
     assert error.remedy.startswith("give every DataFrame of the action the same option slot")
+
+
+def test_a_slot_that_is_being_made_goes_with_its_action(db: str, pg: Session) -> None:
+    run(pg, "CREATE TABLE t AS SELECT 1 AS id")
+    with connect(db) as writer, ThreadPoolExecutor(1) as pool:
+        run(writer, "BEGIN", "INSERT INTO t VALUES (2)")
+        first = pool.submit(Scan(db, slot="first").refusal, "1")
+        wait_until(lambda: slots(pg))
+        assert type(Scan(db, slot="second").refusal("1")) is DefiniteError
+        run(writer, "COMMIT")
+        first.result()
+    wait_until(lambda: not slots(pg), 15)
 
 
 def test_a_server_that_cuts_queries_short_leaves_the_class_and_the_beginning() -> None:

@@ -152,6 +152,8 @@ def make_snapshot(
                 held.begin_holding(holder, name_for)
                 while len(held.holders) < holders:
                     held.add_holder(options, name_for, held.holders[0][1])
+                if spec.given_up is not None and spec.given_up.is_set():
+                    raise TransientError("making a snapshot was given up", remedy=RUN_AGAIN)
             except BaseException:
                 for other, _ in held.holders[1:]:
                     other.close()
@@ -199,7 +201,7 @@ def _begin(
                 import_snapshot(session, snapshot_id)
                 return Lsn(consistent_point - 1), session
         except (ServerSetupError, TransientError) as error:
-            if not auto:
+            if not auto or (spec.given_up is not None and spec.given_up.is_set()):
                 raise
             _say_once_without_lsn(error)
     with translated("opening a snapshot"), session.cursor() as cursor:

@@ -11,9 +11,10 @@ thread works on a snapshot, that is ``busy`` and nothing else touches its sessio
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pg_cdc_source.errors import DefiniteError, PgCdcError
 from pg_cdc_source.options.conninfo import ConnectionOptions
@@ -46,7 +47,7 @@ class Shared:
     locked: set[int] = field(default_factory=set)  # the oids of relations
     busy: bool = False  # a thread works on it
     mend_after: float = 0.0  # time.monotonic(); a server that refuses sessions is not asked in a loop
-    left: bool = False  # nobody is to have it any more
+    left: threading.Event = field(default_factory=threading.Event)  # nobody is to have it any more
 
     @property
     def holding(self) -> Held | None:
@@ -59,7 +60,7 @@ class Shared:
 
     def leave(self) -> None:
         """Let the snapshot go; while a thread works on it, once that is done."""
-        self.left = True
+        self.left.set()
         if self.held is not None and not self.busy:
             self.held.close()
 
@@ -106,7 +107,7 @@ class Work:
                 shared.busy = False
                 if finish is not None:
                     finish()
-                if shared.left:
+                if shared.left.is_set():
                     shared.leave()
 
             return finish_and_rest
@@ -122,7 +123,7 @@ class Work:
     def _make(self, shared: Shared) -> Finish:
         held = make_snapshot(
             self._options,
-            shared.request.spec,
+            replace(shared.request.spec, given_up=shared.left),
             self._namer(shared),
             holders=1,
             announced=[execution_key(key) for key in shared.keys],
