@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors.exceptions.connect import SparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pg_cdc_source import collapse, open_snapshot, project
 
@@ -39,9 +42,20 @@ def changes(spark: SparkSession, url: str, directory: str) -> list[list[Any]]:
         spark.readStream.format("pgcdc").options(url=url, tables="public.t", slot="remote", startFrom="slot").load()
     )
     writer = stream.writeStream.foreachBatch(apply).option("checkpointLocation", f"{directory}/checkpoint")
-    query = writer.trigger(availableNow=True).start()
+    query = started(writer.trigger(availableNow=True))
     assert query.awaitTermination(300)
     return [list(row) for row in spark.read.parquet(final).orderBy("id").collect()]
+
+
+def started(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a query. Spark gives its Python process 10 s, which is too little for its imports on a busy machine."""
+    for _ in range(3):
+        try:
+            return writer.start()
+        except SparkException as error:
+            if "failed to connect back" not in str(error):
+                raise
+    return writer.start()
 
 
 def main(server: str, url: str, directory: Path) -> None:

@@ -15,6 +15,8 @@ the snapshot's session, and the reader of the slot.
 - Where Spark gives no start (before 4.2), the first offset of a process is the end of the server's WAL: at or after
   whatever an earlier process has given out, and all that a query has which asks only once. A query that is known to ask
   again goes on from the checkpoint's last offset (``go_on_from``).
+- Such an end is given before its changes are read. So it says which transactions its tables were found behind
+  (``seen``): a table of a later one is new within the batch, each time that the batch is asked for.
 - An offset that a batch ends with is never found out again: the same (start, end) gives the same rows.
 """
 
