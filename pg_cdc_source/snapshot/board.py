@@ -33,7 +33,7 @@ from pg_cdc_source.snapshot.reasons import error_in
 
 ANSWER_SECONDS = 30.0  # on top of slotTimeout and of waiting in line
 LINE_SECONDS = 600.0  # how long an execution waits in line for a snapshot, where maxConnections lets no more be held
-LOST_KEEPER_SECONDS = 5.0
+LOST_KEEPER_SECONDS = 5.0  # how long a keeper may be away: one whose session was lost opens another
 RING_SECONDS = 3.0
 
 
@@ -223,7 +223,7 @@ def find_snapshot(session: Session, keeper: str, request: Request, planned_on: I
     Raises the keeper's error where the execution has failed, SnapshotLostError where no keeper answers, and
     ServerSetupError where that is because this session has come to another server than ``planned_on``.
     """
-    start = next_ring = time.monotonic()
+    keeper_seen = next_ring = time.monotonic()
     answer_seconds = ANSWER_SECONDS + LINE_SECONDS + request.spec.slot_timeout_seconds
     for _ in Backoff(0.005, growth=1.2, longest_seconds=0.25, within_seconds=answer_seconds).polls():
         if time.monotonic() >= next_ring:
@@ -235,7 +235,9 @@ def find_snapshot(session: Session, keeper: str, request: Request, planned_on: I
         if snapshot is not None:
             _check_fits(session, snapshot, request)
             return snapshot
-        if not keeper_runs and time.monotonic() - start > LOST_KEEPER_SECONDS:
+        if keeper_runs:
+            keeper_seen = time.monotonic()
+        elif time.monotonic() - keeper_seen > LOST_KEEPER_SECONDS:
             found = read_instance(session)
             if (found.address, found.in_recovery) != (planned_on.address, planned_on.in_recovery):
                 raise other_server(f"looking for keeper {keeper}", planned_on, found)
