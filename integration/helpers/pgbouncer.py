@@ -20,8 +20,11 @@ START_SECONDS = 60
 
 
 @contextlib.contextmanager
-def pgbouncer(db: str, pool_mode: str) -> Iterator[str]:
-    """Run one on the loopback interface that pools as ``pool_mode`` says; yields what leads through it to ``db``."""
+def pgbouncer(db: str, pool_mode: str, *, add_host: bool = False) -> Iterator[str]:
+    """Run one on the loopback interface that pools as ``pool_mode`` says; yields what leads through it to ``db``.
+
+    With ``add_host``, it adds the client's address to the name that a session is opened with.
+    """
     program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         pytest.fail("pgbouncer is missing: apt-get install pgbouncer")
@@ -37,7 +40,7 @@ def pgbouncer(db: str, pool_mode: str) -> Iterator[str]:
         f" password={login['password']}\n"
         "[pgbouncer]\n"
         f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        f"pool_mode = {pool_mode}\ndefault_pool_size = 20\n"
+        f"pool_mode = {pool_mode}\ndefault_pool_size = 20\napplication_name_add_host = {int(add_host)}\n"
     )
     # It refuses to run as root.
     account = "nobody" if os.geteuid() == 0 else None

@@ -22,12 +22,24 @@ from servers import second_server
 from threads import at_work
 from watch import slots, wait_until
 
-from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError, ServerSetupError, SlotLostError, TransientError
+from pg_cdc_source.errors import (
+    ConnectError,
+    DefiniteError,
+    OptionError,
+    PgCdcError,
+    ServerSetupError,
+    SlotLostError,
+    TransientError,
+)
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.given import parse_connection_options
+<<<<<<< HEAD
 from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres import connection as postgres_connection
+=======
+from pg_cdc_source.postgres import catalog, slot_creation, snapshots
+>>>>>>> mend-a
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slot_creation import require_consistent_point
@@ -414,6 +426,34 @@ def test_a_server_without_logical_decoding_is_refused() -> None:
     with second_server({"wal_level": "replica"}) as url:
         text = refused(ServerSetupError, lambda: make(url, "s"), "a stream needs wal_level=logical, but it is replica")
         fits_a_stream(text)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        # RDS without rds.iam_auth_for_replication refuses tokens of IAM so.
+        'FATAL:  PAM authentication failed for user "reader"',
+        'FATAL:  no pg_hba.conf entry for replication connection from host "10.0.0.9", user "reader", SSL encryption',
+    ],
+)
+def test_a_role_whose_replication_logins_are_refused_gets_a_snapshot_without_lsn(
+    db: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusal: str
+) -> None:
+    let_in = psycopg2.connect
+
+    def log_in(*arguments: Any, **keywords: Any) -> Session:
+        if keywords.get("connection_factory") is psycopg2.extras.LogicalReplicationConnection:
+            raise psycopg2.OperationalError(f'connection to server at "db" (10.0.0.1), port 5432 failed: {refusal}\n')
+        return let_in(*arguments, **keywords)
+
+    monkeypatch.setattr(psycopg2, "connect", log_in)
+    snapshots._said.clear()
+    held = make_snapshot(connection(db), SnapshotSpec("auto", None, 10), lambda _: "pgcdc:test", holders=1)
+    held.close()
+    assert held.lsn is None
+    [message] = caplog.messages
+    assert refusal.split("  ")[1] in message
+    refused(ConnectError, lambda: make(db, name), "check user, password")
 
 
 def test_a_role_without_replication_is_refused(db: str, pg: Session, name: str) -> None:

@@ -222,9 +222,10 @@ def test_a_transaction_pooling_pgbouncer_is_refused(db: str, pg: Session, spark:
 
 
 @pytest.mark.debian
-def test_a_session_pooling_pgbouncer_works(db: str, pg: Session, spark: SparkSession) -> None:
+@pytest.mark.parametrize("add_host", [False, True])
+def test_a_session_pooling_pgbouncer_works(db: str, pg: Session, spark: SparkSession, add_host: bool) -> None:
     run(pg, "CREATE TABLE t AS SELECT generate_series(1, 100000) AS id")
-    with pgbouncer(db, "session") as url:
+    with pgbouncer(db, "session", add_host=add_host) as url:
         df = load(spark, url, dbtable="t", numPartitions=4)
         assert df.selectExpr("count(*)", "count(distinct id)").collect() == [(100000, 100000)]
         refusal(

@@ -118,6 +118,7 @@ _FAILURES = (
         "let fewer tasks read at a time, or raise max_connections or the role's or database's CONNECTION LIMIT",
     ),
 )
+_ORDER = (*_FAILURES, _OTHERWISE)
 
 
 def is_refused_login(error: psycopg2.Error) -> bool:
@@ -129,13 +130,44 @@ def connect_error(options: ConnectionOptions, given: dict[str, str], error: psyc
     """The error for a connection that failed. Values of secret keywords in ``given`` do not appear in it."""
     text = " ".join(str(error).split())
     otherwise = _IN_SETTINGS if isinstance(error, psycopg2.ProgrammingError) else _OTHERWISE
-    failure = next((found for found in _FAILURES if any(words in text for words in found.texts)), otherwise)
+    # During a failover one host may have no address for a moment, and another one is not a primary yet. So a host that
+    # may let in later decides.
+    failures = sorted(
+        (_failure(said, otherwise) for said in _by_host(str(error))),
+        key=lambda failure: (not issubclass(failure.error, TransientError), _ORDER.index(failure)),
+    )
+    remedy = "; ".join(dict.fromkeys(failure.remedy for failure in failures))
     what = f"cannot connect to PostgreSQL at {options.display()}: {_masked(text, given)}"
     names = {
         field: quoted(given[keyword]) if given.get(keyword) else otherwise
         for field, keyword, otherwise in (("role", "user", "this role"), ("database", "dbname", "this database"))
     }
-    return failure.error(what, remedy=failure.remedy.format(**names))
+    return failures[0].error(what, remedy=remedy.format(**names))
+
+
+def _failure(text: str, otherwise: _Failure) -> _Failure:
+    return next((found for found in _FAILURES if any(words in text for words in found.texts)), otherwise)
+
+
+# What libpq says of each host of a list begins with one of these: fe-connect.c, PQconnectPoll and emitHostIdentityInfo.
+_OF_HOST = re.compile(
+    r"^(?:connection to server (?:at|on socket)|could not translate host name|could not parse network address)"
+    r' "([^"]*)"(?: \([^)]*\))?(?:, port (\d+))?',
+    re.MULTILINE,
+)
+
+
+def _by_host(text: str) -> list[str]:
+    """libpq's message, split by host where it tells of several.
+
+    A host's addresses, and its attempts with TLS and without, are not told apart: a server may listen on one address.
+    """
+    begins = list(_OF_HOST.finditer(text))
+    ends = [*(begin.start() for begin in begins[1:]), len(text)]
+    by_host: dict[tuple[str | None, ...], str] = {}
+    for begin, end in zip(begins, ends, strict=False):
+        by_host[begin.groups()] = by_host.get(begin.groups(), "") + text[begin.start() : end]
+    return list(by_host.values()) if len(by_host) > 1 else [text]
 
 
 _WORD = re.compile(r"[^\W\d]+(?:\.[^\W\d]+)*")

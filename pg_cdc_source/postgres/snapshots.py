@@ -34,7 +34,7 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import PgCdcError, ServerSetupError, SnapshotLostError, TransientError
+from pg_cdc_source.errors import ConnectError, PgCdcError, ServerSetupError, SnapshotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import ConsistentPoint
@@ -200,7 +200,8 @@ def _begin(
                     return Lsn(consistent_point - 1), exporter
                 import_snapshot(session, snapshot_id)
                 return Lsn(consistent_point - 1), session
-        except (ServerSetupError, TransientError) as error:
+        except (ConnectError, ServerSetupError, TransientError) as error:
+            # A role that was let in just now may not be for replication, which managed services allow by itself.
             if not auto or (spec.given_up is not None and spec.given_up.is_set()):
                 raise
             _say_once_without_lsn(error)

@@ -16,6 +16,7 @@ and a holder that has exported several snapshots, which of them.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ from pg_cdc_source.snapshot.reasons import error_in
 
 ANSWER_SECONDS = 30.0  # on top of slotTimeout and of waiting in line
 LINE_SECONDS = 600.0  # how long an execution waits in line for a snapshot, where maxConnections lets no more be held
-LOST_KEEPER_SECONDS = 5.0
+LOST_KEEPER_SECONDS = 5.0  # how long a keeper may be away: one whose session was lost opens another
 RING_SECONDS = 3.0
 
 
@@ -90,6 +91,17 @@ def reader_name(keeper: str, execution: str, oid: int) -> str:
     return f"pgsnapshot:{keeper}:{execution}?{oid}"
 
 
+# A pooler may add the client's address to the name that a session is opened with: pgbouncer's
+# application_name_add_host. Keeper, holders and marks take their names later, by SQL, and have them as they are.
+_READER = re.compile(r"pgsnapshot:[^:]+:([^:?]+)\?([0-9]+)")
+
+
+def parse_reader_name(name: str) -> tuple[str, int] | None:
+    """The execution and the relation of a ``reader_name``; None for any other name."""
+    found = _READER.match(name)
+    return None if found is None else (found[1], int(found[2]))
+
+
 # The first numbers of the keys by which holders and marks say whom they are for: any that nobody else is likely to use.
 # On top is the snapshot's number in a transaction that has exported several, or 0. Ids differ in that number alone.
 _STAGES, _EXECUTIONS = 1_885_000_000, 1_886_000_000
@@ -142,7 +154,6 @@ WITH sessions AS (
 
 def read_readers(session: Session, keeper: str) -> dict[str, set[int]]:
     """Which executions have readers now, and the relations that these read (0: a query)."""
-    prefix = f"{keeper_name(keeper)}:"
     readers: dict[str, set[int]] = {}
     with translated("looking for readers"), session.cursor() as cursor:
         cursor.execute(
@@ -152,11 +163,12 @@ def read_readers(session: Session, keeper: str) -> dict[str, set[int]]:
             FROM sessions
             WHERE application_name LIKE %s
             """,
-            (f"{prefix}%?%",),
+            (f"{keeper_name(keeper)}:%?%",),
         )
         for (name,) in cursor:
-            execution, oid = name[len(prefix) :].split("?")
-            readers.setdefault(execution, set()).add(int(oid))
+            if (reader := parse_reader_name(name)) is not None:
+                execution, oid = reader
+                readers.setdefault(execution, set()).add(oid)
     return readers
 
 
@@ -167,7 +179,6 @@ def read_requests(session: Session, keeper: str) -> dict[str, Request | None]:
     request is a comment in it. It is hidden where the role has another one set, and cut off by a small
     track_activity_query_size.
     """
-    prefix = f"{keeper_name(keeper)}:"
     requests: dict[str, Request | None] = {}
     with translated("looking who asks"), session.cursor() as cursor:
         cursor.execute(
@@ -177,10 +188,12 @@ def read_requests(session: Session, keeper: str) -> dict[str, Request | None]:
             FROM sessions
             WHERE application_name LIKE %s
             """,
-            (f"{prefix}%?%",),
+            (f"{keeper_name(keeper)}:%?%",),
         )
         for name, query in cursor:
-            execution = name[len(prefix) :].split("?")[0]
+            if (reader := parse_reader_name(name)) is None:
+                continue
+            execution, _ = reader
             if query.startswith("/* {"):
                 try:
                     requests[execution] = Request.from_json(query[3 : query.index(" */")])
@@ -210,7 +223,7 @@ def find_snapshot(session: Session, keeper: str, request: Request, planned_on: I
     Raises the keeper's error where the execution has failed, SnapshotLostError where no keeper answers, and
     ServerSetupError where that is because this session has come to another server than ``planned_on``.
     """
-    start = next_ring = time.monotonic()
+    keeper_seen = next_ring = time.monotonic()
     answer_seconds = ANSWER_SECONDS + LINE_SECONDS + request.spec.slot_timeout_seconds
     for _ in Backoff(0.005, growth=1.2, longest_seconds=0.25, within_seconds=answer_seconds).polls():
         if time.monotonic() >= next_ring:
@@ -222,7 +235,9 @@ def find_snapshot(session: Session, keeper: str, request: Request, planned_on: I
         if snapshot is not None:
             _check_fits(session, snapshot, request)
             return snapshot
-        if not keeper_runs and time.monotonic() - start > LOST_KEEPER_SECONDS:
+        if keeper_runs:
+            keeper_seen = time.monotonic()
+        elif time.monotonic() - keeper_seen > LOST_KEEPER_SECONDS:
             found = read_instance(session)
             if (found.address, found.in_recovery) != (planned_on.address, planned_on.in_recovery):
                 raise other_server(f"looking for keeper {keeper}", planned_on, found)

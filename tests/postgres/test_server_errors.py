@@ -80,6 +80,105 @@ def test_a_failed_connection_is_told_by_its_text(text: str, error: type[PgCdcErr
     assert remedy in (found.remedy or "")
 
 
+UNKNOWN_HOST = 'could not translate host name "pg-0" to address: Name or service not known\n'
+NO_RESOLVER = 'could not translate host name "pg-0" to address: Temporary failure in name resolution\n'
+SERVER_RUNS, HOST_NAME, ROLE_NAMES = "check that the server runs", "check the host name", "database and role names"
+
+
+def said_of(host: str, text: str) -> str:
+    return f'connection to server at "{host}" (10.0.0.{host[-1]}), port 5432 failed: {text}\n'
+
+
+REFUSED = "Connection refused\n\tIs the server running on that host and accepting TCP/IP connections?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        UNKNOWN_HOST + said_of("pg-1", "FATAL:  the database system is starting up"),
+        UNKNOWN_HOST + said_of("pg-1", "FATAL:  the database system is shutting down"),
+        UNKNOWN_HOST
+        + said_of(
+            "pg-1",
+            "FATAL:  the database system is not yet accepting connections\n"
+            "DETAIL:  Consistent recovery state has not been yet reached.",
+        ),
+        UNKNOWN_HOST + said_of("pg-1", "session is read-only"),
+        UNKNOWN_HOST + said_of("pg-1", "server is in hot standby mode"),
+        UNKNOWN_HOST + said_of("pg-1", "server is not in hot standby mode"),
+        UNKNOWN_HOST + said_of("pg-1", REFUSED),
+        said_of("pg-1", "session is read-only") + UNKNOWN_HOST,
+        UNKNOWN_HOST
+        + 'connection to server on socket "/run/.s.PGSQL.5432" failed: No such file or directory\n'
+        + "\tIs the server running locally and accepting connections on that socket?\n",
+        'could not parse network address "10.0.0.300": Name or service not known\n' + said_of("pg-1", REFUSED),
+        said_of("pg-0", REFUSED) + said_of("pg-1", 'FATAL:  database "shop" does not exist'),
+        # Two servers behind one name are told by their ports.
+        'connection to server at "pg", port 5432 failed: session is read-only\n'
+        'connection to server at "pg", port 5433 failed: SSL error: certificate verify failed\n',
+    ],
+)
+def test_several_hosts_are_tried_again_where_one_of_them_may_let_in_later(text: str) -> None:
+    found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text))
+    assert type(found) is TransientError
+    assert found.what.endswith(" ".join(text.split()))
+    assert found.remedy.startswith(SERVER_RUNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "remedies"),
+    [
+        # Each remedy is named, that of the class first.
+        (UNKNOWN_HOST + said_of("pg-1", "session is read-only"), TransientError, [SERVER_RUNS, HOST_NAME]),
+        (NO_RESOLVER + said_of("pg-1", "session is read-only"), TransientError, [SERVER_RUNS]),
+        (UNKNOWN_HOST + UNKNOWN_HOST.replace("pg-0", "pg-1"), ConnectError, [HOST_NAME]),
+        (
+            UNKNOWN_HOST + said_of("pg-1", 'FATAL:  database "shop" does not exist'),
+            ConnectError,
+            [ROLE_NAMES, HOST_NAME],
+        ),
+        (
+            said_of("pg-0", REFUSED) + said_of("pg-1", "FATAL:  sorry, too many clients already"),
+            ServerFullError,
+            ["let fewer tasks read", SERVER_RUNS],
+        ),
+    ],
+)
+def test_the_remedies_for_several_hosts_are_all_named(text: str, error: type[PgCdcError], remedies: list[str]) -> None:
+    found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text))
+    assert type(found) is error
+    parts = found.remedy.split("; ")
+    assert len(parts) == len(remedies)
+    assert all(remedy in part for remedy, part in zip(remedies, parts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        # A server that listens on one of its name's addresses.
+        (
+            'connection to server at "localhost" (::1), port 5432 failed: Connection refused\n'
+            "\tIs the server running on that host and accepting TCP/IP connections?\n"
+            'connection to server at "localhost" (127.0.0.1), port 5432 failed: FATAL:  password authentication failed '
+            'for user "me"\n',
+            "check user, password",
+        ),
+        # sslmode=prefer: with TLS and without.
+        (
+            said_of(
+                "pg-0", 'FATAL:  no pg_hba.conf entry for host "10.0.0.9", user "me", database "shop", SSL encryption'
+            )
+            + said_of("pg-0", "server does not support unencrypted connections"),
+            "pg_hba.conf",
+        ),
+    ],
+)
+def test_several_messages_of_one_host_are_one(text: str, remedy: str) -> None:
+    found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text))
+    assert type(found) is ConnectError
+    assert remedy in found.remedy
+
+
 def test_a_remedy_does_without_names_that_the_options_do_not_have() -> None:
     error = psycopg2.OperationalError('FATAL:  permission denied for database "shop"')
     options = parse_connection_options({"url": "host=db"})

@@ -57,6 +57,22 @@ def test_names_fit_application_name() -> None:
         assert len(board.reader_name(name, execution, 2**32 - 1)) <= 63
 
 
+@pytest.mark.parametrize("added", ["", " - 10.0.0.5:4711", " - [fe80::1]:4711", " - unix(17@pg"])
+def test_a_reader_is_known_by_its_name_whatever_a_pooler_adds(added: str) -> None:
+    for execution in ("17", f"r{2**31 - 1}"):
+        for oid in (0, 2**32 - 1):
+            name = board.reader_name(new_name("a" * 10), execution, oid)
+            assert board.parse_reader_name(name + added) == (execution, oid)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pgsnapshot:k", "pgsnapshot:k:17!", "pgsnapshot:k:17:00000003-0000001B-1", "pgsnapshot:k:17?", "pgcdc:k:17?1"],
+)
+def test_what_is_no_reader_is_passed_over(name: str) -> None:
+    assert board.parse_reader_name(name) is None
+
+
 def test_no_two_executions_or_stages_have_the_same_key() -> None:
     keys = [execution_key(key, number) for key in ("7", "8", "r7") for number in (0, 1, MOST_SNAPSHOTS)]
     assert len(set(keys)) == len(keys)
