@@ -34,12 +34,8 @@ from pg_cdc_source.errors import (
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.given import parse_connection_options
-<<<<<<< HEAD
-from pg_cdc_source.postgres import catalog, slot_creation
-from pg_cdc_source.postgres import connection as postgres_connection
-=======
 from pg_cdc_source.postgres import catalog, slot_creation, snapshots
->>>>>>> mend-a
+from pg_cdc_source.postgres import connection as postgres_connection
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slot_creation import require_consistent_point

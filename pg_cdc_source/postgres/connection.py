@@ -69,8 +69,8 @@ def connect(
     """Open a read-only session in autocommit mode with this package's settings.
 
     A server that does not answer is tried again for ``retry_seconds``, one that has no connection left for
-    ``full_seconds`` where that is longer; a refused login is not, but with a password that is asked for again, or where
-    another one of several hosts is away. Raises ConnectError, or TransientError when the time is over.
+    ``full_seconds`` where that is longer; a refused login is not, but with a password that is asked for again. Raises
+    ConnectError, or TransientError when the time is over.
     """
     began = time.monotonic()
     away = Backoff(0.1, longest_seconds=2.0, within_seconds=retry_seconds).pauses()

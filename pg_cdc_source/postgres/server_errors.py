@@ -131,10 +131,11 @@ def connect_error(options: ConnectionOptions, given: dict[str, str], error: psyc
     text = " ".join(str(error).split())
     otherwise = _IN_SETTINGS if isinstance(error, psycopg2.ProgrammingError) else _OTHERWISE
     # During a failover one host may have no address for a moment, and another one is not a primary yet. So a host that
-    # may let in later decides.
+    # may let in later decides; but a password that was refused is not to be tried on and on, which may lock a role out.
+    is_refused = is_refused_login(error)
     failures = sorted(
         (_failure(said, otherwise) for said in _by_host(str(error))),
-        key=lambda failure: (not issubclass(failure.error, TransientError), _ORDER.index(failure)),
+        key=lambda failure: (is_refused == issubclass(failure.error, TransientError), _ORDER.index(failure)),
     )
     remedy = "; ".join(dict.fromkeys(failure.remedy for failure in failures))
     what = f"cannot connect to PostgreSQL at {options.display()}: {_masked(text, given)}"

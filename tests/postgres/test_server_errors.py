@@ -138,6 +138,11 @@ def test_several_hosts_are_tried_again_where_one_of_them_may_let_in_later(text: 
             [ROLE_NAMES, HOST_NAME],
         ),
         (
+            said_of("pg-0", REFUSED) + said_of("pg-1", 'FATAL:  password authentication failed for user "me"'),
+            ConnectError,
+            ["check user, password", SERVER_RUNS],
+        ),
+        (
             said_of("pg-0", REFUSED) + said_of("pg-1", "FATAL:  sorry, too many clients already"),
             ServerFullError,
             ["let fewer tasks read", SERVER_RUNS],
