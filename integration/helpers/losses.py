@@ -25,14 +25,18 @@ def ending_sessions(db: str, like: str, every_seconds: float, condition: str = "
 
     def end() -> None:
         with connect(db) as session, session.cursor() as cursor:
-            while not stop.wait(every_seconds):
+            pause_seconds = every_seconds
+            while not stop.wait(pause_seconds):
                 cursor.execute(
                     "SELECT pid FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
                     f" AND application_name LIKE %s AND {condition}"
                     " ORDER BY random() LIMIT 1) AS one WHERE pg_terminate_backend(pid)",
                     (like,),
                 )
-                ended.extend(pid for (pid,) in cursor)
+                found = [pid for (pid,) in cursor]
+                ended.extend(found)
+                # What is there only now and then is waited for.
+                pause_seconds = every_seconds if found else 0.02
 
     thread = threading.Thread(target=end)
     thread.start()

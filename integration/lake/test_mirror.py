@@ -306,7 +306,7 @@ def test_a_checkpoint_that_is_older_than_the_ledger_is_refused(
         start(once=True, onSlotLost="resnapshot").awaitTermination()
 
 
-@pytest.mark.matrix
+@pytest.mark.corner
 @pytest.mark.parametrize("once", [True, False])
 def test_a_backlog_comes_in_batches_also_right_after_a_start(
     spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path, once: bool
@@ -328,7 +328,7 @@ def test_a_backlog_comes_in_batches_also_right_after_a_start(
     assert lake(spark, tmp_path, "customers") == source(spark, db, "customers")
 
 
-@pytest.mark.matrix
+@pytest.mark.corner
 def test_a_start_that_takes_what_is_there_goes_on_behind_the_batch_of_a_crash(
     spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
 ) -> None:

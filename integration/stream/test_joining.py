@@ -24,13 +24,14 @@ from watch import wait_until
 from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Position
 from pg_cdc_source.postgres import attached
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.horizon import wait_until_seen
 from pg_cdc_source.postgres.locks import begin_locking, lock_relations
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import joins, membership, schema_history
+from pg_cdc_source.stream import joins, membership, schema_history, slot_history
 from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.look_pace import LookPace
 from pg_cdc_source.stream.membership import Membership
@@ -1553,7 +1554,11 @@ def test_a_server_of_an_older_timeline_has_its_slot_made_anew(pg: Session, drive
     assert driver.offset.identity == identity
 
 
-def test_a_slot_that_is_lost_and_that_somebody_reads_is_left_to_its_reader(pg: Session, db: str, drive: Drive) -> None:
+def test_a_slot_that_is_lost_and_that_somebody_reads_is_left_to_its_reader(
+    pg: Session, db: str, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # How long it is asked for is for test_loss.py to say.
+    monkeypatch.setattr(slot_history, "IN_USE", Backoff(0.2, attempts=2))
     first = standing(drive, pg, *T, *U, BOTH, tables="public.*")
     old = first.offset
     run(pg, "INSERT INTO t VALUES (2, 'b')")

@@ -26,10 +26,11 @@ from watch import wait_until
 from pg_cdc_source.errors import ConnectError, PgCdcError, ServerSetupError, SlotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import next_offset
+from pg_cdc_source.stream import next_offset, slot_history
 
 Drive = Callable[..., Driver]
 THERE = "FROM pg_replication_slots WHERE slot_name = 's'"
@@ -171,6 +172,12 @@ def test_a_slot_that_is_in_use(pg: Session, db: str, drive: Drive) -> None:
         second.stop()
 
 
+@pytest.fixture
+def _soon_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that somebody has is asked for twice; test_a_slot_that_is_in_use has how long that goes on."""
+    monkeypatch.setattr(slot_history, "IN_USE", Backoff(0.2, attempts=2))
+
+
 def refused_a_slot(second: Driver, pid: int, session: str, kind: type[PgCdcError] = TransientError) -> None:
     """Run a second query on the slot: it names who has it, and does not say to drop what somebody reads."""
     second.start()
@@ -183,6 +190,7 @@ def refused_a_slot(second: Driver, pid: int, session: str, kind: type[PgCdcError
     assert "drop" not in text, text
 
 
+@pytest.mark.usefixtures("_soon_refused")
 @pytest.mark.parametrize("start_from", ["snapshot", "slot", "now"])
 def test_a_new_query_on_a_slot_that_is_read(start_from: str, pg: Session, db: str, drive: Drive) -> None:
     first = begun(drive)
@@ -193,6 +201,7 @@ def test_a_new_query_on_a_slot_that_is_read(start_from: str, pg: Session, db: st
     first.take(1)
 
 
+@pytest.mark.usefixtures("_soon_refused")
 @pytest.mark.parametrize(("slot", "shown"), [("s", "s"), ("s" * 63, "s" * 39 + "~4614ff0e")], ids=["short", "long"])
 def test_a_new_query_on_a_slot_whose_tables_are_being_read(
     slot: str, shown: str, pg: Session, db: str, drive: Drive

@@ -30,8 +30,6 @@ from watch import wait_until
 
 from pg_cdc_source import project
 
-pytestmark = pytest.mark.corner
-
 # A minute, when figures are wanted.
 SECONDS = int(os.environ.get("PG_CDC_TEST_PGBENCH_SECONDS", "20"))
 SCALE = 2
