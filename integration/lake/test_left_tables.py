@@ -132,6 +132,13 @@ GAPS = {
         "ALTER PUBLICATION s ADD TABLE u",
         "INSERT INTO u VALUES (3, 'published')",
     ),
+    "truncated before": (
+        "TRUNCATE u",
+        "ALTER PUBLICATION s DROP TABLE u",
+        "INSERT INTO u VALUES (2, 'not published')",
+        "ALTER PUBLICATION s ADD TABLE u",
+        "INSERT INTO u VALUES (3, 'published')",
+    ),
     "a partition had rows": (
         "CREATE TABLE p (id int PRIMARY KEY, v text)",
         "INSERT INTO p VALUES (11, 'before')",

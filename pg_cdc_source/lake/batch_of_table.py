@@ -91,6 +91,7 @@ class TableBatch:
     is_rekeyed: bool = False  # behind some rows of the batch, or before all of them
     is_emptied: bool = False  # before its files, or where it has no rows behind
     truncates: list[Mapping[str, Any]] = field(default_factory=list)
+    has_come_again: bool = False  # its rows were read again, which makes up for changes that may be missing
     shape: Shape = REPLACED
     _added: dict[int, Place] = field(default_factory=dict)  # where columns were added that have a fill
     _present: int = 0  # columns of the layout that PostgreSQL has: those behind them were dropped
@@ -142,8 +143,8 @@ class TableBatch:
         # No commit is right behind: what is said there is of rows that come anew, also where there are none.
         again = [row for row in truncates if row["_xid"] is None]
         anew = {(row["_commit_lsn"] + 1, 0) for row in again}
-        # What keeps a past lacks the changes of a gap, also where the table was truncated since.
-        mended = max(map(place_of, again), default=BEGINNING) if keeps else begin
+        # Nobody knows where the changes of a gap are missing: they may be behind a TRUNCATE that comes after it.
+        mended = max(map(place_of, again), default=BEGINNING)
         had = BEGINNING
         if keeps and shape.is_log:
             # Rows came again as of a point that the log was past: changes since are there.
@@ -151,7 +152,9 @@ class TableBatch:
             truncates = [row for row in truncates if row["_xid"] is None or place_of(row) > had]
         if not keeps:
             truncates, files = truncates[-1:], [row for row in files if place_of(row) > emptied]
-        batch = cls(table, layout, [], files, truncates=truncates, shape=shape)
+        batch = cls(table, layout, [], files, truncates=truncates, has_come_again=bool(again), shape=shape)
+        # While a table stands still, it may get another key.
+        batch.is_rekeyed = stands_still and shape.is_soft
         for row in ordered:
             if row["_change_type"] == "schema":
                 identity, place = read_layout(row["layout"]).identity, place_of(row)

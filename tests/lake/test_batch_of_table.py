@@ -187,17 +187,18 @@ def test_what_is_said_right_behind_a_snapshot_that_has_no_rows_is_of_that_snapsh
         of(emptied, announced(T, (19, 0), {"change": "gap", "why": "no rows", "remedy": "wait"}))
 
 
+@pytest.mark.parametrize("stands_still", [False, True])
 @pytest.mark.parametrize(
-    "shape", [Shape("history"), Shape("append"), Shape(is_soft=True)], ids=lambda shape: shape.text
+    "shape", [Shape(), Shape("history"), Shape("append"), Shape(is_soft=True)], ids=lambda shape: shape.text
 )
-def test_a_gap_of_a_table_that_was_truncated_since_is_one_of_its_past(shape: Shape) -> None:
+def test_a_gap_stays_until_a_tables_rows_come_again(shape: Shape, stands_still: bool) -> None:
     gap = announced(T, (20, 1), {"change": "gap", "why": "changes may be missing", "remedy": "wait"})
-    assert of(gap, truncated(T, (30, 1))).is_emptied
+    # They may be missing behind a TRUNCATE that comes after it.
     with pytest.raises(SchemaChangedError, match="changes may be missing"):
-        TableBatch.of("public.t", [gap, truncated(T, (30, 1))], shape)
-    # Until its rows come again.
-    TableBatch.of("public.t", [gap, {**truncated(T, (30, 0)), "_xid": None}, written(T, (31, 0))], shape)
-    TableBatch.of("public.t", [gap, truncated(T, (30, 1))], shape, stands_still=True)
+        TableBatch.of("public.t", [gap, truncated(T, (30, 1))], shape, stands_still=stands_still)
+    again = {**truncated(T, (30, 0)), "_xid": None}
+    batch = TableBatch.of("public.t", [gap, again, written(T, (31, 0))], shape, stands_still=stands_still)
+    assert batch.has_come_again
 
 
 def test_values_of_before_a_table_was_rewritten_need_not_fit_its_types() -> None:
