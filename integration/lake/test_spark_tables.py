@@ -513,6 +513,26 @@ def test_a_column_that_somebody_else_put_in_the_place_of_another_is_noticed(
     assert set_aside(lake) == {}
 
 
+@pytest.mark.parametrize("clause", ["DROP COLUMN v", "RENAME COLUMN v TO x", "ADD COLUMN x int"])
+def test_a_table_whose_columns_somebody_else_has_altered_is_made_anew_for_rows_that_come_again(
+    format: str, clause: str, pg: Session, begin: Begin
+) -> None:
+    if format == "iceberg":
+        pytest.skip("altering columns is a commit of Delta's alone")
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages")
+    lake = begin(*T)
+    assert isinstance(lake, CatalogLake)
+    alter(lake, clause)
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    wait_until(lambda: "changed by somebody else" in set_aside(lake).get("public.t", ""))
+    run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.t"]}')""")
+    wait_until(is_same(lake, pg, "t"))
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    wait_until(is_same(lake, pg, "t"))
+    assert set_aside(lake) == {}
+
+
 @pytest.mark.parametrize("kind", [IcebergTableOfJvm, IcebergTable])
 def test_what_somebody_else_says_of_columns_or_adds_behind_them_changes_no_row(
     kind: type[IcebergTable], pg: Session, begin_iceberg: BeginIceberg
