@@ -185,7 +185,10 @@ class Driver:
             assert time.monotonic() < deadline, f"{len(rows)} of {count} rows came within {seconds:g} s: {rows}"
             rows += self.batch()
         # Spark asks again at once, and with that says that it has the batch: locks of the initial snapshot go.
-        rows += self.batch()
+        with pytest.MonkeyPatch.context() as patch:
+            # Whatever else is there is on its way by now.
+            patch.setattr(next_offset, "PATIENCE_SECONDS", min(next_offset.PATIENCE_SECONDS, 0.03))
+            rows += self.batch()
         assert len(rows) == count, rows
         return rows
 

@@ -24,12 +24,14 @@ from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source.errors import DefiniteError, OptionError
+from pg_cdc_source.lake import bring
 from pg_cdc_source.mirrors import iceberg_files
 from pg_cdc_source.mirrors.delta import DeltaTable
 from pg_cdc_source.mirrors.fetching import in_a_task
 from pg_cdc_source.mirrors.iceberg import IcebergTable
 from pg_cdc_source.mirrors.iceberg_of_jvm import IcebergTableOfJvm
 from pg_cdc_source.mirrors.spark_ledger import SparkLedger
+from pg_cdc_source.postgres.backoff import Backoff
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")
@@ -45,6 +47,19 @@ pytestmark = pytest.mark.corner
 ])  # fmt: skip
 def format(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses between attempts are a hundredth of what they are; tests/lake/test_patience.py has how long that is.
+
+    There are as many attempts.
+    """
+
+    def shorter(first_seconds: float, **bounds: Any) -> Backoff:
+        return Backoff(first_seconds / 100, **bounds)
+
+    monkeypatch.setattr(bring, "Backoff", shorter)
 
 
 class _Killed(BaseException):
@@ -140,6 +155,7 @@ def test_whoever_rewrites_files_while_a_batch_is_merged_does_not_end_it(
     assert last.set_aside == {}
 
 
+@pytest.mark.usefixtures("_short_pauses")
 def test_a_table_that_fails_again_and_again_is_set_aside_and_all_of_them_end_the_query(
     pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +185,7 @@ def test_a_table_that_fails_again_and_again_is_set_aside_and_all_of_them_end_the
     wait_until(is_same(lake, pg, "u"))
 
 
+@pytest.mark.usefixtures("_short_pauses")
 def test_a_table_that_fails_alone_in_its_batch_does_not_end_the_query(
     pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
