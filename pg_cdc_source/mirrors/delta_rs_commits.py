@@ -12,9 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import dropwhile
-from typing import Any
+from typing import Any, TypeVar
 
 from deltalake import CommitProperties, DeltaTable, Transaction
 
@@ -22,6 +22,7 @@ from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours, requir
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.shape_of_table import require_shape
 
+_T = TypeVar("_T")
 OF_TABLE = "pgcdc.table"
 QUERY, BATCH, STEP = "pgcdc_query", "pgcdc_batch", "pgcdc_step"
 # Whoever wants more of a table's history asks for all of it.
@@ -93,16 +94,31 @@ class CommittedTable:
     def version(self) -> int | None:
         if self._table is None:
             return None
-        # Not the present one: what somebody else has committed behind it is foreign to the next batch. delta-rs counts
-        # the versions of a history down from the one that it has loaded.
-        self._table.update_incremental()
-        history = (commit for limit in (_RECENT, None) for commit in self._table.history(limit))
-        found = newest_of_ours(
-            (commit["version"], self._is_ours(commit), commit["operation"] in _HOUSEKEEPING) for commit in history
-        )
+        # Not the present one: what somebody else has committed behind it is foreign to the next batch.
+        found = self._steady(self._newest_of_ours)
         if found is None:
             raise foreign(f"{self.path} does not say any more which of its versions are this mirror's")
         return found
+
+    def _newest_of_ours(self) -> int | None:
+        history = (commit for limit in (_RECENT, None) for commit in self.table.history(limit))
+        return newest_of_ours(
+            (commit["version"], self._is_ours(commit), commit["operation"] in _HOUSEKEEPING) for commit in history
+        )
+
+    def _steady(self, read: Callable[[], _T]) -> _T:
+        """What ``read`` finds in the history of the table's present version.
+
+        delta-rs gives commits as well that were made since it has loaded the table, and counts versions down from the
+        one that it has loaded; so their numbers say nothing then.
+        """
+        while True:
+            self.table.update_incremental()
+            present = self.table.version()
+            found = read()
+            self.table.update_incremental()
+            if self.table.version() == present:
+                return found
 
     def is_done(self) -> bool:
         return self._is_at(self._mark.query)
@@ -136,14 +152,7 @@ class CommittedTable:
 
     def _unread(self) -> tuple[int, Sequence[Mapping[str, Any]]]:
         """The present version, and the commits up to there that have not been read."""
-        while True:
-            self.table.update_incremental()
-            present = self.table.version()
-            commits = self._history(self._read_to)
-            # delta-rs gives those as well that were made since it has loaded the table; then their number says nothing.
-            self.table.update_incremental()
-            if self.table.version() == present:
-                return present, commits
+        return self._steady(lambda: (self.table.version(), self._history(self._read_to)))
 
     def _commit(self, step: Step | None = None) -> CommitProperties:
         return commit_of(self._mark, step)
@@ -168,13 +177,12 @@ class CommittedTable:
 
     def require_alone(self, expected: int | None, *, again: bool) -> None:
         if self._table is not None and not again:
-            self._table.update_incremental()
             # What came behind the last one is foreign to the next batch.
             self._require_ours(dropwhile(lambda commit: not self._is_ours(commit), self._history_since(expected)))
 
     def _history_since(self, expected: int | None) -> Sequence[Mapping[str, Any]]:
         """All commits behind a version, the newest first. Raises ForeignWriterError where the log has lost some."""
-        commits = self._history(expected)
+        commits = self._steady(lambda: self._history(expected))
         if expected is not None and len(commits) < self.table.version() - expected:
             raise foreign(
                 f"{self.path} does not say any more who has changed it since version {expected}: the log has lost "
