@@ -530,12 +530,13 @@ def test_a_column_that_somebody_else_put_in_the_place_of_another_is_noticed(
     assert set_aside(lake) == {}
 
 
+@pytest.mark.usefixtures("_short_pauses")
 @pytest.mark.parametrize("clause", ["DROP COLUMN v", "RENAME COLUMN v TO x", "ADD COLUMN x int"])
 def test_a_table_whose_columns_somebody_else_has_altered_is_made_anew_for_rows_that_come_again(
     format: str, clause: str, pg: Session, begin: Begin
 ) -> None:
-    if format == "iceberg":
-        pytest.skip("altering columns is a commit of Delta's alone")
+    if format == "iceberg" and clause.startswith("ADD"):
+        pytest.skip("it is no commit, and does not stop any")
     if pg.server_version < 140000:
         pytest.skip("PostgreSQL 14 has messages")
     lake = begin(*T)

@@ -161,6 +161,7 @@ class SparkLake:
 
     def _bring(self, session: SparkSession, table: str, work: Work[StagedSegment], start: Start) -> int | None:
         expected, again = start.versions.get(table), table in start.set_aside
+        lake: SparkTable | None = None
         try:
             lake = self._kind(session, self._name(table), table, start.mark, expected, self._shapes[table])
             return bring(table, lake, work, expected, again=again, compacts=self._compacts)
@@ -168,6 +169,10 @@ class SparkLake:
             # A query that is stopped cancels its jobs.
             if _CANCELLED in str(error):
                 raise
+            if lake is not None and isinstance(error, AnalysisException):
+                # That the table cannot be read is what the error says.
+                with contextlib.suppress(PySparkException):
+                    lake.require_columns()
             # Whoever rewrites files at the same time makes a commit fail; object stores have bad moments. What is done
             # already is found by the next attempt.
             what = f"{table} could not be written: {short_text(error)}"

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import ForeignWriterError
-from pg_cdc_source.lake.bring import Mark, Step
+from pg_cdc_source.lake.bring import Mark, Step, foreign
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.kept_columns import require_allowed
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
@@ -38,6 +38,7 @@ from pg_cdc_source.mirrors.spark_commits import (
     CommittedTable,
 )
 from pg_cdc_source.mirrors.staging import StagedSegment
+from pg_cdc_source.options.names import listed
 from pg_cdc_source.spark.edge import spark_schema
 
 COLUMNS = "pgcdc.columns"
@@ -116,6 +117,14 @@ class SparkTable(CommittedTable):
         self._commit_columns()
         self._say(wanted)
         self._note_commit()
+
+    def require_columns(self) -> None:
+        """Raise ForeignWriterError where the table lacks a column that it says it has."""
+        if self._said is None:
+            return
+        lacking = set(self._columns.schema.names) - set(self._spark.table(self._name).columns)
+        if lacking:
+            raise foreign(f"{self._name} was changed by somebody else: it has no column {listed(sorted(lacking))}")
 
     def _commit_columns(self) -> None:
         """Make a version of the table that has its present columns, where altering them makes none."""
