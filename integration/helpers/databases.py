@@ -13,6 +13,7 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
 from psycopg2.extensions import make_dsn, parse_dsn
+from watch import wait_until
 
 
 def connect(url: str) -> contextlib.closing[Session]:
@@ -156,9 +157,18 @@ class Databases:
     def _begin(self, cursor: Cursor, name: str) -> _Made:
         if self._free is not None:
             (free, made), self._free = self._free, None
-            end_sessions(cursor, free)
-            rename = sql.SQL("ALTER DATABASE {} RENAME TO {}")
-            cursor.execute(rename.format(sql.Identifier(free), sql.Identifier(name)))
+            rename = sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(free), sql.Identifier(name))
+
+            def renamed() -> bool:
+                end_sessions(cursor, free)
+                try:
+                    cursor.execute(rename)
+                except psycopg2.errors.ObjectInUse:
+                    # One that was about to log in.
+                    return False
+                return True
+
+            wait_until(renamed)
             return made
         cursor.execute("SELECT txid_current()")
         since = int(cursor.fetchone()[0])

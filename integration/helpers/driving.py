@@ -177,6 +177,17 @@ class Driver:
                 rows += batch.to_pylist()
         return rows
 
+    def attempt_rows(self) -> list[Row]:
+        """Begin the next batch that has rows; its rows. One without, as a quiet stream has, comes to its end before."""
+
+        def rows() -> list[Row]:
+            found = self.attempt()
+            if found == []:
+                self.batch()
+            return found or []
+
+        return wait_until(rows)
+
     def take(self, count: int, seconds: float = 60.0) -> list[Row]:
         """Run batches until they have brought so many rows, and not one more, and the initial snapshot is over."""
         rows: list[Row] = []

@@ -531,15 +531,23 @@ def test_a_column_that_somebody_else_put_in_the_place_of_another_is_noticed(
 
 
 @pytest.mark.usefixtures("_short_pauses")
-@pytest.mark.parametrize("clause", ["DROP COLUMN v", "RENAME COLUMN v TO x", "ADD COLUMN x int"])
+@pytest.mark.parametrize(
+    ("clause", "evolution"),
+    [
+        ("DROP COLUMN v", "evolve"),
+        ("DROP COLUMN v", "additive"),
+        ("RENAME COLUMN v TO x", "evolve"),
+        ("ADD COLUMN x int", "evolve"),
+    ],
+)
 def test_a_table_whose_columns_somebody_else_has_altered_is_made_anew_for_rows_that_come_again(
-    format: str, clause: str, pg: Session, begin: Begin
+    format: str, clause: str, evolution: str, pg: Session, begin: Begin
 ) -> None:
     if format == "iceberg" and clause.startswith("ADD"):
         pytest.skip("it is no commit, and does not stop any")
     if pg.server_version < 140000:
         pytest.skip("PostgreSQL 14 has messages")
-    lake = begin(*T)
+    lake = begin(*T, changes=evolution)
     assert isinstance(lake, CatalogLake)
     alter(lake, clause)
     run(pg, "INSERT INTO t VALUES (3, 'c')")

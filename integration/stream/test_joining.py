@@ -685,7 +685,7 @@ def test_a_table_that_was_dropped_after_a_snapshot_cannot_be_locked_for_it(pg: S
 def test_a_batch_is_the_same_after_its_table_has_left(ends: tuple[str, ...], pg: Session, drive: Drive) -> None:
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="ignore")
     run(pg, "BEGIN; INSERT INTO t VALUES (2, 'x'); INSERT INTO u VALUES (3, 'last'); COMMIT")
-    rows = wait_until(driver.attempt)
+    rows = driver.attempt_rows()
     driver.stop()
     run(pg, *ends)
     driver.start()
@@ -1142,7 +1142,7 @@ def test_a_batch_before_the_rows_that_were_asked_for_is_the_same_after_a_crash(
     run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.u"]}')""")
     going_on(driver, lambda: driver.offset.due)
     run(pg, "INSERT INTO u VALUES (3, 'c')")
-    rows = wait_until(driver.attempt)
+    rows = driver.attempt_rows()
     driver.restart()
     assert driver.batch() == rows
     assert kinds(rows) == ["insert"]
@@ -1336,6 +1336,46 @@ def test_a_table_that_comes_before_all_is_read_at_once_is_followed_from_its_firs
     request.getfixturevalue("without_limits")
     driver.start()
     until_equal(driver, pg, "s", "t", "u")
+
+
+@pytest.mark.parametrize(
+    ("mode", "renaming"),
+    [
+        ("ignore", "ALTER TABLE t RENAME TO x"),
+        ("emit", "ALTER TABLE s RENAME TO x; ALTER TABLE t RENAME TO s; ALTER TABLE x RENAME TO t"),
+    ],
+)
+def test_tables_that_get_other_names_before_all_is_read_at_once_are_read_once_each(
+    mode: str, renaming: str, pg: Session, drive: Drive, request: pytest.FixtureRequest
+) -> None:
+    large = "INSERT INTO s SELECT n, repeat('a', 1000) FROM generate_series(1, 100) AS n"
+    run(pg, *T, ALL_TABLES, "CREATE TABLE s (id int PRIMARY KEY, v text)", large)
+    driver = drive(tables="public.*", onNewTable="changes", onSchemaChange=mode, maxBytesPerBatch="64kB")
+    driver.batch()
+    driver.stop()
+    run(pg, f"BEGIN; {renaming}; COMMIT")
+    request.getfixturevalue("without_limits")
+    driver.start()
+    going_on(driver, lambda: not driver.offset.is_reading)
+    assert kinds(driver.rows).count("snapshot") == 101
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="the first end of a start has no limit, and reads all tables at once")
+def test_changes_behind_rows_of_a_new_slot_that_are_read_at_once_come(
+    pg: Session, drive: Drive, request: pytest.FixtureRequest
+) -> None:
+    large = "INSERT INTO s SELECT n, repeat('a', 1000) FROM generate_series(1, 100) AS n"
+    statements = (*T, ALL_TABLES, "CREATE TABLE s (id int PRIMARY KEY, v text)", large)
+    driver = standing(drive, pg, *statements, tables="public.*", onSlotLost="resnapshot", maxBytesPerBatch="64kB")
+    going_on(driver, lambda: not driver.offset.is_reading)
+    lose_slot(pg, "INSERT INTO t VALUES (2, 'b')")
+    driver.restart()
+    going_on(driver, lambda: driver.offset.is_reading)
+    driver.stop()
+    run(pg, "INSERT INTO t VALUES (3, 'c')", "DELETE FROM s WHERE id < 50")
+    request.getfixturevalue("without_limits")
+    driver.start()
+    until_equal(driver, pg, "s", "t")
 
 
 @pytest.mark.corner

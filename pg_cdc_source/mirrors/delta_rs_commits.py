@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from deltalake import CommitProperties, DeltaTable, Transaction
 
+from pg_cdc_source.errors import TransientError
 from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours, require_mirror_of
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.shape_of_table import require_shape
@@ -27,6 +28,7 @@ OF_TABLE = "pgcdc.table"
 QUERY, BATCH, STEP = "pgcdc_query", "pgcdc_batch", "pgcdc_step"
 # Whoever wants more of a table's history asks for all of it.
 _RECENT = 20
+_TRIES = 20  # of reading a log that somebody else is writing
 # What may be done to a mirrored table by others: its rows stay the same.
 _HOUSEKEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES")
 
@@ -110,15 +112,18 @@ class CommittedTable:
         """What ``read`` finds in the history of the table's present version.
 
         delta-rs gives commits as well that were made since it has loaded the table, and counts versions down from the
-        one that it has loaded; so their numbers say nothing then.
+        one that it has loaded; so their numbers say nothing then. Raises TransientError where that goes on.
         """
-        while True:
+        for _ in range(_TRIES):
             self.table.update_incremental()
             present = self.table.version()
             found = read()
             self.table.update_incremental()
             if self.table.version() == present:
                 return found
+        raise TransientError(
+            f"{self.path} is changed faster than its log can be read", remedy="see who writes it all the time"
+        )
 
     def is_done(self) -> bool:
         return self._is_at(self._mark.query)

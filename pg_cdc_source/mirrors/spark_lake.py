@@ -17,7 +17,7 @@ from pyspark import inheritable_thread_target
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from pg_cdc_source.errors import PgCdcError, TransientError
+from pg_cdc_source.errors import ForeignWriterError, PgCdcError, TransientError
 from pg_cdc_source.lake.bring import Mark, Patience, Work, bring
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.first_files import FirstFiles
@@ -156,12 +156,25 @@ class SparkLake:
             # A metastore that cannot be reached looks like SQL that is wrong.
             is_of_spark = isinstance(error.__cause__, AnalysisException)
             outcome["error"] = f"Spark: {error.__cause__}" if is_of_spark else str(error)
+            if is_of_spark and (altered := self._find_altered(session, table, start)) is not None:
+                outcome["error"] = str(altered)
         finally:
             self._sessions.put(session)
 
+    def _find_altered(self, session: SparkSession, table: str, start: Start) -> ForeignWriterError | None:
+        """The error for a table that lacks a column which it says it has; None for another one."""
+        expected = start.versions.get(table)
+        try:
+            self._kind(session, self._name(table), table, start.mark, expected, self._shapes[table]).require_columns()
+        except ForeignWriterError as error:
+            return error
+        except (PySparkException, OSError, pa.ArrowException, *errors_of_jvm(session)) as error:
+            # What keeps it from being read keeps it from being written, which is said.
+            log.debug("%s cannot be looked at: %s", table, error)
+        return None
+
     def _bring(self, session: SparkSession, table: str, work: Work[StagedSegment], start: Start) -> int | None:
         expected, again = start.versions.get(table), table in start.set_aside
-        lake: SparkTable | None = None
         try:
             lake = self._kind(session, self._name(table), table, start.mark, expected, self._shapes[table])
             return bring(table, lake, work, expected, again=again, compacts=self._compacts)
@@ -169,10 +182,6 @@ class SparkLake:
             # A query that is stopped cancels its jobs.
             if _CANCELLED in str(error):
                 raise
-            if lake is not None and isinstance(error, AnalysisException):
-                # That the table cannot be read is what the error says.
-                with contextlib.suppress(PySparkException):
-                    lake.require_columns()
             # Whoever rewrites files at the same time makes a commit fail; object stores have bad moments. What is done
             # already is found by the next attempt.
             what = f"{table} could not be written: {short_text(error)}"

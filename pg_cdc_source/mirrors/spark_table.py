@@ -91,7 +91,7 @@ class SparkTable(CommittedTable):
         if present == wanted and not is_altered:
             return
         require_allowed(self._table, self._shape, wanted.described(), present.described())
-        if anew and not self._shape.keeps_columns:
+        if anew and (is_altered or not self._shape.keeps_columns):
             self._create(wanted, layout)
             return
         self._signed(COLUMNS_STEP)

@@ -38,6 +38,7 @@ from pg_cdc_source.errors import ConnectError, PgCdcError, ServerSetupError, Sna
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import ConsistentPoint
+from pg_cdc_source.options.session_settings import SESSION_SETTINGS
 from pg_cdc_source.postgres.catalog import Server, read_server
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.instances import Instance, read_instance, require_instance
@@ -260,6 +261,8 @@ def _at_new_slot(
                 cursor.execute(_BEGIN)
             consistent_point = create_slot(cursor, slot, watcher, server)
             created = True
+            with translated("preparing a session"):
+                cursor.execute("SET lock_timeout = %s", (SESSION_SETTINGS["lock_timeout"],))
             snapshot_id = export_snapshot(session)
             if slot.temporary:
                 with translated(f"dropping the temporary slot {slot.name}"):

@@ -144,10 +144,16 @@ class Capture:
         if start.is_reading:
             if limited:
                 return replace(start, done=parts.beginning.read_through(start.tables, start.done))
-            if parts.options.on_new_table == "changes":
+            start = replace(start, done=len(start.tables))
+            if start.at == start.origin:
+                # With rows of a slot that was made anew come no changes.
+                return start
+            if parts.options.on_new_table == "changes" and start.members is not None:
                 # Those that have come since the start was given have changes before the end.
-                start = replace(start, members=membership.plan.members, publication=membership.mark)
-            return self._at_end_of_wal(replace(start, done=len(start.tables)))
+                known = {member.oid for member in start.members}
+                new = (member for member in membership.plan.members if member.oid not in known)
+                start = replace(start, members=(*start.members, *new))
+            return self._at_end_of_wal(start)
         parts.snapshot.end()
         start = replace(start, tables=(), done=0, at=None)
         if limited:
