@@ -105,7 +105,8 @@ def test_columns_go_on_changing_where_a_crash_has_ended_it(
             lake.restart()
         return lake.rows("t") == rows_of(pg, "t")
 
-    wait_until(step)
+    # Each crash is a start, of up to ten.
+    wait_until(step, 300)
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
