@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psycopg2
 import pytest
 from commands import pg_cdc
-from databases import connect
+from databases import Databases, connect
 from driving import Driver, Row, driving, kinds, run, values
 from hostile import make_hostile
 from psycopg2.extensions import connection as Session
@@ -46,25 +46,38 @@ TABLES = (
 STATISTICS, INDEX = "CREATE STATISTICS s ON (wrap(v)), id FROM l1", "CREATE INDEX ON l1 (wrap(v))"
 
 
-@pytest.fixture(params=["hostile,public", "hostile,public,pg_catalog"])
+@pytest.fixture(scope="module", params=["hostile,public", "hostile,public,pg_catalog"])
 def path(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def url(pg: Session, db: str, path: str) -> str:
-    """Of a database with TABLES, for a session whose search_path begins with a hostile schema."""
-    run(pg, *TABLES)
-    if pg.server_version >= 140000:
-        run(pg, STATISTICS)
-    # From then on, PostgreSQL makes no such index.
-    if pg.server_version < 170000:
-        run(pg, INDEX)
-    assert make_hostile(pg) > 1000
+def fill(db: str, path: str) -> str:
+    """Make TABLES in a database; its URL for a session whose search_path begins with a hostile schema."""
+    with connect(db) as pg:
+        run(pg, *TABLES)
+        if pg.server_version >= 140000:
+            run(pg, STATISTICS)
+        # From then on, PostgreSQL makes no such index.
+        if pg.server_version < 170000:
+            run(pg, INDEX)
+        assert make_hostile(pg) > 1000
     url = str(make_dsn(db, options=f"-csearch_path={path}"))
     with connect(url) as session, pytest.raises(psycopg2.Error, match="hostile"):
         run(session, "SELECT array_agg(relname) FROM pg_class")
     return url
+
+
+@pytest.fixture(scope="module")
+def read_url(server: str, databases: Callable[[str], Databases], path: str) -> Iterator[str]:
+    """Of a database for all tests that only read."""
+    with databases(server).one() as db:
+        yield fill(db, path)
+
+
+@pytest.fixture
+def url(db: str, path: str) -> str:
+    """Of a database of the test's own."""
+    return fill(db, path)
 
 
 def snapshot(url: str, **options: str) -> list[Row]:
@@ -93,14 +106,14 @@ T = {"m": "sad", "s": "s", "r": "t", "c": ["glad"]}
     ],
 )
 def test_a_snapshot_calls_nothing_but_postgresqls_own(
-    url: str, path: str, options: dict[str, str], rows: Sequence[Row]
+    read_url: str, path: str, options: dict[str, str], rows: Sequence[Row]
 ) -> None:
     if path.endswith("pg_catalog") and not options.keys() <= {"dbtable", "numPartitions"}:
         # The user's own SQL calls what is hostile.
         with pytest.raises(DefiniteError, match="hostile"):
-            snapshot(url, **options)
+            snapshot(read_url, **options)
         return
-    assert sorted(snapshot(url, **options), key=lambda row: row["id"]) == rows
+    assert sorted(snapshot(read_url, **options), key=lambda row: row["id"]) == rows
 
 
 @pytest.fixture
