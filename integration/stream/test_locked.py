@@ -12,9 +12,9 @@ from driving import SLOT, Drive, run
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
-from pg_cdc_source.stream import look_pace
+from pg_cdc_source.stream import look_pace, membership
 
-LOCKED_SECONDS = 6.0
+LOCKED_SECONDS = 3.0
 
 
 @pytest.mark.parametrize("schema_change", ["fail", "emit"])
@@ -26,7 +26,9 @@ def test_ddl_that_goes_on_does_not_hold_up_other_tables(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(look_pace, "_SAY_SECONDS", 2.0)
+    # Looks begin soon enough that one which waits for the lock would hold up changes for longer than they may be.
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.2)
+    monkeypatch.setattr(look_pace, "_SAY_SECONDS", 0.5)
     run(pg, "CREATE TABLE busy (id int PRIMARY KEY)", "CREATE TABLE migrated (id int PRIMARY KEY)")
     run(pg, f"CREATE PUBLICATION {SLOT} FOR TABLE busy, migrated")
     driver = drive(tables="public.*", onSchemaChange=schema_change, onNewTable="snapshot")
