@@ -182,13 +182,10 @@ def test_each_action_on_a_standby_has_what_its_own_options_say(spark: SparkSessi
         assert lsns("auto") == {None}
 
 
-def test_rows_that_a_standby_removes_under_a_late_reader_are_missed_by_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The standby ends the transactions that have the snapshot when it begins to wait for them, and no later one."""
+@contextlib.contextmanager
+def removing_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """A pair with the table ``quiet``, whose standby removes rows under snapshots; readers come when it has done so."""
     with paired(hot_standby_feedback="off", max_standby_streaming_delay="3s") as pair:
-        if pair.version < RANGES:
-            return
         pair.write("CREATE TABLE quiet AS SELECT i AS id FROM generate_series(1, 10) AS i")
         received = receiving.receive
 
@@ -197,52 +194,55 @@ def test_rows_that_a_standby_removes_under_a_late_reader_are_missed_by_an_error(
             yield from received(*arguments)
 
         monkeypatch.setattr(reader, "receive", receive_late)
-        with open_snapshot(pair.standby.url) as opened, connect(pair.primary) as primary:
-            options = parse_snapshot_options({**opened.options, "dbtable": "quiet"})
-            plan = make_plan(options)
-            source, [scan_range] = plan_ranges(plan, options)
-            run(primary, "DELETE FROM quiet WHERE id = 5", "VACUUM quiet")
-            with connect(pair.standby.url) as session:
-                waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event LIKE 'RecoveryConflict%%'"
-                wait_until(lambda: run(session, waits) == [(1,)])
-            with pytest.raises(SnapshotLostError, match="may have removed rows that it sees"):
-                list(read_range(plan, source, scan_range, "test"))
+        yield pair
+
+
+def begin_to_remove(pair: Pair) -> None:
+    """Have the standby wait for those that have a snapshot now, to remove a row that they see."""
+    with connect(pair.primary) as primary, connect(pair.standby.url) as session:
+        run(primary, "DELETE FROM quiet WHERE id = 5", "VACUUM quiet")
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event LIKE 'RecoveryConflict%%'"
+        wait_until(lambda: run(session, waits) == [(1,)])
+
+
+def expect_missed(opened: OpenSnapshot, planned: Callable[[], object]) -> None:
+    options = parse_snapshot_options({**opened.options, "dbtable": "quiet"})
+    plan = make_plan(options)
+    source, [scan_range] = plan_ranges(plan, options)
+    planned()
+    with pytest.raises(SnapshotLostError, match="may have removed rows that it sees"):
+        list(read_range(plan, source, scan_range, "test"))
+
+
+def test_rows_that_a_standby_removes_under_a_late_reader_are_missed_by_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The standby ends the transactions that have the snapshot when it begins to wait for them, and no later one."""
+    with removing_rows(monkeypatch) as pair:
+        if pair.version < RANGES:
+            return
+        with open_snapshot(pair.standby.url) as opened:
+            expect_missed(opened, lambda: begin_to_remove(pair))
 
 
 def test_rows_that_a_standby_removes_while_a_slot_gives_up_its_snapshot_are_missed_by_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever takes over the snapshot does so when the standby has begun to wait for those that have it."""
-    with paired(hot_standby_feedback="off", max_standby_streaming_delay="3s") as pair:
+    with removing_rows(monkeypatch) as pair:
         if pair.version < STREAMS:
             return
-        pair.write("CREATE TABLE quiet AS SELECT i AS id FROM generate_series(1, 10) AS i")
-        received, exported = receiving.receive, snapshots.export_snapshot
+        exported = snapshots.export_snapshot
 
-        def receive_late(*arguments: Any) -> Iterator[receiving.Decoded]:
-            pair.standby.catch_up(pair.primary)
-            yield from received(*arguments)
-
-        def export_and_delete(exporter: Session) -> str:
+        def export_and_remove(exporter: Session) -> str:
             monkeypatch.setattr(snapshots, "export_snapshot", exported)
             snapshot_id = exported(exporter)
-            with connect(pair.primary) as primary, connect(pair.standby.url) as session:
-                run(primary, "DELETE FROM quiet WHERE id = 5", "VACUUM quiet")
-                waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event LIKE 'RecoveryConflict%%'"
-                wait_until(lambda: run(session, waits) == [(1,)])
+            begin_to_remove(pair)
             return snapshot_id
 
-        monkeypatch.setattr(reader, "receive", receive_late)
-        monkeypatch.setattr(snapshots, "export_snapshot", export_and_delete)
-        with (
-            pair.logging_transactions(),
-            open_snapshot(pair.standby.url, consistentPoint="require") as opened,
-        ):
-            options = parse_snapshot_options({**opened.options, "dbtable": "quiet"})
-            plan = make_plan(options)
-            source, [scan_range] = plan_ranges(plan, options)
-            with pytest.raises(SnapshotLostError, match="may have removed rows that it sees"):
-                list(read_range(plan, source, scan_range, "test"))
+        monkeypatch.setattr(snapshots, "export_snapshot", export_and_remove)
+        with pair.logging_transactions(), open_snapshot(pair.standby.url, consistentPoint="require") as opened:
+            expect_missed(opened, lambda: None)
 
 
 def test_a_stage_on_a_standby_never_reads_a_second_snapshot(spark: SparkSession, pair: Pair) -> None:
