@@ -202,7 +202,7 @@ def _begin(
                 import_snapshot(session, snapshot_id)
                 return Lsn(consistent_point - 1), session
         except (ConnectError, ServerSetupError, TransientError) as error:
-            # A role that was let in just now may not be for replication, which managed services allow by itself.
+            # The role could log in, and may yet be refused for replication, which managed services grant apart.
             if not auto or (spec.given_up is not None and spec.given_up.is_set()):
                 raise
             _say_once_without_lsn(error)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from pg_cdc_source.errors import SlotLostError, TransientError
-from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
+from pg_cdc_source.offsets import Lsn, Position, StreamOffset
 from pg_cdc_source.options.names import listed
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication, trees
@@ -19,7 +19,7 @@ from pg_cdc_source.stream.held_snapshot import HeldSnapshot
 from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import StreamPlan
+from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Beginning:
         The slot waits for transactions that may create tables: their first rows are before it. Such a table joins with
         its rows, or is told (onNewTable). Where it would only be followed, the slot is made anew.
         """
-        new: Sequence[Member] = ()
+        new: Sequence[PlannedTable] = ()
         for _ in range(_TRIES):
             plan = self._membership.begin(create=True, guessed=guessed)
             origin = self._snapshot.create_slot(plan.planned)
@@ -97,7 +97,7 @@ class Beginning:
                 return plan, origin
             self._snapshot.give_up_slot()
         raise TransientError(
-            f"{listed(member.name for member in new)} came while slot {self._options.slot} was made, as others did "
+            f"{listed(planned.name for planned in new)} came while slot {self._options.slot} was made, as others did "
             f"{_TRIES - 1} times before, and its first rows would be missing",
             remedy="start the query while no tables are created, or with onNewTable=snapshot",
         )

@@ -83,11 +83,11 @@ class Membership:
         self.gaps, self.has_waiting = {}, False
         return self._plan
 
-    def find_new(self, session: Session) -> tuple[Member, ...]:
+    def find_new(self, session: Session) -> tuple[PlannedTable, ...]:
         """The tables that ``session`` sees and that are not followed."""
         whole, _ = self.published.read(session, self.plan.members)
         known = _oids(self.plan.members)
-        return tuple(member for member in whole.members if member.oid not in known)
+        return tuple(planned for planned in whole.planned if planned.oid not in known)
 
     def resume(self, offset: StreamOffset) -> bool:
         """Go on from an offset. Return whether a table is new, or has another name, since the batch that was repeated.
@@ -327,9 +327,7 @@ class Membership:
 
     def follow_new(self, position: Position) -> bool:
         """Follow tables that are new with all changes after ``position`` (onNewTable=changes), if there are any."""
-        whole, _ = self._source.ask(lambda session: self.published.read(session, self.plan.members))
-        known = _oids(self.plan.members)
-        new = [_since(p, position.next_lsn) for p in whole.planned if p.oid not in known]
+        new = [_since(planned, position.next_lsn) for planned in self._source.ask(self.find_new)]
         # The mark stays: whether the publication has left out anything since is for the next look to say.
         self.join(new, self.mark)
         return bool(new)
