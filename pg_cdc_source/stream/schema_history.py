@@ -152,16 +152,25 @@ def _refuse_other_types(
 def _refuse_other_columns(
     plan: StreamPlan, planned: PlannedTable, place: dict[str, int], lsn: Lsn, is_history: bool
 ) -> None:
-    """Raise where columns are missing or new, and that is not history or not wanted."""
+    """Raise where columns are missing, new or in other places, and that is not history or not wanted."""
     table, fails = planned.table, plan.options.on_schema_change == "fail"
     known = [codec.column.name for codec in table.codecs]
     added = [column for column in place if column not in known]
     missing = [column for column in known if column not in place and column not in table.unsent]
+    # PostgreSQL keeps columns in the order in which they were added, whatever they are called.
+    common = zip([column for column in known if column in place], [c for c in place if c in known], strict=True)
+    others = sorted(column for column, found in common if column != found)
     if is_history:
+        if others and fails:
+            raise SchemaChangedError(
+                f"{table.name}: after the commit at {lsn} the names {_listed(others)} went to other columns, which "
+                "had been renamed, or dropped and added again",
+                remedy=f"{START_OVER}; or, with onSchemaChange=ignore, take these changes under the old names",
+            )
         if added and missing and fails:
             raise SchemaChangedError(
                 f"{table.name}: after the commit at {lsn} {_were(added)} replaced or renamed to "
-                f"{', '.join(map(quoted, missing))}, whose earlier values the stream would not have",
+                f"{_listed(missing)}, whose earlier values the stream would not have",
                 remedy=f"{START_OVER}; or, with onSchemaChange=ignore, take these changes without the new column, "
                 "which _unchanged then lists",
             )
@@ -169,6 +178,12 @@ def _refuse_other_columns(
     if missing:
         raise SchemaChangedError(
             f"{table.name}: {_were(missing)} dropped or renamed before the commit at {lsn}", remedy=LOAD_AGAIN
+        )
+    if others:
+        raise SchemaChangedError(
+            f"{table.name}: before the commit at {lsn} the names {_listed(others)} went to other columns, which were "
+            "renamed, or dropped and added again; rows from before have the values of the old ones",
+            remedy=f"{LOAD_AGAIN}; pg-cdc resnapshot reads the table's rows again",
         )
     if added and fails:
         raise SchemaChangedError(
@@ -178,8 +193,11 @@ def _refuse_other_columns(
 
 
 def _were(columns: Sequence[str]) -> str:
-    names = ", ".join(map(quoted, columns))
-    return f"columns {names} were" if len(columns) > 1 else f"column {names} was"
+    return f"columns {_listed(columns)} were" if len(columns) > 1 else f"column {_listed(columns)} was"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(map(quoted, columns))
 
 
 def _refuse_other_identity(plan: StreamPlan, planned: PlannedTable, sent: SentRelation, is_history: bool) -> None:

@@ -17,6 +17,7 @@ from pg_cdc_source.stream.schema_history import match_relation
 from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
 
 TABLE = streamed(7, "public.t", {"id": "int4", "a": "text"}, ["id"])
+EXCHANGED = {"a": 25, "id": 23}
 BEFORE, AFTER = Lsn(50), Lsn(150)
 XID = 7
 HORIZON = Horizon(Lsn(100), next_xid=20, in_progress=frozenset([9]))
@@ -40,9 +41,25 @@ OTHER_KEY = tuple(replace(column, is_key=not column.is_key) for column in sent()
 
 @pytest.mark.parametrize("lsn", [BEFORE, AFTER])
 def test_columns_are_found_by_name(lsn: Lsn) -> None:
-    found = match_relation(plan(), SentRelation(sent({"a": 25, "id": 23}), lsn, XID))
+    found = match_relation(plan(onSchemaChange="ignore"), SentRelation(sent({"new": 25, **COLUMNS}), lsn, XID))
     assert found is not None
-    assert (found.table, found.index) == (TABLE, (1, 0))
+    assert (found.table, found.index) == (TABLE, (1, 2))
+
+
+@pytest.mark.parametrize("on_schema_change", ["fail", "ignore"])
+def test_names_that_went_to_other_columns_are_a_change(on_schema_change: str) -> None:
+    planned = plan(onSchemaChange=on_schema_change)
+    with pytest.raises(SchemaChangedError, match="before the commit at 0/96 the names a, id went to other columns"):
+        match_relation(planned, SentRelation(sent(EXCHANGED), AFTER, XID))
+
+
+def test_names_that_went_to_other_columns_later_are_taken_where_the_option_says_so() -> None:
+    exchanged = SentRelation(sent(EXCHANGED), BEFORE, XID)
+    with pytest.raises(SchemaChangedError, match="after the commit at 0/32 the names a, id went to other columns"):
+        match_relation(plan(), exchanged)
+    found = match_relation(plan(onSchemaChange="ignore"), exchanged)
+    assert found is not None
+    assert found.index == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +93,6 @@ def test_what_differed_before_the_plan_is_history(relation: RelationMessage, ind
 def test_what_differs_after_the_plan_is_a_change(relation: RelationMessage, said: str) -> None:
     with pytest.raises(SchemaChangedError, match=said):
         match_relation(plan(), SentRelation(relation, AFTER, XID))
-
-
-def test_added_columns_are_ignored_where_the_option_says_so() -> None:
-    found = match_relation(plan(onSchemaChange="ignore"), SentRelation(sent({"new": 25, **COLUMNS}), AFTER, XID))
-    assert found is not None
-    assert found.index == (1, 2)
 
 
 def test_a_column_that_was_replaced_before_the_plan_has_values_that_the_stream_would_not_have() -> None:
