@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from driving import run
+from joining_late import HELD, hold_joins_back
 from lake import Begin, CatalogLake, Lake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
 from watch import wait_until
@@ -676,6 +677,32 @@ def test_every_row_of_the_ledger_is_one_point_of_postgresql(pg: Session, begin: 
 
 
 @pytest.mark.corner
+def test_rows_that_are_turned_back_beside_changes_of_their_table(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is past the point of a table that joins, and its rows are read again after a crash."""
+    lake = begin(*T)
+    late = hold_joins_back(monkeypatch)
+    run(pg, "CREATE TABLE u (id int PRIMARY KEY, v text)", "ALTER TABLE u REPLICA IDENTITY FULL",
+        "INSERT INTO u VALUES (1, 'old'), (2, 'old'), (3, 'same')", "ALTER PUBLICATION s ADD TABLE u")  # fmt: skip
+    wait_until(lambda: (lake.step(), run(pg, HELD))[1])
+    run(pg, "UPDATE u SET v = 'new' WHERE id = 1", "DELETE FROM u WHERE id = 2", "INSERT INTO t VALUES (90, 'late')")
+    wait_until(is_same(lake, pg, "t"))
+    late.set()
+
+    def has_rows_of_u() -> bool:
+        found = lake.driver.attempt() or []
+        if ("public.u", "file") in {(row["_table"], row["_change_type"]) for row in found}:
+            return True
+        lake.step()
+        return False
+
+    wait_until(has_rows_of_u)
+    lake.driver.restart()
+    wait_until(is_same(lake, pg, "t", "u"))
+    assert set_aside(lake) == {}
+
+
 def test_pyspark_prints_nothing_of_tables_that_are_not_there_yet(begin: Begin, format: str) -> None:
     if format == "deltalake":
         pytest.skip("no catalog is asked")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from databases import connect
 from driving import Driver, Row, driving, drop_slots, is_one_commit, kinds, run, values
+from joining_late import HELD, hold_joins_back
 from psycopg2.extensions import connection as Session
 from replica import upserted
 from synchronous import before_horizon, waiting_for_a_standby
@@ -32,7 +33,6 @@ from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import joins, membership, schema_history, slot_history
-from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.look_pace import LookPace
 from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.next_offset import NextOffset
@@ -92,20 +92,6 @@ def standing(drive: Drive, pg: Session, *statements: str, **options: str) -> Dri
     until_equal(driver, pg, *(statement.split()[2] for statement in statements if statement.startswith("CREATE TABLE")))
     driver.batch()
     return driver
-
-
-# A session that holds the snapshot of tables that join: its consistent point is behind.
-HELD = (
-    "SELECT 1 FROM pg_stat_activity WHERE application_name ~ ':snapshot'"
-    " AND backend_type = 'client backend' AND state = 'idle in transaction'"
-)
-
-
-def hold_joins_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """No table joins before the event is set."""
-    take, late = Joining.take, threading.Event()
-    monkeypatch.setattr(Joining, "take", lambda self, *patience: take(self, *patience) if late.is_set() else None)
-    return late
 
 
 def ask_for(pg: Session, table: str) -> None:

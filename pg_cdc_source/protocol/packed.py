@@ -22,7 +22,7 @@ from pg_cdc_source.values import registry
 from pg_cdc_source.values.arrow import from_numpy, from_texts, null, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints
 
-# What ``_change_type`` says of runs. Other rows are as in the JSON envelope.
+# What ``_change_type`` says of runs; a snapshot's rows say the same. Other rows are as in the JSON envelope.
 CHANGES, SNAPSHOT = "changes", "snapshot"
 
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -101,7 +101,8 @@ def runs_of(batch: pa.RecordBatch, through: Lsn | None = None) -> pa.RecordBatch
     codes = np.where(to_numpy(batch.column("values").is_valid()), codes, -1)
     others = batch.take(from_numpy(np.flatnonzero(codes == -1))).drop_columns(["values", "before"])
     found: list[Mapping[str, Any]] = [{**row, "rows": 1, "data": None} for row in others.to_pylist()]
-    for rows in _runs(batch.column("_table"), codes):
+    is_snapshot = to_numpy(pc.equal(batch.column("_change_type"), SNAPSHOT))
+    for rows in _runs(batch.column("_table"), codes, is_snapshot):
         part = batch if len(rows) == batch.num_rows else batch.take(from_numpy(rows))
         run = _run(part, layouts.dictionary[codes[rows[0]]].as_py())
         found.append(run if through is None else {**run, "after": str(int(through))})
@@ -110,16 +111,19 @@ def runs_of(batch: pa.RecordBatch, through: Lsn | None = None) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(columns, schema=RUNS_SCHEMA)
 
 
-def _runs(tables: pa.Array, codes: Ints) -> Iterator[Ints]:
-    """Return the rows of each run: those of a table that follow each other there and have one layout, -1 is none."""
-    rows = np.flatnonzero(codes >= 0)
-    tables = to_numpy(tables.take(from_numpy(rows)).dictionary_encode().indices)
-    by_table = np.argsort(tables, kind="stable")
-    tables, rows = tables[by_table], rows[by_table]
+def _runs(tables: pa.Array, codes: Ints, is_snapshot: Flags) -> Iterator[Ints]:
+    """Return the rows of each run: those of a table that follow each other there, have one layout, and are of one kind.
+
+    A row whose code is -1 is of no run, and ends that of its table: what stands before a truncate row is void.
+    """
+    of_table = to_numpy(pc.fill_null(tables.dictionary_encode().indices, -1))
+    rows = np.argsort(of_table, kind="stable")
+    tells = [values[rows] for values in (of_table, codes, is_snapshot)]
     is_first = np.ones(len(rows), np.bool_)
-    is_first[1:] = (tables[1:] != tables[:-1]) | (codes[rows[1:]] != codes[rows[:-1]])
-    if len(rows):
-        yield from np.split(rows, np.flatnonzero(is_first)[1:])
+    is_first[1:] = np.logical_or.reduce([values[1:] != values[:-1] for values in tells])
+    for run in np.split(rows, np.flatnonzero(is_first)[1:]):
+        if len(run) and codes[run[0]] != -1:
+            yield run
 
 
 def _run(part: pa.RecordBatch, layout: str) -> Mapping[str, Any]:
@@ -140,7 +144,7 @@ def _run(part: pa.RecordBatch, layout: str) -> Mapping[str, Any]:
     with pa.ipc.new_stream(sink, run.schema, options=_LZ4) as writer:
         writer.write_batch(run)
     last = {name: part.column(name)[-1].as_py() for name in ("_table", "_commit_lsn", "_seq", "_commit_ts", "_xid")}
-    is_snapshot = part.column("_change_type")[0].as_py() == "snapshot"
+    is_snapshot = part.column("_change_type")[0].as_py() == SNAPSHOT
     return {
         **last,
         "_change_type": SNAPSHOT if is_snapshot else CHANGES,

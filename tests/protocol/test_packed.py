@@ -115,6 +115,35 @@ def test_a_run_says_where_it_ends_and_what_it_is() -> None:
     assert [row["after"] for row in runs_of(snapshot, Lsn(99)).to_pylist()] == ["99"]
 
 
+def test_old_rows_and_the_changes_behind_them_are_not_of_one_run() -> None:
+    """As where a table joins before the stream's position, and its rows are read again after a crash."""
+    table = TABLES[0]
+    olds = [Change("snapshot", (9, 0), [key, "old", None]) for key in "12"]
+    changes = [Change("update", (20, 1), ["1", "new", None]), Change("delete", (20, 2), ["2", None, None])]
+    runs = runs_of(packed(table, [*olds, *changes])).to_pylist()
+    told = [tuple(run[name] for name in ("_change_type", "_commit_lsn", "_seq", "rows")) for run in runs]
+    assert told == [("snapshot", 9, 0, 2), ("changes", 20, 2, 2)]
+
+
+def test_a_run_ends_where_its_table_is_truncated() -> None:
+    rows = [
+        packed(TABLES[0], [Change("insert", (1, 1), ["1", None, None])]),
+        packed(TABLES[4], [Change("insert", (1, 2), ["1", None, None])]),
+        pa.RecordBatch.from_pylist(
+            [{"_table": "public.t", "_change_type": "truncate", "_commit_lsn": 1, "_seq": 3}], PACKED_SCHEMA
+        ),
+        packed(TABLES[0], [Change("insert", (1, 4), ["2", None, None])]),
+        packed(TABLES[4], [Change("insert", (1, 5), ["2", None, None])]),
+    ]
+    found = runs_of(pa.concat_batches(rows)).to_pylist()
+    assert [(run["_table"], run["_change_type"], run["_seq"], run["rows"]) for run in found] == [
+        ("public.t", "changes", 1, 1),
+        ("public.t", "truncate", 3, 1),
+        ("public.t", "changes", 4, 1),
+        ("public.u", "changes", 5, 2),
+    ]
+
+
 @pytest.mark.parametrize("layouts", [[TABLES[0]], []])
 def test_other_rows_stay_as_they_are(layouts: list[StreamedTable]) -> None:
     """A row that says a layout is not of a run of that layout."""
