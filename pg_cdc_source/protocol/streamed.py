@@ -85,12 +85,14 @@ class StreamedTransaction(Waiting):
 
     ``has_messages``: some are logical decoding messages. ``is_unclear``: a subtransaction was rolled back when there
     were such, and PostgreSQL does not say which were of it: with every one it sends the xid of the whole transaction
-    (reorderbuffer.c: ReorderBufferApplyMessage).
+    (reorderbuffer.c: ReorderBufferApplyMessage). ``relations``: as the how many-th of the session's descriptions the
+    last one of each relation came.
     """
 
     def __init__(self, new_file: Callable[[], BlockFile], messages_per_block: int = MESSAGES_PER_BLOCK) -> None:
         super().__init__(new_file, messages_per_block)
         self.has_messages = False
+        self.relations: dict[int, int] = {}
         self.is_unclear = False
         self._rolled_back: set[int] = set()
 

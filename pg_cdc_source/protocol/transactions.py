@@ -19,7 +19,8 @@ This is a state machine: no socket, no thread, no clock, no log. Whoever drives 
 - After a lost session the slot sends again what was not confirmed. What was kept is left out: whole commits here, the
   first rows of one that was cut by position (``Changes.after``).
 - A transaction that is streamed (protocol 2) waits by itself, and is replayed when its commit comes: at the place, and
-  with the numbers, that it would have had otherwise.
+  with the numbers, that it would have had otherwise. Relations that it described hold for those behind it as well,
+  where nobody has described them since: the server goes by what it has sent, whatever has committed in between.
 - Logical decoding messages that somebody wants stand between the rows of their commit, where they were written. The
   server sends one that ends where a record begins before that record's rows or behind them. So the last record of a
   commit that goes on waits for what follows it.
@@ -112,6 +113,8 @@ class TransactionAssembler:
         self._new_streamed = streamed
         self._renewed_before = renewed_before
         self._relations: dict[int, SentRelation] = {}
+        self._described = 0  # relations in this session
+        self._described_as: dict[int, int] = {}  # as the how many-th each of ``_relations`` came
         self._transaction: Begin | None = None
         self._leave_out = False  # the transaction was kept in an earlier session
         self._last_seq = 0  # of what was kept of the transaction
@@ -179,6 +182,7 @@ class TransactionAssembler:
         self._collected.take()
         self._transaction = self._in_stream = self._replay = None
         self._relations = {}
+        self._described_as = {}
         self.close()
 
     def close(self) -> None:
@@ -202,6 +206,9 @@ class TransactionAssembler:
             if tag != pgoutput.MESSAGE or self._is_wanted(_without_xid(data)):
                 self._in_stream.append(data)
                 self._in_stream.has_messages |= tag == pgoutput.MESSAGE
+            if tag == pgoutput.RELATION:
+                relation = pgoutput.read(_without_xid(data), HEADER_BYTES)
+                self._describe(self._in_stream.relations, relation.oid)
             return None
         return self._receive_message(tag, data)
 
@@ -227,6 +234,8 @@ class TransactionAssembler:
             return self._take_if_full()
         message = pgoutput.read(data, HEADER_BYTES)
         if isinstance(message, RelationMessage):
+            if self._replay is None:
+                self._describe(self._described_as, message.oid)
             return self._receive_relation(message)
         if isinstance(message, Begin):
             self._begin(message)
@@ -287,6 +296,11 @@ class TransactionAssembler:
             raise WireError(f"pgoutput: expected {chr(tag)!r} within a transaction, got one outside")
         return self._transaction
 
+    def _describe(self, described_as: dict[int, int], oid: int) -> None:
+        """Note that a relation was described just now."""
+        self._described += 1
+        described_as[oid] = self._described
+
     def _receive_relation(self, relation: RelationMessage) -> Changes | None:
         transaction = self._require_transaction(pgoutput.RELATION)
         known = self._relations.get(relation.oid)
@@ -330,6 +344,7 @@ class TransactionAssembler:
 
     def _replayed(self, streamed: StreamedTransaction, commit: StreamCommit) -> Iterator[Changes]:
         """Give what gets full on the way."""
+        before = dict(self._relations)
         self._begin(Begin(commit.commit_lsn, commit.commit_ts, commit.xid))
         for part in streamed.parts():
             tag = int(part.buffer.data[part.starts[0] + HEADER_BYTES])
@@ -344,6 +359,11 @@ class TransactionAssembler:
                 part = part[self._collected.extend(part, XID_AT, XID_BYTES) :]
                 if changes := self._take_if_full():
                     yield changes
+        for oid, number in streamed.relations.items():
+            if number > self._described_as.get(oid, 0):
+                self._described_as[oid] = number
+            elif changes := self._receive_relation(before[oid].relation):
+                yield changes
         self._finish(commit.commit_lsn)
         self._streamed.pop(commit.xid).close()
 
