@@ -10,7 +10,10 @@ from databases import connect
 from driving import run
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.stream_options import Publications
+from pg_cdc_source.postgres.catalog import find_relation
+from pg_cdc_source.postgres.columns import read_typed_attributes
 from pg_cdc_source.postgres.table_layouts import read_layouts, read_type_facts
 from pg_cdc_source.protocol.table_layout import CatalogLayout
 
@@ -28,6 +31,21 @@ def test_columns_keep_their_numbers(pg: Session) -> None:
     assert [(c.attnum, c.name, c.nullable) for c in found.columns] == [(1, "id", False), (3, "c", True)]
     assert (found.identity, found.key, found.last) == ("d", ("id",), 3)
     assert read_layouts(pg, Publications("p"), [1]) == {}
+
+
+def test_a_column_whose_old_rows_may_have_null_may_have_it(pg: Session) -> None:
+    if pg.server_version < 180000:
+        pytest.skip("PostgreSQL 18 has NOT NULL constraints that are not validated")
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, a int, b int)", "INSERT INTO t VALUES (1, NULL, 2)",
+        "ALTER TABLE t ADD CONSTRAINT c NOT NULL a NOT VALID, ALTER b SET NOT NULL")  # fmt: skip
+
+    def nullable() -> list[tuple[bool, ...]]:
+        (typed,) = read_typed_attributes(pg, [find_relation(pg, QualifiedName.parse("public.t"))]).values()
+        return [tuple(c.nullable for c in layout(pg).columns), tuple(not a.attribute.not_null for a in typed)]
+
+    assert nullable() == [(False, True, False)] * 2
+    run(pg, "UPDATE t SET a = 1", "ALTER TABLE t VALIDATE CONSTRAINT c")
+    assert nullable() == [(False, False, False)] * 2
 
 
 def test_a_snapshot_has_the_file_of_its_columns(pg: Session, db: str) -> None:

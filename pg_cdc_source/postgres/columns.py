@@ -243,11 +243,16 @@ class TypedAttribute:
     type: tuple[int, int]
 
 
-_READ_TYPED = """
-SELECT attrelid::bigint, attname, attnum, attnotnull, attgenerated = 'v', atttypid::bigint, atttypmod
-FROM pg_catalog.pg_attribute
-WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped
-ORDER BY attrelid, attnum
+# PostgreSQL 18 also says attnotnull where rows from before may have NULL (NOT NULL … NOT VALID).
+HAS_NO_NULL = """a.attnotnull AND (a.attrelid, a.attnum) NOT IN (
+    SELECT conrelid, unnest(conkey) FROM pg_catalog.pg_constraint WHERE contype = 'n' AND NOT convalidated
+)"""
+
+_READ_TYPED = f"""
+SELECT a.attrelid::bigint, a.attname, a.attnum, {HAS_NO_NULL}, a.attgenerated = 'v', a.atttypid::bigint, a.atttypmod
+FROM pg_catalog.pg_attribute AS a
+WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attrelid, a.attnum
 """
 
 

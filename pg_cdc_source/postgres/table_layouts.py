@@ -11,7 +11,7 @@ from psycopg2.extensions import cursor as Cursor
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres import search_path
-from pg_cdc_source.postgres.columns import read_type_names, read_types
+from pg_cdc_source.postgres.columns import HAS_NO_NULL, read_type_names, read_types
 from pg_cdc_source.postgres.publication.identity import read_identities
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, TypeFacts
@@ -91,7 +91,7 @@ LEFT JOIN (
 # A partitioned table has no rows. Each of its partitions knows what its own have.
 _READ_COLUMNS = f"""
 {_TREE}
-SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated::text, m.missing
+SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid, a.atttypmod, {HAS_NO_NULL}, a.attgenerated::text, m.missing
 FROM pg_catalog.pg_attribute AS a
 LEFT JOIN (
     SELECT f.root, b.attname, array_agg(b.attrelid::bigint ORDER BY b.attrelid) AS missing
