@@ -277,9 +277,9 @@ class ChangeDecoder:
             require_whole_rows(described.table.name, changed, images, chunk.lsn[message])
         unchanged = _unchanged(described.table, images, changed.is_delete)
         changes = chunk.change_columns(message, seq, changed.kind, unchanged)
-        if self._layout.envelope:
-            return self._envelope(described, changed, images, changes), message
         try:
+            if self._layout.envelope:
+                return self._envelope(described, changed, images, changes), message
             return self._typed(described, changed, images, changes), message
         except RefusedValueError as refused:
             place = f"the change at {Lsn(seq[refused.row])} in the commit at {Lsn(chunk.lsn[message[refused.row]])}"
@@ -316,7 +316,7 @@ class ChangeDecoder:
         def texts_of(codec: Codec, values: Field | None) -> pa.Array:
             if values is None:
                 return pa.nulls(n, pa.string())
-            return taken(codec.column, _TEXT.read, values)
+            return taken(codec.column, refuse_other_bytes, _TEXT.read, values)
 
         texts = [
             texts_of(codec, None if image is None else image.values)
