@@ -673,6 +673,29 @@ def test_what_a_predicate_reads_is_not_taken_from_the_present_catalog(
     wait_until(lambda: not session_names(pg, "pgsnapshot:checking"))
 
 
+def test_a_predicate_that_reads_its_own_table_has_its_children_of_then(pg: Session, db: str) -> None:
+    run(pg, "CREATE TABLE parent (id int)", "INSERT INTO parent VALUES (1)",
+        "CREATE TABLE child () INHERITS (parent)", "INSERT INTO child VALUES (11)")  # fmt: skip
+    if pg.server_version < 140000:
+        pytest.skip("ctid ranges came with PostgreSQL 14")
+    with open_snapshot(db) as opened:
+        plan, source, ranges = planned(opened, dbtable="parent", where="id IN (SELECT id FROM parent)")
+
+        def ids() -> list[int]:
+            return [
+                row["id"]
+                for scan_range in ranges
+                for batch in read_range(plan, source, scan_range, "test")
+                for row in batch.to_pylist()
+            ]
+
+        assert ids() == [1, 11]
+        wait_until(lambda: not session_names(pg, "pgsnapshot:reading"))
+        run(pg, "ALTER TABLE child NO INHERIT parent")
+        with pytest.raises(SchemaChangedError, match="parent got"):
+            ids()
+
+
 SWAPPED_COLUMNS = "ALTER TABLE t RENAME b TO x; ALTER TABLE t RENAME c TO b; ALTER TABLE t RENAME x TO c"
 SWAPPED_TABLES = "ALTER TABLE o RENAME TO x; ALTER TABLE p RENAME TO o; ALTER TABLE x RENAME TO p"
 SWAPPED_SCHEMAS = "ALTER SCHEMA old RENAME TO x; ALTER SCHEMA new RENAME TO old"

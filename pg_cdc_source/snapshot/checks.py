@@ -78,14 +78,14 @@ def check_contents(session: Session, present: KeptSession, plan: Plan, doing: st
 def check_predicate(session: Session, present: KeptSession, plan: Plan, heaps: Sequence[Relation], doing: str) -> None:
     """As ``check_contents``, for a predicate on the ``heaps`` that a step reads, and what its own queries have locked.
 
-    The heaps themselves may have got columns, unless the predicate may have their whole rows.
+    The heaps themselves may have got columns and children, unless the predicate may read their whole rows, or them.
     """
     locks.check_files(session, doing)
     locked = locks.read_locked(session, doing)
-    others = locked - {heap.oid for heap in heaps}
-    if others:
-        locks.check_expansion(session, present.open(), others, doing)
-    locks.check_names(session, locked, doing, whole=locked if plan.spec.may_read_whole_row else others)
+    whole = locked if plan.spec.may_read_whole_row else locked - {heap.oid for heap in heaps}
+    if whole:
+        locks.check_expansion(session, present.open(), whole, doing)
+    locks.check_names(session, locked, doing, whole=whole)
 
 
 def _lock_and_check_heaps(
