@@ -11,7 +11,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from pg_cdc_source.errors import UnrepresentableError, WireError
+from pg_cdc_source.errors import START_OVER, UnrepresentableError, WireError
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.values.decoder import OTHER_BYTES, Decoded, MalformedError
 from pg_cdc_source.values.registry import Column
@@ -29,9 +29,12 @@ class RefusedValueError(Exception):
     def at(self, relation: str, place: str) -> UnrepresentableError:
         """Return the error for the user: ``relation`` was read, and ``place`` says which of its rows has the value."""
         name = quoted(self.column.name)
-        remedy = "unrepresentable=null makes such values NULL"
-        if self.reason != OTHER_BYTES:
-            remedy = f"asString={name} reads the column as text; {remedy}"
+        as_null = "unrepresentable=null makes such values NULL"
+        if self.reason == OTHER_BYTES:
+            # All that keeps an envelope from a value: its columns are text, and those options are not for it.
+            remedy = f"{as_null}; with tables, repair the value, and where a change has it, {START_OVER}"
+        else:
+            remedy = f"asString={name} reads the column as text; {as_null}"
         return UnrepresentableError(f"{relation}, {in_words(self.column)}, {place}: {self.reason}", remedy=remedy)
 
 

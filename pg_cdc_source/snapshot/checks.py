@@ -78,14 +78,15 @@ def check_contents(session: Session, present: KeptSession, plan: Plan, doing: st
 def check_predicate(session: Session, present: KeptSession, plan: Plan, heaps: Sequence[Relation], doing: str) -> None:
     """As ``check_contents``, for a predicate on the ``heaps`` that a step reads, and what its own queries have locked.
 
-    The heaps themselves may have got columns and children, unless the predicate may read their whole rows, or them.
+    The heaps themselves may have got columns, unless the predicate may have their whole rows; and children, unless it
+    may read tables, of which they may be some.
     """
     locks.check_files(session, doing)
     locked = locks.read_locked(session, doing)
-    whole = locked if plan.spec.may_read_whole_row else locked - {heap.oid for heap in heaps}
-    if whole:
-        locks.check_expansion(session, present.open(), whole, doing)
-    locks.check_names(session, locked, doing, whole=whole)
+    others = locked - {heap.oid for heap in heaps}
+    if expanded := locked if plan.spec.may_read_tables else others:
+        locks.check_expansion(session, present.open(), expanded, doing)
+    locks.check_names(session, locked, doing, whole=locked if plan.spec.may_read_whole_row else others)
 
 
 def _lock_and_check_heaps(

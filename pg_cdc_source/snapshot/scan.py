@@ -74,6 +74,11 @@ class ScanSpec:
         return 'u&"' in where or re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", where) is not None
 
     @property
+    def may_read_tables(self) -> bool:
+        """Whether ``where`` has a query. What a function reads is not seen here."""
+        return self.where is not None and re.search(r"\b(select|table)\b", self.where.casefold()) is not None
+
+    @property
     def written(self) -> dict[str, str]:
         """The SQL that the user has written, by option."""
         return {
