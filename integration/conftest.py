@@ -110,10 +110,8 @@ def spark(spark_session: Callable[..., SparkSession]) -> SparkSession:
     return spark_session()
 
 
-@pytest.fixture(scope="module")
-def jdbc_jar(spark_sessions: SparkSessions) -> str:
-    """Path of PostgreSQL's JDBC driver, which a JVM has to be started with."""
+@pytest.fixture(scope="session")
+def jdbc_driver() -> None:
+    """Say that sessions have PostgreSQL's JDBC driver."""
     if not JDBC_DRIVER.exists():
         pytest.fail(f"{JDBC_DRIVER} is missing: apt-get install libpostgresql-jdbc-java")
-    spark_sessions.end_jvm()
-    return str(JDBC_DRIVER)

@@ -148,11 +148,12 @@ def test_an_action_on_what_another_one_has_run_is_at_a_later_point(
 
 
 @pytest.mark.debian
+@pytest.mark.usefixtures("jdbc_driver")
 @pytest.mark.parametrize(("master", "rounds"), [("local[2]", 2), ("local-cluster[2,1,1024]", 1)])
 def test_an_action_sees_one_point_where_jdbc_does_not(
-    master: str, rounds: int, db: str, pg: Session, spark_session: Callable[..., SparkSession], jdbc_jar: str
+    master: str, rounds: int, db: str, pg: Session, spark_session: Callable[..., SparkSession]
 ) -> None:
-    spark = spark_session(master, **{"spark.jars": jdbc_jar})
+    spark = spark_session(master)
     open_bank(pg)
     # A snapshot that is held keeps PostgreSQL from reusing the space of what the transfers leave behind.
     ours = [load(spark, db, dbtable=table, numPartitions=3, lsnColumn="lsn", snapshotIdle="20s") for table in TABLES]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-
 import pytest
 from frames import load
 from psycopg2.extensions import connection as Session
@@ -84,12 +82,10 @@ def program(spark: SparkSession, format: str, db: str, options: dict[str, str]) 
 
 
 @pytest.mark.debian
+@pytest.mark.usefixtures("jdbc_driver")
 @pytest.mark.parametrize("name", OPTION_SETS)
-def test_the_same_program_reads_the_same_rows(
-    name: str, db: str, pg: Session, spark_session: Callable[..., SparkSession], jdbc_jar: str
-) -> None:
+def test_the_same_program_reads_the_same_rows(name: str, db: str, pg: Session, spark: SparkSession) -> None:
     pg.cursor().execute(TABLES)
-    spark = spark_session("local[2]", **{"spark.jars": jdbc_jar})
     ours, theirs = (program(spark, format, db, OPTION_SETS[name]) for format in ("pgsnapshot", "jdbc"))
     assert ours.schema.simpleString() == theirs.schema.simpleString()
     rows = sorted(map(repr, theirs.collect()))
