@@ -33,13 +33,22 @@ LONGEST_FIRST = (
         "test_delta_steps.py",
         "test_connect.py",
         "test_crashes.py",
-        "test_sparks.py",
         "test_examples.py",
-        "test_safety.py",
+        "test_sparks.py",
+        "test_mirror.py",
         "test_oracle.py",
+        "test_jdbc_snippets.py",
+        "test_rewind.py",
+        "test_copies.py",
+        "test_extension_types.py",
+        "test_joining.py",
+        "test_bench.py",
+        "test_emitted_layouts.py",
+        "test_stream.py",
+        "test_safety.py",
         "test_schema.py",
     ),
-    *("test_consistency.py", "test_mirror.py", "test_stream_values.py", "test_pgbench.py", "test_seen.py"),
+    *("test_consistency.py", "test_stream_values.py", "test_pgbench.py", "test_seen.py"),
     *("test_keeper.py", "test_memory.py", "test_documents.py"),
 )
 
@@ -110,10 +119,8 @@ def spark(spark_session: Callable[..., SparkSession]) -> SparkSession:
     return spark_session()
 
 
-@pytest.fixture(scope="module")
-def jdbc_jar(spark_sessions: SparkSessions) -> str:
-    """Path of PostgreSQL's JDBC driver, which a JVM has to be started with."""
+@pytest.fixture(scope="session")
+def jdbc_driver() -> None:
+    """Say that sessions have PostgreSQL's JDBC driver."""
     if not JDBC_DRIVER.exists():
         pytest.fail(f"{JDBC_DRIVER} is missing: apt-get install libpostgresql-jdbc-java")
-    spark_sessions.end_jvm()
-    return str(JDBC_DRIVER)

@@ -17,7 +17,7 @@ from pathlib import Path
 from bank import TABLES, TOTAL, open_bank, transfers
 from databases import connect
 from frames import load
-from jdbc import JDBC_DRIVER, jdbc
+from jdbc import jdbc
 from servers import postgres_server
 from sessions import SparkSessions
 from snapshot.test_consistency import ACTIONS
@@ -29,7 +29,7 @@ def main(rounds: int) -> None:
         with connect(url) as session:
             open_bank(session)
         sessions = SparkSessions(Path(scratch))
-        spark = sessions.get(**{"spark.jars": str(JDBC_DRIVER)})
+        spark = sessions.get()
         readers = {
             "pgsnapshot": [load(spark, url, dbtable=table, numPartitions=3, lsnColumn="lsn") for table in TABLES],
             "jdbc": [jdbc(spark, url, table) for table in TABLES],

@@ -236,7 +236,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pgcdc, "execution", lambda: "test")
     # What is found in passing is found sooner.
     monkeypatch.setattr(next_offset, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.5)
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.2)
     # Each table of a snapshot is a batch, as large ones are, so that much can happen between them.
     monkeypatch.setattr(trees, "read_sizes", lambda session, oids: dict.fromkeys(oids, 1 << 40))
 

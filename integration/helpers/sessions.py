@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from jdbc import JDBC_DRIVER
 from pyspark.sql import SparkSession
 
 from pg_cdc_source import register
@@ -28,6 +29,10 @@ CONF = {
     "spark.executor.memory": "1g",
     "spark.log.level": "ERROR",
 }
+if JDBC_DRIVER.exists():
+    # In every session, so that tests which compare with Spark's JDBC source start no JVM of their own. It is not on the
+    # class path, which the archive of classes depends on.
+    CONF["spark.jars"] = str(JDBC_DRIVER)
 
 
 class SparkSessions:

@@ -97,7 +97,7 @@ def test_what_a_table_costs_does_not_grow_with_their_number(analyzed: bool, pg: 
             assert len(found.tables) == len(names)
         return min(taken)
 
-    few, many = 400, 3200
+    few, many = 200, 1600
     of_few = least_seconds(0, few)
     of_many = least_seconds(few, few + many)
     assert of_many < 2 * many / few * of_few

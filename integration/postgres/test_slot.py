@@ -418,12 +418,6 @@ def test_a_server_without_a_free_walsender_is_refused() -> None:
         assert read_slot(pg, "s") is None
 
 
-def test_a_server_without_logical_decoding_is_refused() -> None:
-    with second_server({"wal_level": "replica"}) as url:
-        text = refused(ServerSetupError, lambda: make(url, "s"), "a stream needs wal_level=logical, but it is replica")
-        fits_a_stream(text)
-
-
 @pytest.mark.parametrize(
     "refusal",
     [

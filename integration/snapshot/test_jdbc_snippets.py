@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 
 import pytest
+from driving import copied
 from frames import load
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import parse_dsn
@@ -15,6 +15,8 @@ from sessions import SparkSessions
 
 from pg_cdc_source.options.habits import HABITS
 from pg_cdc_source.options.spark_jdbc import TAKEN
+from pg_cdc_source.spark import pgsnapshot
+from pg_cdc_source.spark.pgsnapshot import PgSnapshotDataSource
 
 ROWS = 2000
 TABLES = f"""
@@ -74,22 +76,24 @@ OPTION_SETS = {
 }
 
 
-def program(spark: SparkSession, format: str, db: str, options: dict[str, str]) -> DataFrame:
-    """What a user of Spark's JDBC source has written; only the format's name differs."""
+def given(db: str, options: dict[str, str]) -> dict[str, str]:
+    """What a user of Spark's JDBC source has written."""
     server = parse_dsn(db)
     url = f"jdbc:postgresql://{server['host']}:{server['port']}/{server['dbname']}"
-    reader = spark.read.format(format).option("url", url).option("user", server["user"])
-    reader = reader.option("password", server["password"]).option("driver", "org.postgresql.Driver")
-    return reader.options(**options).load()
+    login = {"user": server["user"], "password": server["password"]}
+    return {"url": url, **login, "driver": "org.postgresql.Driver", **options}
+
+
+def program(spark: SparkSession, format: str, db: str, options: dict[str, str]) -> DataFrame:
+    """A program of which only the format's name differs."""
+    return spark.read.format(format).options(**given(db, options)).load()
 
 
 @pytest.mark.debian
+@pytest.mark.usefixtures("jdbc_driver")
 @pytest.mark.parametrize("name", OPTION_SETS)
-def test_the_same_program_reads_the_same_rows(
-    name: str, db: str, pg: Session, spark_session: Callable[..., SparkSession], jdbc_jar: str
-) -> None:
+def test_the_same_program_reads_the_same_rows(name: str, db: str, pg: Session, spark: SparkSession) -> None:
     pg.cursor().execute(TABLES)
-    spark = spark_session("local[2]", **{"spark.jars": jdbc_jar})
     ours, theirs = (program(spark, format, db, OPTION_SETS[name]) for format in ("pgsnapshot", "jdbc"))
     assert ours.schema.simpleString() == theirs.schema.simpleString()
     rows = sorted(map(repr, theirs.collect()))
@@ -103,25 +107,29 @@ def test_the_number_of_partitions_means_what_it_says(db: str, pg: Session, spark
     assert program(spark, "pgsnapshot", db, OPTION_SETS["a sub-select in ranges"]).rdd.getNumPartitions() == 1
 
 
+@pytest.mark.usefixtures("own_driver")
 def test_one_warning_says_what_happens_instead(
-    db: str, pg: Session, spark_sessions: SparkSessions, capfd: pytest.CaptureFixture[str]
+    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """As Spark calls it: each step is another process's, which gets what the last one has made."""
     pg.cursor().execute(TABLES)
-    # Only a JVM that starts now prints to what is captured.
-    spark_sessions.end_jvm()
-    try:
-        spark = spark_sessions.get()
-        load(spark, db, dbtable="orders").collect()
-        assert "JDBC" not in capfd.readouterr().err
-        df = program(spark, "pgsnapshot", db, {**OPTION_SETS["in ranges"], "fetchSize": "100"})
-        df.collect()
-        df.collect()
-        lines = [line for line in capfd.readouterr().err.splitlines() if "JDBC" in line]
-    finally:
-        spark_sessions.end_jvm()
-    assert len(lines) == 1
-    assert "fetchsize: rows are streamed" in lines[0]
-    assert "1500" not in lines[0]
+    monkeypatch.setattr(pgsnapshot, "execution", lambda: "1")
+
+    def warnings(options: dict[str, str]) -> list[str]:
+        caplog.clear()
+        source = PgSnapshotDataSource(options)
+        schema = source.schema()
+        reader = copied(source).reader(schema)
+        # Spark 4.0 plans anew for each action.
+        for _ in range(2):
+            partitions = copied(reader).partitions()
+            assert sum(batch.num_rows for part in partitions for batch in copied(reader).read(copied(part))) == ROWS
+        return [message for message in caplog.messages if "JDBC" in message]
+
+    assert warnings({"url": db, "dbtable": "orders"}) == []
+    [warning] = warnings(given(db, {**OPTION_SETS["in ranges"], "fetchSize": "100"}))
+    assert "fetchsize: rows are streamed" in warning
+    assert "1500" not in warning
 
 
 def test_every_option_of_the_running_spark_has_an_answer(spark: SparkSession) -> None:

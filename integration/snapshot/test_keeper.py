@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +21,8 @@ from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StringType, StructField, StructType
 from roles import conninfo, role
 from sessions import SparkSessions
 from watch import (
@@ -35,9 +38,13 @@ from watch import (
 
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot.board import Request, execution_key
+from pg_cdc_source.snapshot.driver_files import sparks_directory
 from pg_cdc_source.snapshot.keeper import marks
+from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.snapshot.source import plan_ranges
 
 ROWS = 300
 BLOCKS = 30  # with BLOCKS / 10 rows in each
@@ -257,15 +264,29 @@ def test_an_rdd_reads_one_snapshot_per_stage(db: str, pg: Session, spark: SparkS
     assert len({row.lsn for row in after}) == 1
 
 
-def test_the_same_stage_of_another_spark_context_has_another_snapshot(
-    db: str, pg: Session, spark_sessions: SparkSessions, slow: str
-) -> None:
-    counts = []
-    for _ in range(2):
-        spark_sessions.stop()
-        counts.append(len(load(spark_sessions.get(), db, dbtable=slow, numPartitions=3).rdd.collect()))
-        insert(pg, 7)
-    assert counts == [ROWS, ROWS + 7]
+def test_each_spark_context_has_directories_of_its_own(spark: SparkSession, spark_sessions: SparkSessions) -> None:
+    """Stages are numbered from 0 again in the next one: what tells these apart is the directory (test_reasons)."""
+
+    def directory(session: SparkSession) -> str:
+        """The one that a process of the context has which plans."""
+
+        class Directory(DataSource):
+            @classmethod
+            def name(cls) -> str:
+                return "directory"
+
+            def schema(self) -> StructType:
+                return StructType([StructField(sparks_directory(), StringType())])
+
+        session.dataSource.register(Directory)
+        (found,) = session.read.format("directory").load().columns
+        assert found
+        return found
+
+    first = directory(spark)
+    spark_sessions.stop()
+    second = directory(spark_sessions.get())
+    assert first != second
 
 
 def test_no_slot_holds_wal_while_a_long_read_runs(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
@@ -287,43 +308,39 @@ def test_no_slot_holds_wal_while_a_long_read_runs(db: str, pg: Session, spark: S
 
 # --- ends ------------------------------------------------------------------------------------------------------------
 
-DRIVER = """
-import sys
-from pathlib import Path
-from pg_cdc_source import register
-from pg_cdc_source.demo.local_spark import start_session
+READING = """
+import pickle, sys
+from pg_cdc_source.snapshot.reader import read_range
 
-url, where, directory = sys.argv[1:]
-spark = start_session("local[2]", {"spark.log.level": "OFF"}, Path(directory))
-register(spark)
-frame = spark.read.format("pgsnapshot").option("url", url).option("dbtable", "slow").option("where", where)
-frame.option("numPartitions", 4).load().collect()
+for _ in read_range(*pickle.load(sys.stdin.buffer), "1"):
+    pass
 """
 
 
-@pytest.fixture
-def driver(db: str, slow: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A Spark driver of its own, in ``tmp_path``, that reads for minutes."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, db, sleeping(1), str(tmp_path)],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_killed_driver_leaves_nothing(db: str, pg: Session, driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    wait_until(lambda: readers(pg), 180)
-    assert len(keeper_processes(tmp_path)) == 1
-    # Tasks begin with the first holder; the second one comes a moment later.
-    wait_until(lambda: len(holders(pg)) == 2)
-    (jvm,) = (child for child in psutil.Process(driver.pid).children() if child.name() == "java")
-    jvm.kill()
+def test_a_killed_driver_leaves_nothing(
+    db: str,
+    pg: Session,
+    slow: str,
+    own_driver: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Whatever it was doing: here a task reads for minutes, in a process that goes with the driver as Spark's do."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    plan = make_plan(options := parse_snapshot_options({"url": db, "dbtable": slow, "where": sleeping(1)}))
+    source, [part] = plan_ranges(plan, options)
+    with subprocess.Popen([sys.executable, "-c", READING], stdin=subprocess.PIPE) as task:
+        assert task.stdin is not None
+        task.stdin.write(pickle.dumps((plan, source, part)))
+        task.stdin.close()
+        try:
+            wait_until(lambda: readers(pg))
+            assert len(keeper_processes(tmp_path)) == 1
+            # Tasks begin with the first holder; the second one comes a moment later.
+            wait_until(lambda: len(holders(pg)) == 2)
+        finally:
+            own_driver.kill()
+            task.kill()
     wait_until(lambda: not session_names(pg, "pgsnapshot%"), 15)
     wait_until(lambda: not keeper_processes(tmp_path), 5)
     assert slots(pg) == []

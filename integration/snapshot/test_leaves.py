@@ -8,12 +8,14 @@ import json
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psycopg2
 import pytest
-from databases import connect
+import scans
+from databases import Databases, connect
 from driving import driving, run
 from frames import load
 from losses import ending_sessions
@@ -21,27 +23,26 @@ from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
 from pyspark.sql import SparkSession
 from roles import conninfo, role
+from scans import Planned, rows_of
 from watch import session_names, wait_until
 
-from pg_cdc_source import OpenSnapshot, open_snapshot
+from pg_cdc_source import open_snapshot
 from pg_cdc_source.errors import AccessError, SchemaChangedError, TransientError, UnrepresentableError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres import trees
 from pg_cdc_source.postgres.connection import connect as connect_session
 from pg_cdc_source.snapshot import reader, reading_session, receiving
 from pg_cdc_source.snapshot.handover import Handover
-from pg_cdc_source.snapshot.reader import read_range
-from pg_cdc_source.snapshot.scan import Plan, ScanRange, make_plan
-from pg_cdc_source.snapshot.source import Source, plan_ranges
+from pg_cdc_source.snapshot.scan import make_plan
+from pg_cdc_source.snapshot.source import plan_ranges
 from pg_cdc_source.spark import pgcdc
 
 LEAVES = 330
+FEWER_LEAVES = 210  # where a test changes some, and so has its own
 ROWS = 20  # of a leaf that is neither empty nor large
 EMPTY = range(40, 50)
 LARGE = 150
 LARGE_ROWS = 6_000
-
-Planned = tuple[Plan, Source, list[ScanRange]]
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +51,29 @@ def _ranges(pg: Session) -> None:
         pytest.skip("ctid ranges came with PostgreSQL 14")
 
 
+@pytest.fixture(scope="module")
+def shared(server: str, databases: Callable[[str], Databases]) -> Iterator[str]:
+    """A database with ``p`` of LEAVES, for tests that change nothing in it."""
+    with databases(server).one() as conninfo:
+        with connect(conninfo) as session:
+            make_leaves(session, LEAVES)
+        yield conninfo
+
+
 @pytest.fixture
-def leaves(pg: Session) -> None:
+def session(shared: str) -> Iterator[Session]:
+    """A session in the shared database."""
+    with connect(shared) as session:
+        yield session
+
+
+@pytest.fixture
+def fewer(pg: Session) -> None:
+    """``p`` of FEWER_LEAVES in the test's own database."""
+    make_leaves(pg, FEWER_LEAVES)
+
+
+def make_leaves(pg: Session, leaves: int) -> None:
     """``p``: partitions with columns in three orders, some empty, one large, and many small ones."""
     shapes = (
         "mood mood, id int NOT NULL, n numeric(10,2), part int NOT NULL, name text,"
@@ -67,7 +89,7 @@ def leaves(pg: Session) -> None:
             "CREATE TABLE p (id int NOT NULL, part int NOT NULL, name text, n numeric(10,2), mood mood,"
             " twice int GENERATED ALWAYS AS (id * 2) STORED) PARTITION BY LIST (part)"
         )
-        for i in range(LEAVES):
+        for i in range(leaves):
             cursor.execute(f"CREATE TABLE p_{i} ({shapes[i % 3]})")
             if i % 3:
                 cursor.execute(f"ALTER TABLE p_{i} DROP COLUMN gone, DROP COLUMN IF EXISTS gone_too")
@@ -76,24 +98,16 @@ def leaves(pg: Session) -> None:
             "INSERT INTO p (id, part, name, n, mood)"
             " SELECT part * 10000 + i, part, CASE WHEN i % 5 > 0 THEN 'n' || i END, i * 0.25,"
             " (ARRAY['fine', 'bad'])[1 + i % 2]::mood"
-            f" FROM generate_series(0, {LEAVES - 1}) AS part, generate_series(1, {LARGE_ROWS}) AS i"
+            f" FROM generate_series(0, {leaves - 1}) AS part, generate_series(1, {LARGE_ROWS}) AS i"
             f" WHERE NOT part BETWEEN {EMPTY[0]} AND {EMPTY[-1]} AND (i <= {ROWS} OR part = {LARGE})"
         )
 
 
-ALL_ROWS = (LEAVES - len(EMPTY) - 1) * ROWS + LARGE_ROWS
+def rows_in(leaves: int) -> int:
+    return (leaves - len(EMPTY) - 1) * ROWS + LARGE_ROWS
 
 
-def planned(opened: OpenSnapshot, **options: str) -> Planned:
-    parsed = parse_snapshot_options({**opened.options, "dbtable": "p", **options})
-    plan = make_plan(parsed)
-    return plan, *plan_ranges(plan, parsed)
-
-
-def rows_of(planned: Planned) -> list[dict[str, Any]]:
-    plan, source, ranges = planned
-    batches = [batch for scan_range in ranges for batch in read_range(plan, source, scan_range, "test")]
-    return [row for batch in batches for row in batch.to_pylist()]
+planned = partial(scans.planned, dbtable="p")
 
 
 def ids(planned: Planned) -> list[int]:
@@ -103,14 +117,13 @@ def ids(planned: Planned) -> list[int]:
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("leaves")
 def test_leaves_of_any_shape_are_read_by_as_many_tasks_as_the_options_say(
-    db: str, pg: Session, spark: SparkSession
+    shared: str, session: Session, spark: SparkSession
 ) -> None:
-    expected = Counter(tuple(row) for row in run(pg, "SELECT id, part, name, n, mood::text, twice FROM p"))
-    assert sum(expected.values()) == ALL_ROWS
+    expected = Counter(tuple(row) for row in run(session, "SELECT id, part, name, n, mood::text, twice FROM p"))
+    assert sum(expected.values()) == rows_in(LEAVES)
     [(blocks,)] = run(
-        pg,
+        session,
         "SELECT sum(greatest(1, pg_relation_size(relid) / 8192)) FROM pg_partition_tree('p') WHERE isleaf",
     )
     by_size = -(-int(blocks) // 16)
@@ -120,12 +133,12 @@ def test_leaves_of_any_shape_are_read_by_as_many_tasks_as_the_options_say(
         ({"numPartitions": 7}, 7),
         ({"partitionBytes": "128kB"}, by_size),
     ):
-        frame = load(spark, db, dbtable="p", **cut)
+        frame = load(spark, shared, dbtable="p", **cut)
         assert frame.rdd.getNumPartitions() == tasks
         assert Counter(tuple(row) for row in frame.collect()) == expected
-    filtered = load(spark, db, dbtable="p", columns="name, id", where="id IN (SELECT max(id) FROM p GROUP BY part)")
+    filtered = load(spark, shared, dbtable="p", columns="name, id", where="id IN (SELECT max(id) FROM p GROUP BY part)")
     assert sorted(row.id for row in filtered.collect()) == [
-        id for (id,) in run(pg, "SELECT max(id) FROM p GROUP BY part ORDER BY 1")
+        id for (id,) in run(session, "SELECT max(id) FROM p GROUP BY part ORDER BY 1")
     ]
 
 
@@ -167,12 +180,11 @@ def test_tables_that_inherit_are_not_read_one_by_one_where_timescaledb_is(db: st
             assert [not scan_range.pieces for scan_range in found[2]] == [whole]
 
 
-@pytest.mark.usefixtures("leaves")
-def test_a_predicate_may_qualify_columns_with_the_tables_name(db: str, pg: Session) -> None:
-    run(pg, "CREATE TABLE flagged AS SELECT id FROM p WHERE id % 10000 = 3")
-    with open_snapshot(db) as opened:
+def test_a_predicate_may_qualify_columns_with_the_tables_name(shared: str, session: Session) -> None:
+    run(session, "CREATE TABLE flagged AS SELECT id FROM p WHERE id % 10000 = 3")
+    with open_snapshot(shared) as opened:
         found = ids(planned(opened, where="EXISTS (SELECT FROM flagged WHERE flagged.id = p.id)"))
-    assert sorted(found) == [id for (id,) in run(pg, "SELECT id FROM flagged ORDER BY id")]
+    assert sorted(found) == [id for (id,) in run(session, "SELECT id FROM flagged ORDER BY id")]
 
 
 def test_a_partition_that_is_being_detached_is_left_out_as_postgresql_does(db: str, pg: Session) -> None:
@@ -297,12 +309,11 @@ def test_a_child_that_gets_a_column_after_planning_is_refused_where_the_predicat
             rows_of((plan, source, ranges))
 
 
-@pytest.mark.usefixtures("leaves")
-def test_a_large_leaf_is_read_in_steps_of_its_own(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_leaf_is_read_in_steps_of_its_own(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "BLOCKS_PER_STEP", 10)
-    with open_snapshot(db) as opened:
+    with open_snapshot(shared) as opened:
         found = ids(planned(opened))
-    assert len(found) == len(set(found)) == ALL_ROWS
+    assert len(found) == len(set(found)) == rows_in(LEAVES)
 
 
 def test_a_leaf_that_has_grown_after_planning_is_read_whole(db: str, pg: Session) -> None:
@@ -379,9 +390,8 @@ def test_small_tables_of_a_stream_share_tasks_and_sessions(
 # --- what a leaf costs -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("leaves")
-def test_a_range_of_many_leaves_is_small(db: str) -> None:
-    with open_snapshot(db) as opened:
+def test_a_range_of_many_leaves_is_small(shared: str) -> None:
+    with open_snapshot(shared) as opened:
         _, _, [scan_range] = planned(opened)
     packed = pickle.dumps(scan_range)
     assert len(scan_range.pieces) == LEAVES
@@ -389,9 +399,8 @@ def test_a_range_of_many_leaves_is_small(db: str) -> None:
     assert pickle.loads(packed) == scan_range  # noqa: S301 - our own bytes
 
 
-@pytest.mark.usefixtures("leaves")
 def test_statements_and_locks_are_for_many_leaves_at_a_time(
-    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+    shared: str, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statements: list[str] = []
     locked: list[int] = []
@@ -402,23 +411,23 @@ def test_statements_and_locks_are_for_many_leaves_at_a_time(
             statements.append(str(query))
             super().execute(query, vars)
 
-    def receiving_counted(session: Session, *arguments: Any) -> Any:
+    def receiving_counted(reading: Session, *arguments: Any) -> Any:
         statements.append("COPY")
-        yield from receive(session, *arguments)
+        yield from receive(reading, *arguments)
         [(count,)] = run(
-            pg,
+            session,
             "SELECT count(*) FROM pg_locks JOIN pg_class ON pg_class.oid = relation"
-            f" WHERE pid = {session.info.backend_pid} AND relname ~ '^p_[0-9]+$'",
+            f" WHERE pid = {reading.info.backend_pid} AND relname ~ '^p_[0-9]+$'",
         )
         locked.append(count)
 
-    with open_snapshot(db) as opened:
+    with open_snapshot(shared) as opened:
         plan = planned(opened)
         monkeypatch.setattr(
             psycopg2, "connect", lambda *args, **kwargs: connecting(*args, cursor_factory=Counting, **kwargs)
         )
         monkeypatch.setattr(reader, "receive", receiving_counted)
-        assert len(ids(plan)) == ALL_ROWS
+        assert len(ids(plan)) == rows_in(LEAVES)
     copies = statements.count("COPY")
     # 330 leaves, 64 at a time.
     assert copies == 6
@@ -432,16 +441,16 @@ def test_statements_and_locks_are_for_many_leaves_at_a_time(
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("leaves")
+@pytest.mark.usefixtures("fewer")
 @pytest.mark.parametrize("where", [None, "id % 2 = 1"])
 def test_a_value_that_spark_cannot_hold_is_named_by_its_leaf_and_ctid(where: str | None, db: str, pg: Session) -> None:
-    run(pg, "DELETE FROM p_237 WHERE id = 2370003", "UPDATE p SET n = 'NaN' WHERE id = 2370007")
-    [(ctid,)] = run(pg, "SELECT ctid::text FROM p WHERE id = 2370007")
+    run(pg, "DELETE FROM p_207 WHERE id = 2070003", "UPDATE p SET n = 'NaN' WHERE id = 2070007")
+    [(ctid,)] = run(pg, "SELECT ctid::text FROM p WHERE id = 2070007")
     with open_snapshot(db) as opened:
         given = planned(opened, **({"where": where} if where else {}))
         with pytest.raises(UnrepresentableError) as refused:
             rows_of(given)
-    assert refused.value.what == f"public.p_237, column n (numeric(10,2)), ctid {ctid}: NaN"
+    assert refused.value.what == f"public.p_207, column n (numeric(10,2)), ctid {ctid}: NaN"
 
 
 @pytest.mark.parametrize("leaves", [1, 2])
@@ -463,9 +472,8 @@ def test_a_value_that_a_volatile_predicate_has_chosen_has_no_wrong_place(leaves:
             assert refused.value.what in right
 
 
-@pytest.mark.usefixtures("leaves")
 def test_a_session_that_is_lost_among_leaves_repeats_no_row_and_misses_none(
-    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared: str, session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Chunks of 30 rows, so that rows of a statement are handed on before it ends. Buffers have room for all of them,
     # so what is lost with a session is what was not taken out.
@@ -476,25 +484,24 @@ def test_a_session_that_is_lost_among_leaves_repeats_no_row_and_misses_none(
         for chunk in received(*arguments):
             yield chunk
             if next(numbers) in (5, 30, 90):
-                run(pg, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                run(session, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE application_name = 'pgsnapshot:reading'")  # fmt: skip
                 raise TransientError("the session is lost")
 
     monkeypatch.setattr(reader, "receive", receive_until_lost)
-    with open_snapshot(db) as opened:
+    with open_snapshot(shared) as opened:
         found = ids(planned(opened))
     assert caplog.text.count("connecting again") == 3
-    assert Counter(found) == Counter(id for (id,) in run(pg, "SELECT id FROM p"))
+    assert Counter(found) == Counter(id for (id,) in run(session, "SELECT id FROM p"))
 
 
-@pytest.mark.usefixtures("leaves")
-def test_sessions_that_are_lost_again_and_again_in_spark(db: str, pg: Session, spark: SparkSession) -> None:
-    frame = load(spark, db, dbtable="p", numPartitions=3, where="id % 10000 <> 1 OR pg_sleep(0.01) IS NOT NULL")
+def test_sessions_that_are_lost_again_and_again_in_spark(shared: str, session: Session, spark: SparkSession) -> None:
+    frame = load(spark, shared, dbtable="p", numPartitions=3, where="id % 10000 <> 1 OR pg_sleep(0.01) IS NOT NULL")
     # Seldom enough that a statement, begun again, comes to its end in between.
-    with ending_sessions(db, "pgsnapshot:%?%", 1.2, "state = 'active' AND query LIKE 'COPY%%'") as ended:
+    with ending_sessions(shared, "pgsnapshot:%?%", 1.2, "state = 'active' AND query LIKE 'COPY%%'") as ended:
         for _ in range(10):
             found = Counter(row.id for row in frame.select("id").collect())
-            assert found == Counter(id for (id,) in run(pg, "SELECT id FROM p"))
+            assert found == Counter(id for (id,) in run(session, "SELECT id FROM p"))
             if ended:
                 break
     assert ended
@@ -521,7 +528,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.usefixtures("leaves")
+@pytest.mark.usefixtures("fewer")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_leaf_changed_between_plan_and_read_is_refused(change: str, db: str, pg: Session) -> None:
     statements, expected = CHANGES[change]
@@ -534,24 +541,24 @@ def test_a_leaf_changed_between_plan_and_read_is_refused(change: str, db: str, p
     assert expected in refused.value.what
 
 
-@pytest.mark.usefixtures("leaves")
+@pytest.mark.usefixtures("fewer")
 def test_a_leaf_that_is_detached_after_the_snapshot_is_read(db: str, pg: Session) -> None:
     with open_snapshot(db) as opened:
         given = planned(opened)
         run(pg, "ALTER TABLE p DETACH PARTITION p_200", "DELETE FROM p_200", "UPDATE p_201 SET name = 'later'")
         found = rows_of(given)
-    assert len(found) == ALL_ROWS
+    assert len(found) == rows_in(FEWER_LEAVES)
     assert "later" not in {row["name"] for row in found}
 
 
-@pytest.mark.usefixtures("leaves")
+@pytest.mark.usefixtures("fewer")
 def test_a_right_that_is_taken_away_names_the_leaf(db: str, pg: Session) -> None:
     with role(pg, db) as login:
-        names = ", ".join(["p", *(f"p_{i}" for i in range(LEAVES))])
+        names = ", ".join(["p", *(f"p_{i}" for i in range(FEWER_LEAVES))])
         run(pg, f"GRANT SELECT ON {names} TO {login['user']}")
         with open_snapshot(conninfo(login), consistentPoint="off") as opened:
             given = planned(opened)
-            assert len(given[2][0].pieces) == LEAVES
+            assert len(given[2][0].pieces) == FEWER_LEAVES
             run(pg, f"REVOKE SELECT ON p_200 FROM {login['user']}")
             with pytest.raises(AccessError, match="p_200"):
                 rows_of(given)
@@ -568,7 +575,7 @@ def locking(db: str, table: str) -> Iterator[None]:
         cursor.execute("ROLLBACK")
 
 
-@pytest.mark.usefixtures("leaves")
+@pytest.mark.usefixtures("fewer")
 def test_an_open_snapshot_locks_every_leaf(db: str, pg: Session) -> None:
     run(pg, "SET lock_timeout = '50ms'")
     with role(pg, db) as login:
@@ -576,15 +583,14 @@ def test_an_open_snapshot_locks_every_leaf(db: str, pg: Session) -> None:
         run(pg, f"GRANT SELECT (id) ON p TO {login['user']}")
         for url in (db, conninfo(login)):
             with open_snapshot(url, tables=["p"], consistentPoint="off"):
-                for leaf in ("p_0", f"p_{LEAVES - 1}"):
+                for leaf in ("p_0", f"p_{FEWER_LEAVES - 1}"):
                     with pytest.raises(psycopg2.errors.LockNotAvailable):
                         run(pg, f"TRUNCATE {leaf}")
             run(pg, "TRUNCATE p_0")
 
 
-@pytest.mark.usefixtures("leaves")
 def test_a_reader_that_waits_for_a_leaf_holds_no_other_leaf(
-    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+    shared: str, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[int] = []
     waited = threading.Event()
@@ -594,22 +600,22 @@ def test_a_reader_that_waits_for_a_leaf_holds_no_other_leaf(
         waited.set()
         return open_session(self, pieces)
 
-    with open_snapshot(db) as opened:
+    with open_snapshot(shared) as opened:
         given = planned(opened)
         monkeypatch.setattr(reading_session.ReadingSession, "open", opening)
         # pg_relation_size() waits as well, with nothing locked.
         monkeypatch.setattr(trees, "read_blocks", lambda *arguments: {})
         reading = threading.Thread(target=lambda: found.extend(ids(given)))
-        with locking(db, "p_30"):
+        with locking(shared, "p_30"):
             reading.start()
             assert waited.wait(60)
             for _ in range(20):
                 for other in ("p_0", "p_29", "p_31"):
                     # Longer than a try to lock all takes, and shorter than the reader waits.
-                    run(pg, "BEGIN", "SET LOCAL lock_timeout = '2s'",
+                    run(session, "BEGIN", "SET LOCAL lock_timeout = '2s'",
                         f"LOCK TABLE {other} IN ACCESS EXCLUSIVE MODE", "ROLLBACK")  # fmt: skip
-            assert session_names(pg, "pgsnapshot:reading")
+            assert session_names(session, "pgsnapshot:reading")
             assert not found
         reading.join(60)
-    assert len(found) == ALL_ROWS
-    wait_until(lambda: not session_names(pg, "pgsnapshot:reading"))
+    assert len(found) == rows_in(LEAVES)
+    wait_until(lambda: not session_names(session, "pgsnapshot:reading"))

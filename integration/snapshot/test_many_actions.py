@@ -34,7 +34,7 @@ from pg_cdc_source.spark.open_snapshot import open_snapshot
 from pg_cdc_source.spark.pgsnapshot import PgSnapshotReader
 
 THREADS = 20
-COUNTS = 3
+COUNTS = 2
 
 
 class Watch:
@@ -96,7 +96,7 @@ def test_many_actions_leave_a_small_server_to_others(spark: SparkSession) -> Non
 
         with watched(url, conninfo(other)) as watch, ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(counts, range(THREADS)))
-    assert found == [[number + 1, number + 2, number + 3] for number in range(THREADS)]
+    assert found == [[number + 1, number + 2] for number in range(THREADS)]
     assert watch.refused == []
     assert watch.let_in > 20
     assert watch.most.total() <= 12, watch.most

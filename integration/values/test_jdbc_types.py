@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from frames import load
 from jdbc import jdbc
@@ -25,9 +23,8 @@ DECLARED = {"bit": "bit(5)"}
 
 
 @pytest.mark.debian
-def test_jdbc_differs_where_the_table_says_so(
-    db: str, pg: Session, spark_session: Callable[..., SparkSession], jdbc_jar: str
-) -> None:
+@pytest.mark.usefixtures("jdbc_driver")
+def test_jdbc_differs_where_the_table_says_so(db: str, pg: Session, spark: SparkSession) -> None:
     with pg.cursor() as cursor:
         cursor.execute(
             "SELECT name FROM pg_available_extensions WHERE name IN ('hstore', 'citext', 'vector', 'postgis')"
@@ -42,7 +39,6 @@ def test_jdbc_differs_where_the_table_says_so(
         cursor.execute(f"CREATE TABLE t (id int, {columns})")
         values = [VALUES.get(name, "1").rjust(5, "0") if name == "bit" else VALUES.get(name, "1") for name in said]
         cursor.execute(f"INSERT INTO t VALUES (1, {', '.join(['%s'] * len(said))})", values)
-    spark = spark_session("local[2]", **{"spark.jars": jdbc_jar})
     ours, theirs = load(spark, db, dbtable="t"), jdbc(spark, db, "t")
     (our_row,), (their_row,) = ours.collect(), theirs.collect()
     for name, remark in said.items():
