@@ -44,7 +44,8 @@ sanitized: $(VENV)/.dev
 	export LD_PRELOAD="$$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	  PYTHONPATH=$(VENV)/sanitized; \
 	  $(BIN)/python -c 'import sys; del sys.path[0]; from pg_cdc_source.values import native; assert "/sanitized/" in native.LIBRARY._name' && \
-	  $(BIN)/pytest -p no:cacheprovider tests/values/test_native.py tests/protocol/test_binary_copy.py
+	  $(BIN)/pytest -p no:cacheprovider -n $(JOBS) --dist worksteal --max-worker-restart 0 \
+	    tests/values/test_native.py tests/protocol/test_binary_copy.py
 
 integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa $(VENV)/lake-jars
 	TMPDIR="$$($(BIN)/python integration/helpers/scratch.py)" \
