@@ -5,6 +5,7 @@
 #   PG_CDC_TEST_BIN=/usr/lib/postgresql/15/bin make integration     another PostgreSQL's binaries
 #   PG_CDC_TEST_URL=postgresql://... make integration               a server that runs already
 #   MARKS= make test                  also what needs programs of Debian's, which .ci/run installs
+#   EXAMPLES=1 make unit              all examples that Hypothesis is asked for, and not only 0.4 of them
 #   SPARKS='4.0.4 4.3.0' make matrix  other Sparks than these; their virtual environments are made
 
 PYTHON ?= python3
@@ -43,7 +44,8 @@ sanitized: $(VENV)/.dev
 	export LD_PRELOAD="$$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	  PYTHONPATH=$(VENV)/sanitized; \
 	  $(BIN)/python -c 'import sys; del sys.path[0]; from pg_cdc_source.values import native; assert "/sanitized/" in native.LIBRARY._name' && \
-	  $(BIN)/pytest -p no:cacheprovider tests/values/test_native.py tests/protocol/test_binary_copy.py
+	  $(BIN)/pytest -p no:cacheprovider -n $(JOBS) --dist worksteal --max-worker-restart 0 \
+	    tests/values/test_native.py tests/protocol/test_binary_copy.py
 
 integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa $(VENV)/lake-jars
 	TMPDIR="$$($(BIN)/python integration/helpers/scratch.py)" \
@@ -70,6 +72,7 @@ shop: java $(VENV)/.dev $(VENV)/lake-jars
 # What .ci/run leaves out; then every PostgreSQL and every Spark in turn, some minutes each. Renews integration/matrix.json and the tables of docs/versions.md.
 matrix: java
 	for spark in $(SPARKS); do $(MAKE) PYSPARK=$$spark .venv-$$spark/.dev || exit; done
+	EXAMPLES=1 $(MAKE) PYSPARK=$(lastword $(SPARKS)) unit
 	$(MAKE) PYSPARK=$(firstword $(SPARKS)) MARKS=repeated integration
 	.venv-$(lastword $(SPARKS))/bin/python integration/matrix.py $(SPARKS:%=.venv-%/bin/python); found=$$?; \
 	  .venv-$(lastword $(SPARKS))/bin/python tests/helpers/readme_tables.py && exit $$found

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from trials import examples
 
 from pg_cdc_source.values import native
 
 # A busy machine is no failure.
-settings.register_profile("without a clock", deadline=None)
+settings.register_profile("without a clock", examples(100), deadline=None)
 settings.load_profile("without a clock")
 
 COMPILED = native.LIBRARY

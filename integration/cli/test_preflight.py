@@ -15,7 +15,7 @@ from typing import Any
 import psycopg2
 import psycopg2.extras
 import pytest
-from commands import COMMAND, pg_cdc
+from commands import COMMAND, pg_cdc, pg_cdc_installed
 from databases import connect
 from driving import run
 from psycopg2.extensions import connection as Session
@@ -159,7 +159,7 @@ def test_a_stream_is_checked_and_nothing_of_it_is_made(pg: Session, db: str) -> 
 @pytest.mark.usefixtures("table")
 def test_the_command_prints_a_line_for_each_check_and_the_remedies(db: str) -> None:
     given = ("check", "pgcdc", "-o", f"url={db}", "-o", "slot=orders", "-o")
-    result = pg_cdc(*given, "dbtable=public.orders")
+    result = pg_cdc_installed(*given, "dbtable=public.orders")
     assert result.returncode == 0, result.stdout
     assert result.stdout.endswith("\nNothing is wrong.\n")
     assert "\nwarning  WAL         max_slot_wal_keep_size is -1" in result.stdout

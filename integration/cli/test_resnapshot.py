@@ -20,8 +20,6 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.protocol.decoding_messages import Asked, read_request
 from pg_cdc_source.protocol.pgoutput import Message, read
 
-pytestmark = pytest.mark.corner
-
 SLOT = "shop"
 
 
@@ -67,6 +65,7 @@ def require_messages(pg: Session) -> None:
         pytest.skip("pgoutput sends messages from PostgreSQL 14 on")
 
 
+@pytest.mark.corner
 @pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize(
     ("arguments", "tables"),

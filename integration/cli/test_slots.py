@@ -17,7 +17,7 @@ from typing import Any
 import psycopg2
 import psycopg2.extras
 import pytest
-from commands import COMMAND, pg_cdc
+from commands import COMMAND, pg_cdc, pg_cdc_installed
 from databases import connect
 from driving import run
 from psycopg2.extensions import connection as Session
@@ -27,8 +27,6 @@ from servers import second_server
 from watch import wait_until
 
 from pg_cdc_source.cli.prometheus import METRICS
-
-pytestmark = pytest.mark.corner
 
 Samples = dict[str, dict[str, float]]
 
@@ -103,8 +101,11 @@ def scraped(url: str) -> Samples:
     return parsed(result.stdout)
 
 
+@pytest.mark.corner
 def test_prometheus_can_read_what_a_slot_costs(pg: Session, db: str, slot: str) -> None:
-    before = scraped(db)
+    result = pg_cdc_installed("slots", db, "--prometheus")
+    assert (result.returncode, result.stderr) == (0, "")
+    before = parsed(result.stdout)
     assert before["pg_cdc_slot_active"][slot] == before["pg_cdc_slot_lost"][slot] == 0
     run(pg, "INSERT INTO orders SELECT g, repeat('x', 100) FROM generate_series(1, 5000) AS g")
     found = scraped(db)
@@ -125,6 +126,7 @@ def test_prometheus_can_read_what_a_slot_costs(pg: Session, db: str, slot: str) 
     wait_until(has_nothing_more)
 
 
+@pytest.mark.corner
 def test_what_was_spilled_is_counted(pg: Session, db: str, slot: str) -> None:
     """A reader that has not asked for streaming lets large transactions spill."""
     if pg.server_version < 140000:
@@ -143,6 +145,7 @@ def test_what_was_spilled_is_counted(pg: Session, db: str, slot: str) -> None:
     assert re.search(r"spilled\s*\n", pg_cdc("slots", db).stdout)
 
 
+@pytest.mark.corner
 def test_a_slot_that_stands_still_gets_older(pg: Session, db: str, slot: str) -> None:
     run(pg, f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())")
     with reading(db, slot) as cursor:
@@ -160,6 +163,7 @@ def test_a_slot_that_stands_still_gets_older(pg: Session, db: str, slot: str) ->
         wait_until(is_older)
 
 
+@pytest.mark.corner
 def test_a_role_that_may_see_little_is_told_what_it_may(pg: Session, db: str, slot: str) -> None:
     run(pg, "INSERT INTO orders VALUES (1, 'x')")
     with role(pg, db) as login:
@@ -169,6 +173,7 @@ def test_a_role_that_may_see_little_is_told_what_it_may(pg: Session, db: str, sl
     assert slot not in found["pg_cdc_slot_lag_seconds"]
 
 
+@pytest.mark.corner
 def test_what_is_left_before_a_slot_is_lost_is_told() -> None:
     with second_server({"max_slot_wal_keep_size": "64MB", "max_wal_size": "32MB"}) as url, connect(url) as pg:
         assert scraped(url) == {metric.name: {} for metric in METRICS}

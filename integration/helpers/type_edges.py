@@ -76,7 +76,8 @@ FLOATS = ["0", "-0", "NaN", "Infinity", "-Infinity", "1", "0.1", "-1e-3"]
 
 MOMENTS = [
     *("0001-01-01 00:00:00", "9999-12-31 23:59:59.999999", "1970-01-01 00:00:00", "1969-12-31 23:59:59.999999"),
-    # Next to leap seconds, in the gap of a time zone, and around the change of the calendar.
+    # Next to PostgreSQL's epoch and to leap seconds, in the gap of a time zone, and around the change of the calendar.
+    "1999-12-31 23:59:59.999999",
     *("2016-12-31 23:59:59.999999", "2016-12-31 23:59:60", "2017-01-01 00:00:00", "2024-03-31 02:30:00"),
     *(
         "1582-10-04 12:00:00",
@@ -122,13 +123,13 @@ NATIVE = [
             *((19, 1), (28, 9), (37, 5), (38, 0), (38, 18), (38, 37), (38, 38)),
         )
     ),
-    Native("text", "string", ["", " ", "\n\t\\", "NULL", "🦆" * 50], texts(40)),
+    Native("text", "string", ["", " ", "\n\t\\", "NULL", "🦆" * 50, "aß本🐍" * 225], texts(40)),
     Native("varchar(20)", "string", ["", " ", "{}"], texts(20)),
     Native("varchar", "string", [""], texts(300)),
     Native("bpchar(10)", "string", ["", "a  ", "🦆"], texts(10)),
     Native("bpchar", "string", ["", "a  "], texts(10)),
     Native("name", "string", ["", "n" * 63], names),
-    Native("bytea", "binary", ["\\x", "\\x00", "\\x" + bytes(range(256)).hex()], octets),
+    Native("bytea", "binary", ["\\x", "\\x00", "\\x" + bytes(range(256)).hex(), "\\x" + "00ff5c" * 1000], octets),
     Native("date", "date", ["0001-01-01", "9999-12-31", "1970-01-01", "1582-10-10", "2000-02-29"], dates),
     Native("timestamp", "timestamp_ntz", MOMENTS, moments("")),
     Native("timestamptz", "timestamp", [f"{moment}+00" for moment in MOMENTS], moments("+00")),

@@ -423,8 +423,7 @@ def test_what_somebody_else_commits_right_behind_the_mirror_is_noticed(
     wait_until(is_said)
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.corner)])
 def test_what_somebody_else_commits_while_a_batch_is_applied_is_noticed(
     killed: bool, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,7 +632,6 @@ def test_a_checkpoint_that_took_a_deferrable_primary_key_for_a_key_sets_its_tabl
     assert "another key under REPLICA IDENTITY FULL: none instead of id" in last.set_aside["public.k"]
 
 
-@pytest.mark.corner
 def test_a_transaction_larger_than_a_batch_is_no_point_before_its_end(pg: Session, begin: Begin) -> None:
     lake = begin(*T, *U, maxRowsPerBatch="3")
     point, within = lake.ledger.last(), 0

@@ -30,10 +30,18 @@ LESSER = {
 }
 
 
-@pytest.mark.parametrize("lesser", LESSER)
-@pytest.mark.parametrize("when", ["running", "between two starts", "while another table joins"])
+@pytest.mark.parametrize(
+    ("lesser", "when"),
+    [
+        ("altered", "running"),
+        ("altered", "between two starts"),
+        ("altered", "while another table joins"),
+        # It is found as the other one is.
+        ("attached", "running"),
+    ],
+)
 def test_a_partition_with_another_replica_identity_does_not_stop_the_others(
-    when: str, lesser: str, pg: Session, begin: Begin
+    lesser: str, when: str, pg: Session, begin: Begin
 ) -> None:
     run(pg, *PARTITIONED)
     lake = begin(*T)
@@ -148,8 +156,17 @@ GAPS = {
 }
 
 
-@pytest.mark.parametrize("when", ["running", "between two starts"])
-@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize(
+    ("gap", "when"),
+    [
+        ("created again", "running"),
+        ("created again", "between two starts"),
+        # How a stream gets to know of a gap does not depend on what has made it.
+        ("not published for a while", "running"),
+        ("truncated before", "between two starts"),
+        ("a partition had rows", "running"),
+    ],
+)
 def test_a_table_whose_changes_are_missing_is_no_part_of_a_point_until_its_rows_are_there(
     gap: str, when: str, pg: Session, db: str, begin: Begin
 ) -> None:

@@ -286,7 +286,6 @@ def test_a_checkpoint_goes_on_in_its_own_lake_alone(
         assert lake(spark, tmp_path, table) == source(spark, db, table)
 
 
-@pytest.mark.corner
 @pytest.mark.parametrize("runs", [1, 2])
 def test_a_checkpoint_that_is_older_than_the_ledger_is_refused(
     runs: int, spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
@@ -306,8 +305,7 @@ def test_a_checkpoint_that_is_older_than_the_ledger_is_refused(
         start(once=True, onSlotLost="resnapshot").awaitTermination()
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("once", [pytest.param(True, marks=pytest.mark.corner), False])
 def test_a_backlog_comes_in_batches_also_right_after_a_start(
     spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path, once: bool
 ) -> None:

@@ -26,8 +26,6 @@ from pyspark.sql.types import (
 from pg_cdc_source import collapse
 from pg_cdc_source.errors import OptionError
 
-pytestmark = pytest.mark.corner
-
 # Names that SQL would trip over: many tables in one, so that one Spark job tries many histories.
 CASE, ID, NUMBER, TEXT, OCTETS = "Case.no", "i`d", "number", "t ext", "öctets"
 VALUES = (NUMBER, TEXT, OCTETS)
@@ -265,8 +263,17 @@ def collected(df: DataFrame) -> list[Row]:
     return [row.asDict() for row in df.collect()]
 
 
-@pytest.mark.parametrize("full_identity", [False, True], ids=["default identity", "full identity, no primary key"])
-@pytest.mark.parametrize("truncates", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("truncates", "full_identity"),
+    [
+        pytest.param(0, False, id="0-default identity", marks=pytest.mark.corner),
+        pytest.param(1, False, id="1-default identity"),
+        pytest.param(3, False, id="3-default identity"),
+        pytest.param(0, True, id="0-full identity, no primary key"),
+        pytest.param(1, True, id="1-full identity, no primary key"),
+        pytest.param(3, True, id="3-full identity, no primary key", marks=pytest.mark.corner),
+    ],
+)
 def test_a_sink_comes_to_where_every_change_has_brought_the_table(
     truncates: int, full_identity: bool, spark: SparkSession
 ) -> None:
@@ -387,11 +394,13 @@ def test_rows_that_say_what_the_columns_are_are_left_out(spark: SparkSession) ->
     assert (row["_change_type"], row[NUMBER]) == ("insert", 5)
 
 
+@pytest.mark.corner
 def test_an_empty_batch_has_no_rows(spark: SparkSession) -> None:
     assert rows_of(spark) == {}
     assert rows_of(spark, before=True) == {}
 
 
+@pytest.mark.corner
 def test_names_nullability_types_and_metadata_stay(spark: SparkSession) -> None:
     df = frame(spark, [change("insert", 1, 1, FIRST, FULL)]).select(
         F.col(f"`{CASE}`").alias(CASE, metadata={"comment": "a key"}),
@@ -443,7 +452,7 @@ def test_what_is_no_batch_of_typed_rows_is_refused(spark: SparkSession) -> None:
         collapse(frame(spark, [], before=True).withColumn("derived", F.lit(1)), ["derived"])
 
 
-@pytest.mark.parametrize("kind", ["insert", "delete", "snapshot"])
+@pytest.mark.parametrize("kind", [pytest.param("insert", marks=pytest.mark.corner), "delete", "snapshot"])
 def test_a_null_key_fails_the_action(kind: str, spark: SparkSession) -> None:
     rows = [change(kind, 77, 5, (1, None), FULL), change("insert", 1, 1, FIRST, FULL)]  # type: ignore[arg-type]
     with pytest.raises(PySparkException) as caught:
@@ -464,6 +473,7 @@ def test_rows_that_the_keys_do_not_tell_apart_fail_the_action(spark: SparkSessio
         collapse(frame(spark, rows), [CASE]).collect()
 
 
+@pytest.mark.corner
 def test_it_is_called_in_foreach_batch(spark: SparkSession) -> None:
     seen: list[list[tuple[int, str]]] = []
 
@@ -485,6 +495,7 @@ def test_it_is_called_in_foreach_batch(spark: SparkSession) -> None:
     assert all(batch == [(0, "update"), (1, "update"), (2, "delete")] for batch in seen)
 
 
+@pytest.mark.corner
 def test_old_values_of_columns_that_differ_by_case_alone(spark: SparkSession) -> None:
     table = [StructField("id", IntegerType()), StructField("a", StringType()), StructField("A", StringType())]
     schema = StructType([*table, *CHANGE, StructField("_before", StructType(table))])

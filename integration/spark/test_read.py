@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driving import drop_slots
 from frames import load
 from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
-from sessions import SparkSessions
+from pyspark.sql.datasource import DataSource
+from sessions import CONF
 
 import pg_cdc_source
 
@@ -49,15 +52,36 @@ def test_stream_is_the_format_with_keywords(db: str, pg: Session, spark: SparkSe
     drop_slots(pg)
 
 
-def test_the_formats_are_registered_once(
-    db: str, pg: Session, spark_sessions: SparkSessions, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def logged(spark: SparkSession) -> Iterator[Callable[[], str]]:
+    """What the JVM logs from now on."""
+    jvm: Any = spark._jvm
+    log4j, writer = jvm.org.apache.logging.log4j, jvm.java.io.StringWriter()
+    layout = log4j.core.layout.PatternLayout.createDefaultLayout()
+    appender = log4j.core.appender.WriterAppender.createAppender(layout, None, writer, "test", False, True)
+    appender.start()
+    root = log4j.LogManager.getRootLogger()
+    root.addAppender(appender)
+    spark.sparkContext.setLogLevel("WARN")
+    yield writer.toString
+    spark.sparkContext.setLogLevel(CONF["spark.log.level"])
+    root.removeAppender(appender)
+
+
+class Again(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "again"
+
+
+def test_the_formats_are_registered_once(db: str, pg: Session, spark: SparkSession, logged: Callable[[], str]) -> None:
     pg.cursor().execute(TABLE)
-    spark_sessions.end_jvm()
-    try:
-        spark = spark_sessions.get(**{"spark.log.level": "WARN"}).newSession()
-        for _ in range(2):
-            assert pg_cdc_source.read(spark, url=db, dbtable="t").count() == 100
-        assert "replaced a previously registered" not in capfd.readouterr().err
-    finally:
-        spark_sessions.end_jvm()
+    session = spark.newSession()
+    for _ in range(2):
+        assert pg_cdc_source.read(session, url=db, dbtable="t").count() == 100
+    said = "replaced a previously registered"
+    assert said not in logged()
+    # It would be there.
+    for _ in range(2):
+        session.dataSource.register(Again)
+    assert said in logged()

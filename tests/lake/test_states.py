@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from trials import examples
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import COMMIT_TS, KIND, LSN, SEQ, UNCHANGED, Segment
@@ -195,7 +196,7 @@ def fetching(table: Table, lake: dict[Key, Row]) -> Callable[[Sequence[Key]], pa
     return fetch
 
 
-@settings(max_examples=600, deadline=None)
+@examples(300)
 @given(histories())
 def test_a_lake_has_what_postgresql_has(history: tuple[Table, dict[Key, Row], Segment]) -> None:
     table, lake, segment = history
@@ -208,7 +209,7 @@ def test_a_lake_has_what_postgresql_has(history: tuple[Table, dict[Key, Row], Se
         assert shown(table, upserted) == shown(table, found)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(histories())
 def test_deleted_rows_stay_with_what_they_had_last(history: tuple[Table, dict[Key, Row], Segment]) -> None:
     table, present, segment = history
@@ -227,7 +228,7 @@ def test_deleted_rows_stay_with_what_they_had_last(history: tuple[Table, dict[Ke
     }
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(histories())
 def test_each_commit_gives_a_row_one_state(history: tuple[Table, dict[Key, Row], Segment]) -> None:
     table, present, segment = history
@@ -286,7 +287,7 @@ def of_ints(*ids: int) -> Table:
     return table
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(histories(), st.booleans())
 def test_values_of_dropped_columns_go_with_their_rows(
     history: tuple[Table, dict[Key, Row], Segment], is_soft: bool

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from messages import (
     BY_KEY,
@@ -40,6 +40,7 @@ from messages import (
     truncate,
     update,
 )
+from trials import examples
 
 from pg_cdc_source.errors import DefiniteError, SchemaChangedError, UnrepresentableError, WireError
 from pg_cdc_source.offsets import Lsn, Position
@@ -700,7 +701,7 @@ def together(batches: Iterator[pa.RecordBatch]) -> pa.Table:
     return pa.Table.from_batches(batches)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(WORKLOADS, st.sampled_from(sorted(TABLES)), st.lists(st.integers(0, 40), max_size=6))
 def test_rows_are_those_that_decoding_one_by_one_gives(commits: list[list[Sent]], oid: int, cuts: list[int]) -> None:
     table = together(chunks(commits, cuts, [TABLES[oid]], TYPED))
@@ -708,7 +709,7 @@ def test_rows_are_those_that_decoding_one_by_one_gives(commits: list[list[Sent]]
     assert found == list(expected(commits, oid))
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(WORKLOADS, st.lists(st.integers(0, 40), max_size=6), st.integers(0, 60), st.booleans())
 def test_chunks_and_skips_anywhere_give_the_same_rows(
     commits: list[list[Sent]], cuts: list[int], place: int, envelope: bool
@@ -731,7 +732,7 @@ def test_chunks_and_skips_anywhere_give_the_same_rows(
         assert rows_through(batch, skip, whole.schema) == sum(position <= skip for position in positions)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(WORKLOADS, st.lists(st.integers(0, 40), max_size=3))
 def test_the_envelope_says_what_the_typed_rows_say(commits: list[list[Sent]], cuts: list[int]) -> None:
     envelope = together(chunks(commits, cuts, list(ENVELOPE_TABLES.values()), ENVELOPE)).to_pylist()
@@ -762,7 +763,7 @@ def to_text(value: Any) -> Value:
     return None if value is None else str(value)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.data())
 def test_mutated_messages_raise_nothing_but_our_errors(data: st.DataObject) -> None:
     commits = data.draw(st.lists(st.lists(sent_rows(), min_size=1, max_size=4), min_size=1, max_size=1))

@@ -6,7 +6,7 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from messages import BY_KEY, ENVELOPE, HEADER, NOTHING, described, insert, recorded, run
 from mutated import mutated
@@ -21,6 +21,7 @@ from transactions import (
     stream_commit,
     stream_start,
 )
+from trials import examples
 
 from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.offsets import Lsn, Position
@@ -223,7 +224,7 @@ KNOWN = [
 LONGEST = len(HEADER) + 1
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(data=mutated(KNOWN, keep=LONGEST), streamed=st.booleans(), within=st.booleans())
 def test_other_bytes_are_a_wire_error_and_nothing_else(data: bytes, streamed: bool, within: bool) -> None:
     messages = [begin(200), data, commit(200)] if within else [data]
@@ -290,7 +291,7 @@ def test_a_malformed_request_is_told_what_it_lacks(content: bytes, said: str) ->
         read_request(content)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(st.binary(max_size=40) | mutated([ASK, b'{"snapshot": ["*"]}', b'{"snapshot": ["a.b", "c.\\"d\\""]}'], keep=0))
 def test_any_content_is_a_request_or_a_value_error(content: bytes) -> None:
     with contextlib.suppress(ValueError):

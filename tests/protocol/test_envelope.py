@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_cdc_source.errors import SchemaChangedError, UnrepresentableError, WireError
@@ -61,7 +61,6 @@ def value(type_oid: int, text: str | None) -> Any:
     return text == "t" if type_oid == BOOL else int(text)
 
 
-@settings(deadline=None)
 @given(tables())
 def test_a_reader_of_json_gets_the_values_in_the_columns_order(table: tuple[list[EnvelopeColumn], list[Row]]) -> None:
     columns, rows = table
@@ -79,7 +78,6 @@ def test_a_reader_of_json_gets_the_values_in_the_columns_order(table: tuple[list
         )
 
 
-@settings(deadline=None)
 @given(tables())
 def test_reading_back_gives_the_same_texts(table: tuple[list[EnvelopeColumn], list[Row]]) -> None:
     columns, rows = table

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from runs import Change, layout, packed
+from trials import examples
 
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, PACKED_SCHEMA, RUNS_SCHEMA, StreamedTable
@@ -63,30 +64,25 @@ def read(runs: pa.RecordBatch) -> list[tuple[str, str, Change]]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@examples(150)
 @given(streams())
-def test_changes_come_out_as_they_went_in(stream: list[tuple[StreamedTable, Change]]) -> None:
+def test_changes_come_out_as_they_went_in_and_in_order(stream: list[tuple[StreamedTable, Change]]) -> None:
+    """No run has rows between another's of its table: whoever applies them one by one applies changes in order."""
     runs = runs_of(batch_of(stream))
     runs.validate(full=True)
     assert runs.schema == RUNS_SCHEMA
-    found = sorted(read(runs), key=lambda one: one[2].place)
-    assert found == [(table.name, layout_text(table), change) for table, change in stream]
-
-
-@settings(max_examples=300, deadline=None)
-@given(streams())
-def test_no_run_of_a_table_has_rows_between_those_of_another(stream: list[tuple[StreamedTable, Change]]) -> None:
-    """So whoever applies the runs of a table one after another applies its changes in order."""
-    runs = runs_of(batch_of(stream))
+    found = read(runs)
+    by_place = sorted(found, key=lambda one: one[2].place)
+    assert by_place == [(table.name, layout_text(table), change) for table, change in stream]
     places = [(row["_commit_lsn"], row["_seq"]) for row in runs.to_pylist()]
     assert places == sorted(places)
     for name in {table.name for table in TABLES}:
-        of_table = [change.place for table, _, change in read(runs) if table == name]
+        of_table = [change.place for table, _, change in found if table == name]
         assert of_table == sorted(of_table)
         # As few as that takes.
         layouts = [layout_text(table) for table, _ in stream if table.name == name]
-        found = [row["layout"] for row in runs.to_pylist() if row["_table"] == name]
-        assert found == [text for text, _ in groupby(layouts)]
+        texts = [row["layout"] for row in runs.to_pylist() if row["_table"] == name]
+        assert texts == [text for text, _ in groupby(layouts)]
 
 
 def test_old_rows_are_there_where_a_change_has_one() -> None:

@@ -7,9 +7,10 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mutated import mutated
+from trials import examples
 
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.offsets import Lsn
@@ -171,7 +172,7 @@ def test_a_relation_of_the_most_columns_is_read() -> None:
 KNOWN = [sent(name) for name in MESSAGES]
 
 
-@settings(deadline=None, max_examples=500)
+@examples(500)
 @given(st.binary(max_size=60) | mutated(KNOWN, keep=0))
 def test_reading_any_bytes_raises_nothing_but_wire_errors(data: bytes) -> None:
     with contextlib.suppress(WireError):

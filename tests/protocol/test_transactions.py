@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from messages import BY_KEY, HEADER, insert, truncate
 from transactions import (
@@ -23,6 +23,7 @@ from transactions import (
     stream_commit,
     stream_start,
 )
+from trials import examples
 
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.offsets import Lsn, Position
@@ -107,7 +108,7 @@ def given_by(what: TransactionAssembler, messages: Iterator[bytes], *, unseen: b
             event = what.replay()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     sent=some_transactions,
     chunk=st.integers(1, 30),

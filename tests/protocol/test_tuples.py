@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mutated import mutated
+from trials import examples
 
 from pg_cdc_source.errors import WireError
 from pg_cdc_source.protocol.tuples import Rows, Tuples, tags_and_oids, walk
@@ -184,7 +185,7 @@ def test_wrong_bytes_within_a_row_are_refused_by_name(message: bytes, expected: 
 # --- any bytes ------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=500)
+@examples(500)
 @given(
     st.lists(st.binary(min_size=5, max_size=40) | mutated(BY_HAND, keep=5), min_size=1, max_size=5),
     st.integers(0, 4),
@@ -218,7 +219,6 @@ def row_messages(draw: st.DrawFn) -> tuple[int, list[tuple[bytes, tuple[bytes, I
     return columns, draw(st.lists(one, min_size=1, max_size=8))
 
 
-@settings(deadline=None)
 @given(row_messages(), st.integers(0, 30))
 def test_what_is_written_is_found(
     table: tuple[int, list[tuple[bytes, tuple[bytes, Image] | None, Image | None]]], header: int

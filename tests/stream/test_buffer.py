@@ -11,10 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from messages import BY_KEY, TYPED, described
 from transactions import OTHER_RELATION, Server, Transaction, match, message, some_transactions
+from trials import examples
 
 from pg_cdc_source.errors import DefiniteError, SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
@@ -148,7 +149,7 @@ def forever(steps: list[int]) -> Iterator[int]:
         yield from steps
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     sent=some_transactions,
     limit=st.integers(1, 40),
@@ -186,7 +187,7 @@ def test_batches_hold_every_row_once_and_end_between_commits(
             assert sizes[end.lsn] > limit, "within a commit only where it is larger than the limit"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sent=some_transactions, steps=some_steps, data=st.data())
 def test_a_buffer_goes_on_from_any_row(sent: list[Transaction], steps: list[int], data: st.DataObject) -> None:
     expected = [row for t in sent for row in t.expected()]
@@ -379,7 +380,7 @@ def asked(buffer: ChangeBuffer, after: Position, through: Position) -> list[tupl
     return [(int(request.position.lsn), request.tables) for request in buffer.requests(after, through)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(losses=st.lists(st.integers(1, 40), max_size=4), step=st.integers(1, 20), chunk=st.integers(1, 10))
 def test_a_request_comes_once_with_the_batch_that_has_its_commit(losses: list[int], step: int, chunk: int) -> None:
     sent = [Transaction(200, 5), Asking(300, 4), Transaction(400, 7), Asking(500, 0), Transaction(600, 2)]

@@ -6,10 +6,11 @@ import logging
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from messages import BY_KEY, TYPED, described, streamed, update
 from transactions import RELATION, Server, Transaction, begin, commit
+from trials import examples
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
@@ -52,7 +53,7 @@ def turned_back(server: Any, through: int, how: Any = match) -> dict[int, Rewoun
     return rewind(server.connect, TYPED, schema, [FULL], {FULL.oid}, how, ORIGIN, Lsn(through), ORIGIN, lambda: True)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=1, max_size=6),
     data=st.data(),

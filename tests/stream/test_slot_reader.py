@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from messages import BY_KEY, TYPED, described
 from transactions import OTHER_RELATION, Server, Session, Transaction, keepalive, match
+from trials import examples
 
 from pg_cdc_source.errors import SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
@@ -90,7 +91,7 @@ def drain(
     return batches
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 60), st.booleans()), min_size=1, max_size=8),
     limit=st.integers(1, 40),
@@ -344,7 +345,10 @@ def test_a_reader_that_begins_behind_what_is_safe_confirms_no_more_than_that() -
     assert set(server.confirmed) == {50}
 
 
-def test_a_position_that_may_lie_within_a_record_is_not_confirmed() -> None:
+def test_a_position_that_may_lie_within_a_record_is_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The server is told sooner, so that it is told often.
+    monkeypatch.setattr(slot_reader, "CONFIRM_SECONDS", 0.05)
+    monkeypatch.setattr(slot_reader, "IDLE_ASK_SECONDS", 0.05)
     server = Server([Transaction(200, 3), Transaction(8192 + 300, 1)])
     with reading(server) as reader:
         reader.read_through(Position(Lsn(8192 + 300)), lambda: True)

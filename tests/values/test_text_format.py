@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from columns import OIDS, STRING, codec, typmod
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from trials import examples
 
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.values.decoder import Decoded, Field, MalformedError
@@ -611,7 +612,7 @@ NEARLY = st.lists(FRAGMENTS, max_size=24).map(bytes) | st.lists(FRAGMENTS, max_s
 )
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.sampled_from(list(OIDS)), st.data())
 def test_any_bytes_decode_or_are_malformed_whatever_stands_around_them(name: str, data: st.DataObject) -> None:
     good = st.sampled_from([text.encode() for text, _ in GOOD[name] if len(text) < 99])
@@ -633,7 +634,7 @@ def test_any_bytes_decode_or_are_malformed_whatever_stands_around_them(name: str
     assert set(outcomes) == {outcomes[0]}
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.sampled_from(list(OIDS)), st.data())
 def test_a_changed_byte_never_touches_the_neighbours(name: str, data: st.DataObject) -> None:
     array = data.draw(st.booleans())
