@@ -1597,7 +1597,7 @@ def test_a_server_of_an_older_timeline_has_its_slot_made_anew(pg: Session, drive
 def test_a_slot_that_is_lost_and_that_somebody_reads_is_left_to_its_reader(
     pg: Session, db: str, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # How long it is asked for is for test_loss.py to say.
+    # How long it is asked for is counted in tests/stream/test_slot_history.py.
     monkeypatch.setattr(slot_history, "IN_USE", Backoff(0.2, attempts=2))
     first = standing(drive, pg, *T, *U, BOTH, tables="public.*")
     old = first.offset
