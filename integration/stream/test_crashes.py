@@ -344,7 +344,7 @@ FREE_SECONDS = 2
 def test_a_source_process_that_ends_in_a_backlog_frees_its_slot_at_once(
     db: str, pg: Session, spark: SparkSession, tmp_path: Path, how: str
 ) -> None:
-    rows = 1_000_000 if how == "stop()" else 200_000
+    rows = 400_000 if how == "stop()" else 200_000
 
     def sink(df: DataFrame, batch: int) -> None:
         df.write.format("noop").mode("append").save()
