@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pg_cdc_source import register
 from pg_cdc_source.demo.local_spark import end_jvm, start_session, stop_session
 
-Point = Literal["snapshot", "sink", "transaction", "committed", "random", "none"]
+Point = Literal["snapshot", "sink", "transaction", "committed", "none"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Errand:
 
     ``batch`` counts from 0 and says at which one to die: ``snapshot`` while its tasks run, ``sink`` when its file is
     written, ``committed`` when Spark has committed it. ``transaction``: when the file of a batch is written that starts
-    and ends within one transaction. ``random``: ``seconds`` after the query's start.
+    and ends within one transaction.
     """
 
     options: dict[str, str]
@@ -41,7 +41,6 @@ class Errand:
     marker: str
     point: Point = "none"
     batch: int = 0
-    seconds: float = 0.0
 
 
 class Driver:
@@ -58,7 +57,6 @@ class Driver:
 
     def run(self) -> None:
         errand = self._errand
-        started = time.monotonic()
         query = (
             self._spark.readStream.format("pgcdc")
             .options(**errand.options)
@@ -69,8 +67,6 @@ class Driver:
         )
         while query.isActive:
             if errand.point == "committed" and self._is_committed(errand.batch):
-                self._die()
-            if errand.point == "random" and time.monotonic() > started + errand.seconds:
                 self._die()
             if self._marked is not None and self._is_committed(self._marked):
                 query.stop()

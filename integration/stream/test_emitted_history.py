@@ -73,9 +73,10 @@ def take_all(pg: Session, driver: Driver, mirror: Mirror, rng: random.Random) ->
 def test_a_table_is_rebuilt_from_its_stream(
     seed: int, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A stream that is quiet says at once how far it has come. Looks at the catalog come as often among the steps as
-    # they do where each step takes a second.
+    # A stream that is quiet says at once how far it has come, and is asked until it has it all. Looks at the catalog
+    # come as often among the steps as they do where each step takes a second.
     monkeypatch.setattr(next_offset, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(next_offset, "PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(membership, "WATCH_SECONDS", 0.2)
     run(pg, "CREATE TABLE t (id int PRIMARY KEY, a text, b text)",
         "INSERT INTO t SELECT n, n, n FROM generate_series(1, 20) AS n")  # fmt: skip
@@ -87,7 +88,7 @@ def test_a_table_is_rebuilt_from_its_stream(
         driver.batch()
     for row in driver.rows:
         mirror.apply(row)
-    for n in range(40):
+    for n in range(30):
         if rng.random() < 0.2:
             driver.restart()
         # The stream may find several changes at once in the catalog.

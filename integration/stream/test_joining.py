@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from corners import cases
 from databases import connect
 from driving import Driver, Row, driving, drop_slots, is_one_commit, kinds, run, values
 from joining_late import HELD, hold_joins_back
@@ -635,8 +636,7 @@ def test_a_batch_in_which_a_table_joins_has_the_columns_that_it_says(pg: Session
     assert snapshot == {'{"id":1,"v":"a"}', '{"id":2,"v":"b"}'}
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("mode", ["ignore", "emit"])
+@pytest.mark.parametrize("mode", cases(["ignore", "emit"], "emit"))
 def test_a_batch_in_which_a_table_joins_has_its_rows_after_a_rename(
     mode: str, pg: Session, drive: Drive, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -813,9 +813,8 @@ def rooted(drive: Drive, pg: Session, **options: str) -> Driver:
     return driver
 
 
-@pytest.mark.corner
 @pytest.mark.parametrize("down", [True, False], ids=["down", "running"])
-@pytest.mark.parametrize("what", FILLED)
+@pytest.mark.parametrize("what", cases(FILLED, "table", "exchanged"))
 def test_rows_of_a_partition_that_is_attached_come_with_all_others(
     what: str, down: bool, pg: Session, drive: Drive
 ) -> None:
@@ -1025,8 +1024,7 @@ def test_a_run_that_takes_what_is_there_does_not_end_before_a_table_has_joined(p
 # --- rows that are asked for again -----------------------------------------------------------------------------------
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("names", ['["public.u"]', '["*"]'])
+@pytest.mark.parametrize("names", cases(['["public.u"]', '["*"]'], '["*"]'))
 def test_rows_come_again_where_somebody_asks(names: str, pg: Session, drive: Drive) -> None:
     if pg.server_version < 140000:
         pytest.skip("PostgreSQL 14 has messages")
@@ -1216,8 +1214,7 @@ def test_a_new_table_that_waits_for_a_synchronous_standby_is_followed_from_its_f
     until_equal(driver, pg, "t", "u")
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("mode", ["ignore", "emit"])
+@pytest.mark.parametrize("mode", cases(["ignore", "emit"], "emit"))
 def test_a_new_table_is_followed_behind_a_batch_that_is_repeated(mode: str, pg: Session, drive: Drive) -> None:
     options = {"tables": "public.*", "onNewTable": "changes", "onSchemaChange": mode}
     driver = standing(drive, pg, *T, ALL_TABLES, **options)
@@ -1256,8 +1253,7 @@ def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 NEW_WITH_A_ROW = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'a')")
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("mode", ["ignore", "emit"])
+@pytest.mark.parametrize("mode", cases(["ignore", "emit"], "emit"))
 @pytest.mark.usefixtures("without_limits")
 def test_a_table_that_is_new_within_a_batch_of_which_only_the_end_is_known_is_followed_from_its_first_row(
     mode: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
@@ -1407,8 +1403,7 @@ def test_a_table_that_is_refused_does_not_hold_up_the_others(pg: Session, drive:
 # --- rows that were asked for ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("mode", ["ignore", "emit"])
+@pytest.mark.parametrize("mode", cases(["ignore", "emit"], "emit"))
 def test_a_table_whose_rows_were_asked_for_is_found_by_its_new_name(
     mode: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1459,8 +1454,7 @@ def test_a_table_that_is_due_and_was_out_for_a_while_is_so_again_in_a_batch_that
     assert driver.again() == rows
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("mode", ["ignore", "emit"])
+@pytest.mark.parametrize("mode", cases(["ignore", "emit"], "emit"))
 def test_changes_come_before_the_rows_that_were_due_when_the_stream_stopped(
     mode: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1481,8 +1475,7 @@ def test_changes_come_before_the_rows_that_were_due_when_the_stream_stopped(
     assert kinds(of_u) == ["insert", "delete", "truncate", "snapshot", "snapshot"]
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("how", ["crash", "restart"])
+@pytest.mark.parametrize("how", cases(["crash", "restart"], "crash"))
 @pytest.mark.parametrize("cause", ["asked for", "rewritten"])
 def test_rows_that_are_due_in_the_first_batch_of_a_process_come(
     cause: str, how: str, pg: Session, drive: Drive
@@ -1583,7 +1576,7 @@ def test_a_server_of_an_older_timeline_has_its_slot_made_anew(pg: Session, drive
 def test_a_slot_that_is_lost_and_that_somebody_reads_is_left_to_its_reader(
     pg: Session, db: str, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # How long it is asked for is for test_loss.py to say.
+    # How long it is asked for is counted in tests/stream/test_slot_history.py.
     monkeypatch.setattr(slot_history, "IN_USE", Backoff(0.2, attempts=2))
     first = standing(drive, pg, *T, *U, BOTH, tables="public.*")
     old = first.offset

@@ -20,9 +20,6 @@ from pg_cdc_source.offsets import Lsn, Position
 EMIT = "SELECT pg_logical_emit_message(true, 'outbox', {})"
 
 
-pytestmark = pytest.mark.corner
-
-
 @pytest.fixture(autouse=True)
 def _table(pg: Session) -> None:
     run(
@@ -164,6 +161,7 @@ def test_a_message_that_is_not_transactional_comes_though_what_is_behind_it_is_r
     assert kinds(driver.rows) == ["insert", "message", "truncate"]
 
 
+@pytest.mark.corner
 def test_a_message_across_the_end_of_a_batch_comes_after_a_restart(pg: Session, outbox: Driver) -> None:
     """The WAL on disk may end with a page, within a record: a batch that ends there has not brought the message."""
     run(pg, "INSERT INTO t VALUES (1, 'before')")
@@ -186,6 +184,7 @@ def test_a_message_across_the_end_of_a_batch_comes_after_a_restart(pg: Session, 
     wait_until(lambda: run(pg, confirmed.replace("%s", f"'{text}'")) == [(True,)])
 
 
+@pytest.mark.corner
 @pytest.mark.parametrize("rolled_back", [False, True])
 def test_messages_of_a_large_transaction_come_with_its_commit(
     pg: Session, drive: Drive, rolled_back: bool, caplog: pytest.LogCaptureFixture
@@ -221,6 +220,7 @@ def test_messages_of_a_large_transaction_come_with_its_commit(
     assert streamed
 
 
+@pytest.mark.corner
 def test_messages_come_once_over_lost_sessions_and_restarts(pg: Session, outbox: Driver) -> None:
     """A batch may end between messages of one commit."""
     outbox.restart(maxRowsPerBatch="40")
@@ -278,6 +278,7 @@ def test_a_request_gives_the_table_again_and_a_malformed_one_is_ignored(
     assert ignored.endswith("is ignored: it is not JSON in UTF-8")
 
 
+@pytest.mark.corner
 def test_an_outbox_in_spark(spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> None:
     """As docs/stream.md shows it; rows of tables are typed beside the messages."""
     require_messages(pg)

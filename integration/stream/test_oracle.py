@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import pickle
-import subprocess
-import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -19,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import history
-import pyarrow.parquet as pq
 import pytest
 import workload
+from driving import Drive, Driver
 from history import Change, Contents, Transaction
 from psycopg2.extensions import connection as Session
 from py4j.protocol import Py4JJavaError
@@ -33,8 +29,6 @@ from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS, PgCdcDataSource
 
-pytestmark = pytest.mark.corner
-
 if HAS_LIMITS:
     from pyspark.sql.streaming.datasource import ReadMaxRows
 
@@ -43,18 +37,11 @@ Row = dict[str, Any]
 CHANGE_COLUMNS = ("_change_type", "_commit_lsn", "_seq", "_commit_ts", "_xid", "_unchanged")
 
 
-class CrashError(Exception):
-    """What a sink fails with after it has written a batch and before Spark knows."""
-
-
 class Collected:
-    """An append-only sink: what each batch had. A batch that comes again has to be the same."""
+    """An append-only sink: what each batch had."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[Row]] = {}
-        self.repeated: list[int] = []
-        self.crash_at: int | None = None
-        self._lock = threading.Lock()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         # Within a batch, order is that of the change columns; a DataFrame has none.
@@ -63,14 +50,7 @@ class Collected:
         except Py4JJavaError as error:
             # Without the JVM's stack: when a query is stopped, Spark searches it by a pattern that it is too long for.
             raise RuntimeError(error.java_exception.toString()) from None
-        with self._lock:
-            if batch_id in self.batches:
-                self.repeated.append(batch_id)
-                assert rows == self.batches[batch_id], f"batch {batch_id} came again and was another"
-            self.batches[batch_id] = rows
-        if batch_id == self.crash_at:
-            self.crash_at = None
-            raise CrashError
+        assert rows == self.batches.setdefault(batch_id, rows), f"batch {batch_id} came again and was another"
 
     @property
     def filled(self) -> list[list[Row]]:
@@ -119,8 +99,7 @@ class Stream:
         """Run until something is true, and look at what the query has to say when it ends before."""
         with self.running(sink) as query:
             wait_until(lambda: until() or not query.isActive, seconds)
-            if query.exception() is not None and "CrashError" not in str(query.exception()):
-                raise AssertionError(str(query.exception()))
+            assert query.exception() is None, str(query.exception())
 
 
 def drop(pg: Session, slot: str) -> None:
@@ -135,15 +114,16 @@ def drop(pg: Session, slot: str) -> None:
         cursor.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
 
+def is_end(row: Row) -> bool:
+    """Whether it is the row that ``workload.mark`` writes."""
+    return row.get("note") == "the end" or '"the end"' in (row.get("after") or "")
+
+
 def has_end(sink: Collected) -> bool:
     """Whether the row that ``workload.mark`` writes has come."""
     # After it, a batch without rows may come before anybody looks.
     batches = [batch for batch in list(sink.batches.values()) if batch]
-    return (
-        any(row.get("note") == "the end" or '"the end"' in (row.get("after") or "") for row in batches[-1])
-        if batches
-        else False
-    )
+    return bool(batches) and is_end(batches[-1][-1])
 
 
 # --- comparing -------------------------------------------------------------------------------------------------------
@@ -212,10 +192,8 @@ def compare(
     assert next(rows, None) is None
 
 
-def check_batches(sink: Collected, most_rows: int) -> int:
+def check_batches(batches: list[list[Row]], most_rows: int) -> int:
     """Assert that batches end between commits, but for one that is too large for any; return how often one was cut."""
-    # Looked at once: a running stream goes on meanwhile.
-    batches = sink.filled
     sizes = Counter(row["_commit_lsn"] for batch in batches for row in batch if row["_change_type"] != "snapshot")
     cuts = 0
     for batch, following in itertools.pairwise(batches):
@@ -234,9 +212,26 @@ def tables_option() -> str:
 # --- the random workload ---------------------------------------------------------------------------------------------
 
 
-def test_an_envelope_from_a_slot_has_every_change_once_and_in_order(
-    db: str, pg: Session, spark: SparkSession, tmp_path: Path
-) -> None:
+# So many that statements of every kind have come, DDL among them.
+TRANSACTIONS = 600
+
+
+def filled(driver: Driver) -> Iterator[list[Row]]:
+    """The batches that have rows."""
+    while True:
+        yield wait_until(driver.batch)
+
+
+def through_the_end(batches: Iterable[list[Row]]) -> Iterator[list[Row]]:
+    """The batches up to the one with the row that ``workload.mark`` writes."""
+    for batch in batches:
+        yield batch
+        if is_end(batch[-1]):
+            break
+
+
+@pytest.mark.corner
+def test_an_envelope_from_a_slot_has_every_change_once_and_in_order(db: str, pg: Session, drive: Drive) -> None:
     most_rows = 700
     workload.create_tables(pg)
     with pg.cursor() as cursor:
@@ -248,57 +243,58 @@ def test_an_envelope_from_a_slot_has_every_change_once_and_in_order(
         cursor.execute(f"CREATE PUBLICATION feed FOR TABLE {tables_option()} WITH (publish_via_partition_root)")
         cursor.execute("SELECT pg_create_logical_replication_slot('feed', 'pgoutput')")
     history.begin(pg, "oracle")
-    options = {"slot": "feed", "startFrom": "slot", "tables": tables_option(), "maxRowsPerBatch": str(most_rows)}
-    stream = Stream(spark, db, tmp_path, options)
-    sink = Collected()
-    with workload.writers(db, seed=1, big=8_000):
-        # Stopped at some batches; after others, the sink has written what Spark does not know of.
+    driver = drive(slot="feed", startFrom="slot", tables=tables_option(), maxRowsPerBatch=str(most_rows))
+    coming = filled(driver)
+    batches: list[list[Row]] = []
+    with workload.writers(db, seed=1, big=8_000) as progress:
+        # Its process ends between some batches; after others, the sink has written what Spark does not know of.
         for more, crash in ((2, False), (3, True), (4, False), (2, True)):
-            at = len(sink.batches) + more
-            sink.crash_at = at if crash else None
-            stream.follow(sink, lambda at=at: at in sink.batches)  # type: ignore[misc]
-        with stream.running(sink), pg.cursor() as cursor:
-            # Before Spark 4.2, limits hold from the second batch of a run on.
-            at = len(sink.batches) + 1
-            wait_until(lambda: at in sink.batches, 300)
+            batches += itertools.islice(coming, more)
+            if crash:
+                assert driver.again() == batches[-1]
+            else:
+                driver.restart()
+        # Before Spark 4.2, limits hold from the second batch of a run on.
+        batches.append(next(coming))
+        with pg.cursor() as cursor:
             workload.write_large(cursor, 3_000)
-            wait_until(lambda: check_batches(sink, most_rows) > 2, 300)
+        while check_batches(batches, most_rows) <= 2 or progress.transactions < TRANSACTIONS:
+            batches.append(next(coming))
     workload.mark(pg)
-    stream.follow(sink, lambda: has_end(sink))
-    drop(pg, "feed")
-    compare(history.end(pg, "oracle", workload.TABLES, workload.LEAVES), sink.changes, from_envelope)
-    assert sink.changes == sink.rows
-    assert len(set(sink.repeated)) >= 2
-    assert check_batches(sink, most_rows) > 2
-    assert not HAS_LIMITS or max(map(len, sink.filled)) == most_rows
+    batches += through_the_end(coming)
+    driver.stop()
+    compare(history.end(pg, "oracle", workload.TABLES, workload.LEAVES), driver.rows, from_envelope)
+    assert check_batches(batches, most_rows) > 2
+    assert not HAS_LIMITS or max(map(len, batches)) == most_rows
 
 
-def test_a_typed_stream_from_now_has_every_change_since_its_start(
-    db: str, pg: Session, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_typed_stream_from_now_has_every_change_since_its_start(db: str, pg: Session, drive: Drive) -> None:
     workload.create_tables(pg)
     history.begin(pg, "oracle")
-    options = {
-        **{"slot": "typed", "startFrom": "now", "dbtable": "items", "beforeImage": "true"},
-        **{"maxBytesPerBatch": "64kB", "numericAs": "string"},
-    }
-    stream = Stream(spark, db, tmp_path, options)
-    sink = Collected()
     with pg.cursor() as cursor:
         cursor.execute("INSERT INTO items (note) VALUES ('too early')")
-    stream.follow(sink, lambda: bool(sink.batches))
-    with workload.writers(db, seed=2, big=3_000):
-        stream.follow(sink, lambda: len(sink.filled) > 2)
-        stream.follow(sink, lambda: len(sink.filled) > 5)
+    driver = drive(
+        **{"slot": "typed", "startFrom": "now", "dbtable": "items", "beforeImage": "true"},
+        **{"maxBytesPerBatch": "64kB", "numericAs": "string"},
+    )
+    wait_until(lambda: driver.batch() or driver.batches)
+    coming = filled(driver)
+    batches: list[list[Row]] = []
+    with workload.writers(db, seed=2, big=3_000) as progress:
+        for _ in range(2):
+            driver.restart()
+            batches += itertools.islice(coming, 3)
+        while progress.transactions < TRANSACTIONS:
+            batches.append(next(coming))
     workload.mark(pg)
-    stream.follow(sink, lambda: has_end(sink))
-    drop(pg, "typed")
+    batches += through_the_end(coming)
+    driver.stop()
     # Only one table is read; a transaction that changed others says nothing here.
     told = history.end(pg, "oracle", [workload.ITEMS], {})
-    first = next(i for i, transaction in enumerate(told) if transaction.xid == sink.rows[0]["_xid"])
+    first = next(i for i, transaction in enumerate(told) if transaction.xid == driver.rows[0]["_xid"])
     assert first > 0
-    compare(told[first:], sink.rows, from_typed, as_typed)
-    assert len(sink.filled) > 5
+    compare(told[first:], driver.rows, from_typed, as_typed)
+    assert len(batches) > 5
 
 
 @pytest.mark.matrix("stream from the snapshot on")
@@ -375,7 +371,7 @@ def test_a_run_that_ends_by_itself_takes_what_was_there_at_its_start(
         assert sizes[0] == 1000
         assert len(sizes) > 4
         assert max(sizes[1:]) <= 300
-        assert check_batches(sink, 300) == 0
+        assert check_batches(sink.filled, 300) == 0
     else:
         # Before Spark 4.2 every run is one batch.
         assert sizes == [1000, 1000 + too_late]
@@ -433,6 +429,7 @@ def asked(options: dict[str, str]) -> Iterator[Asked]:
         source.stop()
 
 
+@pytest.mark.corner
 def test_what_lies_between_two_offsets_is_the_same_however_often_and_by_whom_it_is_asked(db: str, pg: Session) -> None:
     workload.create_tables(pg)
     with pg.cursor() as cursor:
@@ -480,21 +477,3 @@ def test_what_lies_between_two_offsets_is_the_same_however_often_and_by_whom_it_
             check(source, first, first + 1)
             check(source, len(offsets) - 2, len(offsets) - 1)
     drop(pg, "again")
-
-
-# --- Spark Connect ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.matrix("Spark Connect")
-def test_a_stream_runs_under_spark_connect(db: str, pg: Session, tmp_path: Path) -> None:
-    with pg.cursor() as cursor:
-        cursor.execute("CREATE TABLE t (id int PRIMARY KEY, x text)")
-        cursor.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 9) AS i")
-    # In a process of its own, because Connect and classic Spark do not go together in one.
-    client = Path(__file__).parents[1] / "helpers" / "connect_client.py"
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    subprocess.run([sys.executable, client, db, tmp_path], check=True, timeout=300, cwd=tmp_path, env=environment)
-    found = pq.read_table(tmp_path / "rows").to_pylist()
-    assert Counter(row["_change_type"] for row in found) == {"snapshot": 9, "update": 1, "delete": 1}
-    assert [(row["id"], row["x"]) for row in found if row["_change_type"] == "update"] == [(1, "changed")]
-    drop(pg, "connect")

@@ -351,20 +351,17 @@ def finish(start: Start, sink: Sink, tables: str) -> None:
     assert query.exception() is None
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_failed_snapshot_batch_comes_again_as_it_was_and_a_committed_one_does_not(
-    pg: Session, start: Start, failing: int
-) -> None:
+def test_a_failed_snapshot_batch_comes_again_as_it_was_and_a_committed_one_does_not(pg: Session, start: Start) -> None:
     names = ("public.one", "public.two")
     for name in names:
         run(
             pg,
             f"CREATE TABLE {name} (id int PRIMARY KEY, v text); ALTER TABLE {name} REPLICA IDENTITY FULL",
-            f"INSERT INTO {name} SELECT i, repeat('v', 100) FROM generate_series(1, 5000) AS i",
+            f"INSERT INTO {name} SELECT i, repeat('v', 100) FROM generate_series(1, 1500) AS i",
         )
     tables = ",".join(names)
     before = {name: rows_of(pg, name) for name in names}
-    interrupted = Sink(failing)
+    interrupted = Sink(1)
     fail(start, pg, interrupted, tables)
     if HAS_LIMITS:
         assert {row["_table"] for row in interrupted.batches[0]} == {"public.one"}
@@ -379,8 +376,8 @@ def test_a_failed_snapshot_batch_comes_again_as_it_was_and_a_committed_one_does_
     run(pg, "INSERT INTO public.two VALUES (0, 'marker')")
     resumed = Sink(None, "marker")
     finish(start, resumed, tables)
-    assert min(resumed.batches) == failing
-    assert counted(resumed.batches[failing]) == counted(interrupted.batches[failing])
+    assert min(resumed.batches) == 1
+    assert counted(resumed.batches[1]) == counted(interrupted.batches[1])
     replica = Replica()
     for _, rows in sorted({**interrupted.batches, **resumed.batches}.items()):
         replica.apply(rows)

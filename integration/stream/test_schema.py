@@ -1053,14 +1053,6 @@ def test_collapse_keeps_what_did_not_travel(spark: SparkSession, tmp_path: Path,
     ]
 
 
-def test_what_is_refused_before_anything_is_made(spark: SparkSession, tmp_path: Path, db: str, pg: Session) -> None:
-    run(pg, "CREATE TABLE t (v int)")
-    with querying(spark, tmp_path, pg, db, dbtable="t") as query:
-        query.start()
-        query.refusal("ServerSetupError: [SERVER_SETUP] publication s is not created", "REPLICA IDENTITY FULL")
-    assert run(pg, "SELECT count(*) FROM pg_publication") == [(0,)]
-
-
 def test_options_are_refused_at_load(spark: SparkSession, db: str, pg: Session) -> None:
     run(pg, "CREATE VIEW v AS SELECT 1 AS a")
     source = PgCdcDataSource({"url": db, "slot": SLOT, "dbtable": "v"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from corners import cases
 from databases import connect
 from driving import run
 from obedient import HOW, WAYS, Obedient
@@ -125,8 +126,7 @@ def test_whole_rows_tell_where_a_value_is_missing_in_the_heap(how: str, pg: Sess
     sink.was_told()
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize(("mode", "how"), WAYS)
+@pytest.mark.parametrize(("mode", "how"), cases(WAYS, ("emit", "unseen"), ("fail", "down")))
 def test_a_publication_changes_while_transactions_are_open(
     mode: str, how: str, db: str, pg: Session, obedient: Begin
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from corners import cases
 from driving import run
 from obedient import HOW, WAYS, Obedient
 from psycopg2.extensions import connection as Session
@@ -27,8 +28,7 @@ LISTED = {
 }
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", cases(MODES, "emit"))
 def test_columns_that_are_not_listed_do_not_come(mode: str, pg: Session, obedient: Begin) -> None:
     run(pg, 'CREATE TABLE tab1 (a int PRIMARY KEY, "B" int, c int)',
         "CREATE TABLE tab2 (a int PRIMARY KEY, b varchar, c int)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from corners import cases
 from driving import run
 from obedient import HOW, WAYS, Obedient
 from psycopg2.extensions import connection as Session
@@ -22,8 +23,7 @@ def _filters(pg: Session) -> None:
 TAB_1 = "SELECT a, b FROM tab_1 WHERE a > 1000 AND b <> 'filtered'"
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", cases(MODES, "emit"))
 def test_rows_come_and_go_under_a_filter(mode: str, pg: Session, obedient: Begin) -> None:
     run(pg, "CREATE TABLE tab_1 (a int PRIMARY KEY, b text)", "ALTER TABLE tab_1 REPLICA IDENTITY FULL",
         "INSERT INTO tab_1 VALUES (1, 'not replicated'), (1500, 'filtered'), (1980, 'not filtered')",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from corners import cases
 from driving import run
 from obedient import WAYS, Obedient
 from psycopg2.extensions import connection as Session
@@ -112,8 +113,7 @@ def test_a_truncate_of_a_partition_is_not_sent_under_its_root(mode: str, pg: Ses
     sink.was_told(*([] if mode == "emit" else ["public.tab2: column c was added before the commit at "]))
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize(("mode", "how"), WAYS)
+@pytest.mark.parametrize(("mode", "how"), cases(WAYS, ("emit", "unseen"), ("fail", "down")))
 def test_the_names_that_partitions_come_under_may_change(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     run(pg, *tab1(pg), "CREATE PUBLICATION s FOR ALL TABLES", "INSERT INTO tab1 VALUES (1), (4), (9)",
         "CREATE TABLE other (a int PRIMARY KEY)", "INSERT INTO other VALUES (1)")  # fmt: skip

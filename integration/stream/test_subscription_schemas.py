@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+from corners import cases
 from driving import run
 from obedient import HOW, WAYS, Obedient
 from psycopg2.extensions import connection as Session
@@ -15,8 +16,7 @@ MODES = ("emit", "fail")
 ALL_TABLES = "CREATE PUBLICATION s FOR ALL TABLES"
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", cases(MODES, "emit"))
 def test_a_stream_of_all_changes_and_of_inserts_alone(mode: str, pg: Session, obedient: Begin) -> None:
     """After 001_rep_changes.pl."""
     run(pg, "CREATE TABLE tab_ins AS SELECT generate_series(1, 1002) AS a",
@@ -97,8 +97,7 @@ def test_a_table_is_rewritten(mode: str, how: str, pg: Session, obedient: Begin)
     assert mode == "fail" or sink.refusals == []
 
 
-@pytest.mark.corner
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", cases(HOW, "unseen"))
 def test_columns_change_again_and_again(how: str, pg: Session, obedient: Begin) -> None:
     """After 008_diff_schema.pl, with the differences in time."""
     run(pg, "CREATE TABLE test_tab (a int PRIMARY KEY, b varchar)",

@@ -77,14 +77,8 @@ def test_a_query_goes_on_after_columns_have_changed(
     wait_until(lambda: len(rows) == 1, 120)
     run(pg, "ALTER TABLE t ADD v text", "INSERT INTO t VALUES (2, 'b')")
     wait_until(lambda: len(rows) == 2, 120)
-    run(pg, "ALTER TABLE t RENAME v TO w", "INSERT INTO t VALUES (3, 'c')")
-    wait_until(lambda: len(rows) == 3, 120)
-    assert [(row["id"], row.get("v"), row.get("w")) for row in rows] == [
-        (1, None, None),
-        (2, "b", None),
-        (3, None, "c"),
-    ]
+    assert [(row["id"], row.get("v")) for row in rows] == [(1, None), (2, "b")]
     # Here starting again brings nothing.
-    run(pg, "DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, w text)", "ALTER PUBLICATION s ADD TABLE t")
+    run(pg, "DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, v text)", "ALTER PUBLICATION s ADD TABLE t")
     thread.join(120)
     assert "was dropped and created again" in str(ended[0])

@@ -11,6 +11,7 @@ import pytest
 from pg_cdc_source.errors import SlotLostError
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity
 from pg_cdc_source.options.stream_options import parse_stream_options
+from pg_cdc_source.stream import slot_history
 from pg_cdc_source.stream.slot_history import SlotHistory
 
 OPTIONS = parse_stream_options({"url": "postgresql://u@h/d", "dbtable": "t", "slot": "s"})
@@ -36,6 +37,10 @@ class Source:
 
 def history(source: Source | None = None) -> SlotHistory:
     return SlotHistory(OPTIONS, source or Source())  # type: ignore[arg-type]
+
+
+def test_a_slot_in_use_is_asked_for_for_about_12_s() -> None:
+    assert 10 < sum(slot_history.IN_USE.pauses()) < 15
 
 
 def test_a_server_is_asked_once_who_it_is_until_that_is_forgotten() -> None:
