@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import lake_jars
@@ -31,24 +32,30 @@ TARGETS = {
 }
 
 
+@pytest.fixture(scope="module")
+def connect_url(spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Connect server that all formats share: databases, catalogs and checkpoints are each one's own."""
+    # The JVM of other tests needs little while it has no session.
+    spark_sessions.stop()
+    scratch = tmp_path_factory.mktemp("connect")
+    with connect_server(scratch / "server", "local[2]", lake_jars.conf(scratch / "warehouse")) as url:
+        yield url
+
+
 @pytest.mark.parametrize(
     "format", ["deltalake", *(pytest.param(name, marks=pytest.mark.corner) for name in ("delta", "iceberg"))]
 )
 def test_a_client_of_a_connect_server_mirrors(
-    format: str, spark_sessions: SparkSessions, db: str, pg: Session, tmp_path: Path
+    format: str, connect_url: str, db: str, pg: Session, tmp_path: Path
 ) -> None:
     if format != "deltalake" and (why := lake_jars.lacking(format)) is not None:
         pytest.skip(why)
-    # Two JVMs are enough for the machine.
-    spark_sessions.end_jvm()
     run(pg, *TABLES)
     target = TARGETS[format].format(directory=tmp_path)
     client = Path(__file__).parents[1] / "helpers" / "connect_mirror.py"
-    conf = lake_jars.conf(tmp_path / "warehouse")
-    with connect_server(tmp_path / "server", "local[2]", conf) as url:
-        command = [sys.executable, str(client), url, db, str(tmp_path), format, target]
-        environment = {**os.environ, "JAVA_HOME": "/nonexistent"}  # the client starts no JVM
-        told = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, check=True, timeout=300)
+    command = [sys.executable, str(client), connect_url, db, str(tmp_path), format, target]
+    environment = {**os.environ, "JAVA_HOME": "/nonexistent"}  # the client starts no JVM
+    told = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, check=True, timeout=300)
     found = json.loads(told.stdout.splitlines()[-1])
     assert found == {f"public.{table}": rows_of(pg, table) for table in ("customers", "items")}
     batches = [int(line) for line in (tmp_path / "batches").read_text().splitlines()]
