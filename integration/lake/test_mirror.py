@@ -301,6 +301,19 @@ def test_a_checkpoint_goes_on_in_its_own_lake_alone(
         assert lake(spark, tmp_path, table) == source(spark, db, table)
 
 
+def test_a_lake_that_was_moved_is_read_where_it_is(
+    spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
+) -> None:
+    run(pg, *SHOP)
+    start(once=True).awaitTermination()
+    (tmp_path / "lake").rename(tmp_path / "moved")
+    run(pg, "DELETE FROM items WHERE line = 1")
+    start(once=True, target=f"{tmp_path}/moved/{{table}}").awaitTermination()
+    found = mirror_at(spark, f"{tmp_path}/moved/_pgcdc")
+    for table in ("customers", "items"):
+        assert counted(found[f"public.{table}"]) == source(spark, db, table)
+
+
 def test_a_checkpoint_that_is_older_than_the_ledger_is_refused(
     spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path
 ) -> None:

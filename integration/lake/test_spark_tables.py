@@ -273,6 +273,13 @@ def test_a_ledger_that_a_crash_has_left_without_its_entry_in_the_catalog_is_crea
         lake.ledger.create("two")
 
 
+def test_a_ledger_notes_where_it_was_moved_with_its_tables(begin: Begin) -> None:
+    lake = begin(*T)
+    # Spark does not show what looks like a secret.
+    lake.ledger.move("token.'two'.{table}")
+    assert lake.ledger.template == "token.'two'.{table}"
+
+
 def test_values_that_were_fetched_in_vain_are_fetched_again(
     pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,9 @@ class Ledger(Protocol):
     def create(self, template: str) -> None:
         """Create it, if it is not there. ``template`` says where its tables are."""
 
+    def move(self, template: str) -> None:
+        """Note that its tables are at another place now."""
+
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         """The newest row that is whole, up to ``lsn`` if it is given; or the newest of ``query``, whole or not.
 

@@ -113,13 +113,15 @@ class Sink:
                 "move the other's ledger and tables away first",
             )
         self._ledger.create(self._targets.template)
-        # One that is beside its tables has been moved with them.
-        if not self._targets.has_own_ledger and (template := self._ledger.template) != self._targets.template:
-            raise DefiniteError(
-                f"the ledger {ledger} is of tables at {template}, and not at {self._targets.template}",
-                remedy="start with that target, in the format that it has; or mirror into this one with another "
-                "checkpoint, slot and ledger",
-            )
+        if (template := self._ledger.template) != self._targets.template:
+            if not self._targets.has_own_ledger:
+                raise DefiniteError(
+                    f"the ledger {ledger} is of tables at {template}, and not at {self._targets.template}",
+                    remedy="start with that target, in the format that it has; or mirror into this one with another "
+                    "checkpoint, slot and ledger",
+                )
+            # One that is beside its tables has been moved with them.
+            self._ledger.move(self._targets.template)
         return last
 
     def _row(self, start: LedgerRow, batch_id: int, outcomes: list[Mapping[str, Any]]) -> LedgerRow:

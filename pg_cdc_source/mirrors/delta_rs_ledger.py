@@ -34,6 +34,9 @@ class DeltaRsLedger:
             raise_if_key_not_exists=False,
         )
 
+    def move(self, template: str) -> None:
+        DeltaTable(self.path).alter.set_table_properties({TEMPLATE: template}, raise_if_not_exists=False)
+
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         if not DeltaTable.is_deltatable(self.path):
             return None

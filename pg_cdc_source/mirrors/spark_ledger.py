@@ -54,6 +54,10 @@ class SparkLedger:
             writer = writer.tableProperty(key, value)
         self._create(self._spark, writer, self._has_begun)
 
+    def move(self, template: str) -> None:
+        # A text of hexadecimal digits.
+        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ('{TEMPLATE}' = '{veiled(template)}')")
+
     def _has_begun(self, location: str) -> bool:
         """Whether files at a place, for which the catalog has no entry, are what a kill has left of a ledger."""
         name = f"{self._provider}.{backquoted(location)}"

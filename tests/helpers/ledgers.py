@@ -17,6 +17,9 @@ class Rows:
     def create(self, template: str) -> None:
         pass
 
+    def move(self, template: str) -> None:
+        self.template = template
+
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         found = [row for row in self.rows if query in (None, row.query)]
         return found[-1] if found else None

@@ -156,6 +156,7 @@ def test_a_ledger_of_tables_at_another_place_is_refused() -> None:
 def test_a_lake_that_was_moved_with_its_ledger_goes_on() -> None:
     ledger = Rows("/old/{table}")
     assert [apply(ledger, number).batch_id for number in (0, 1)] == [0, 1]
+    assert ledger.template == TARGETS.template
 
 
 def test_two_mirrors_do_not_have_one_ledger() -> None:
