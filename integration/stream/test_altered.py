@@ -119,6 +119,34 @@ def test_rows_that_were_rewritten_come_again(drive: Drive, pg: Session) -> None:
     ]
 
 
+RENAMED = {
+    "renamed": ("ALTER TABLE t RENAME TO v",),
+    "swapped": (
+        "CREATE TABLE other (LIKE t INCLUDING ALL)",
+        f"ALTER PUBLICATION {SLOT} ADD TABLE other",
+        "ALTER TABLE t RENAME TO v",
+        "ALTER TABLE other RENAME TO t",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", RENAMED)
+def test_rows_that_were_rewritten_come_again_under_the_name_of_now(how: str, drive: Drive, pg: Session) -> None:
+    """The batch that says it comes behind one that has the new name already."""
+    driver = standing(drive, pg, maxRowsPerBatch="5")
+    driver.stop()
+    run(pg, *(f"INSERT INTO u VALUES ({i})" for i in range(20)), "ALTER TABLE t ALTER a TYPE int USING a * 100",
+        "INSERT INTO t VALUES (9, 9)", *RENAMED[how])  # fmt: skip
+    driver.start()
+
+    def come_again() -> list[str]:
+        driver.batch()
+        rows = [row for row in driver.rows if (row["_table"], row["_change_type"]) == ("public.v", "snapshot")]
+        return sorted(row["after"] for row in rows)
+
+    assert wait_until(come_again) == ['{"id":1,"a":100}', '{"id":2,"a":200}', '{"id":9,"a":9}']
+
+
 def test_what_was_altered_is_said_before_the_next_row_also_beside_a_table_that_was_rewritten(
     drive: Drive, pg: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

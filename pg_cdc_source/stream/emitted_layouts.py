@@ -60,7 +60,7 @@ class EmittedLayouts:
         self._catalog = CatalogLayouts(options)
         self._history = LayoutHistory(self._catalog.look)
         self._has_begun = False
-        self._owed: list[str] = []
+        self._owed: list[int] = []
 
     # --- offsets ------------------------------------------------------------------------------------------------------
 
@@ -109,11 +109,13 @@ class EmittedLayouts:
         position, guesses = read_guesses(self._catalog, session, tables, end_of_wal)
         return replace(end, position=position, layouts=to_text((*from_text(end.layouts), *guesses)))
 
-    def rewritten(self, start: Position, end: Position) -> list[str]:
-        """The tables that the rows between say are rewritten: their rows have to come again, as of a later point."""
-        names = [record.layout.name for record in self._history.rewritten(start, end)] if self.are_emitted else []
-        names, self._owed = [*self._owed, *names], []
-        return names
+    def rewritten(self, start: Position, end: Position) -> list[int]:
+        """The tables, by oid, that the rows between say are rewritten: their rows have to come again, as of a later
+        point. Their names may be others by now.
+        """
+        oids = [record.layout.oid for record in self._history.rewritten(start, end)] if self.are_emitted else []
+        oids, self._owed = [*self._owed, *oids], []
+        return oids
 
     def ends_before_rewritten(self, start: Position, end: Position) -> list[Position]:
         """Where a batch from ``start`` may end: before each commit up to ``end`` that says a table is rewritten."""
@@ -146,7 +148,7 @@ class EmittedLayouts:
             record = self._history.reach_present(present, as_catalog(present), known_at)
             if record is not None and record.is_rewritten and record.position <= start:
                 # It is not between where the batch starts and where it ends.
-                self._owed.append(record.layout.name)
+                self._owed.append(record.layout.oid)
             newest = self._history.newest(present.layout.oid)
             is_all &= record is not None or newest is None or newest.position == known_at
         return is_all
@@ -194,7 +196,7 @@ class EmittedLayouts:
         if not guesses:
             return []
         reached = [self._history.reach(record) for record in guesses]
-        self._owed = [record.layout.name for record in reached if record is not None and record.is_rewritten]
+        self._owed = [record.layout.oid for record in reached if record is not None and record.is_rewritten]
         position = Position(end.position.lsn, 0)
         oids = _oids((*(() if start is None else start.members or ()), *(end.members or ())))
         new = [record for record in reached if record is not None]

@@ -7,7 +7,7 @@ back for their changes; until that is done the slot has to stay where the waitin
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pg_cdc_source.errors import DefiniteError, PgCdcError, SchemaChangedError
@@ -63,9 +63,11 @@ class Joins:
         self._stays: dict[Lsn | None, Position] = {}  # of the slot, by point; None is one that is not known yet
 
     def due(
-        self, start: StreamOffset, end: Position, reader: PlannedReader, rewritten: Sequence[str]
+        self, start: StreamOffset, end: Position, reader: PlannedReader, rewritten: Iterable[int]
     ) -> tuple[str, ...]:
-        """The tables whose rows were asked for or ``rewritten`` up to ``end``, and have not come: their names now."""
+        """The tables whose rows were asked for up to ``end``, and have not come, or were ``rewritten``: their names
+        now. Those that were rewritten are given by oid.
+        """
         requests = [] if reader.current is None else reader.current.requests(start.position, end)
         asked = [name for request in requests for name in request.tables]
         if asked and self._is_changelog:
@@ -77,7 +79,7 @@ class Joins:
         oids = {member.name: member.oid for member in start.members or ()} | {p.name: p.oid for p in followed}
         if strangers := [name for name in asked if name != EVERY_TABLE and name not in oids]:
             log.warning("rows of %s were asked for, which the stream does not have", ", ".join(strangers))
-        due = start.due_oids.union(oids[name] for name in (*asked, *rewritten) if name in oids)
+        due = start.due_oids.union(rewritten, (oids[name] for name in asked if name in oids))
         if EVERY_TABLE in asked:
             due |= {planned.oid for planned in followed}
         # One that waits by another entry, or under another name, is not followed for a while, and still due.

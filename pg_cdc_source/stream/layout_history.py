@@ -85,7 +85,8 @@ class LayoutHistory:
 
     def rewritten(self, start: Position, end: Position) -> tuple[LayoutRecord, ...]:
         """The tables that a batch says are rewritten: their rows have to come again, as of a point after ``end``."""
-        records = (record for of_table in self._records.values() for record in of_table)
+        # At once: rows that are decoded meanwhile may be the first ones of another table.
+        records = (record for of_table in tuple(self._records.values()) for record in of_table)
         return _in_order(r for r in records if start < r.position <= end and r.is_rewritten)
 
     def at(self, oid: int, position: Position) -> LayoutRecord | None:

@@ -154,10 +154,10 @@ class NextOffset:
         membership, gaps = self._parts.membership, self._gaps(start)
         members = membership.plan.members
         layouts = self._parts.layouts.text(start.position, position, (*(start.members or ()), *members))
-        mark = membership.mark
-        return replace(
-            start, position=position, publication=mark, members=members, gaps=gaps, layouts=layouts, seen=None
-        )
+        # They may have been renamed since.
+        due = tuple(member.name for member in members if member.oid in start.due_oids)
+        end = replace(start, position=position, publication=membership.mark, members=members, due=due, gaps=gaps)
+        return replace(end, layouts=layouts, seen=None)
 
     def _gaps(self, start: StreamOffset) -> tuple[str, ...]:
         """The tables whose changes may be missing, by the names that they have in the stream."""
@@ -185,8 +185,8 @@ class NextOffset:
             self._read_layouts(start, end)
         # What was rewritten after the point is said again behind these rows.
         again = layouts.rewritten(join.position, position)
-        later = membership.plan.with_oids((start.due_oids - join.due) | join.late)
-        due = tuple(dict.fromkeys((*(planned.name for planned in later), *again)))
+        later = (start.due_oids - join.due).union(join.late, again)
+        due = tuple(member.name for member in membership.plan.members if member.oid in later)
         # What these tables' layouts were from the point on comes again, too.
         text = layouts.text(join.position, position, (*(start.members or ()), *(end.members or ())))
         gaps = tuple(name for name in end.gaps if name not in names)
