@@ -27,6 +27,7 @@ from servers import second_server
 from watch import wait_until
 
 from pg_cdc_source.cli.prometheus import METRICS
+from pg_cdc_source.postgres import slot_metrics
 
 Samples = dict[str, dict[str, float]]
 
@@ -161,6 +162,17 @@ def test_a_slot_that_stands_still_gets_older(pg: Session, db: str, slot: str) ->
             return ages[-1] > ages[0] + 2
 
         wait_until(is_older)
+
+
+def test_a_service_that_does_not_list_its_wal_has_the_other_metrics(
+    pg: Session, db: str, slot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Amazon Aurora lets roles call the function, which refuses."""
+    monkeypatch.setattr(slot_metrics, "_READ_AGES", "DO $$BEGIN RAISE feature_not_supported; END$$")
+    run(pg, "INSERT INTO orders VALUES (1, 'x')")
+    found = scraped(db)
+    assert found["pg_cdc_slot_lag_bytes"][slot] > 0
+    assert slot not in found["pg_cdc_slot_lag_seconds"]
 
 
 @pytest.mark.corner

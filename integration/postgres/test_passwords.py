@@ -109,10 +109,11 @@ def asked_by(option: str, spark: SparkSession, user: str, rotation: Rotation, di
     """The option that asks for the password of a moment."""
     if option == "passwordCommand":
         return {option: f"cat {rotation.file}"}
-    # As a user ships it: no Python of Spark's finds the module by itself.
+    # As a user ships it: no Python of Spark's finds the module by itself. It may print, also in the keeper.
     module = directory / f"tokens_of_{user}.py"
     module.write_text(
         f"def token(host, port, user, database):\n    assert user == {user!r}, user\n"
+        "    print('asked', flush=True)\n"
         f"    with open({str(rotation.file)!r}) as file:\n        return file.read().strip()\n"
     )
     spark.sparkContext.addPyFile(str(module))
@@ -126,7 +127,8 @@ def test_a_function_is_asked_for_the_password_of_each_session(
     run(pg, "CREATE TABLE t AS SELECT 1 AS id", f"GRANT SELECT ON t TO {reader['user']}")
     asked = asked_by("passwordProvider", spark, reader["user"], rotation, tmp_path)
     for _ in range(2):
-        assert load(spark, url, dbtable="t", **asked).count() == 1
+        # An LSN takes sessions of the keeper's.
+        assert load(spark, url, dbtable="t", lsnColumn="lsn", **asked).count() == 1
         rotation.wait(1)
 
 

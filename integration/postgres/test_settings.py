@@ -215,6 +215,17 @@ def test_bytes_that_are_not_utf_8_are_refused_by_their_place(
         drive(slot=f"snapshot_{column}", dbtable="t").refusal(where, "ctid (0,2): ", kind=UnrepresentableError)
 
 
+def test_a_session_that_is_used_again_leaves_no_warning_in_the_servers_log(db: str) -> None:
+    with contextlib.closing(opened(parse_connection_options({"url": db}), "first")) as session:
+        for statement in ("SELECT 1", "BEGIN"):
+            run(session, statement)
+            assert connection.begin_anew(session, "second")
+        assert session.notices == []
+        assert run(session, "SELECT current_setting('application_name'), now() = statement_timestamp()") == [
+            ("second", True)
+        ]
+
+
 @pytest.fixture(scope="module")
 def ascii_database(server: str) -> Iterator[tuple[Drive, Session]]:
     with pytest.MonkeyPatch.context() as patch, database(server, "ENCODING 'SQL_ASCII' LOCALE 'C'") as (url, pg):

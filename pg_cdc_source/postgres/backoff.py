@@ -49,14 +49,19 @@ class Backoff:
             time.sleep(pause_seconds)
             yield
 
-    def retrying(self, action: Callable[[], T], after: type[TransientError] = TransientError) -> T:
-        """The result of ``action``, which is run again after an error ``after``; the last one is raised."""
+    def retrying(
+        self,
+        action: Callable[[], T],
+        after: type[TransientError] = TransientError,
+        but: tuple[type[TransientError], ...] = (),
+    ) -> T:
+        """The result of ``action``, which is run again after an error ``after``, ``but`` these; the last is raised."""
         pauses = self.pauses()
         while True:
             try:
                 return action()
-            except after:
-                pause_seconds = next(pauses, None)
+            except after as error:
+                pause_seconds = None if isinstance(error, but) else next(pauses, None)
                 if pause_seconds is None:
                     raise
             time.sleep(pause_seconds)

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg2
 import psycopg2.extras
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
 
@@ -74,7 +75,8 @@ def connect(
     """
     began = time.monotonic()
     away = Backoff(0.1, longest_seconds=2.0, within_seconds=retry_seconds).pauses()
-    full = Backoff(0.1, longest_seconds=1.0, within_seconds=max(full_seconds, retry_seconds)).pauses()
+    # A thousand tasks may wait for minutes, and each attempt is a process of the server's.
+    full = Backoff(0.1, growth=1.3, longest_seconds=5.0, within_seconds=max(full_seconds, retry_seconds)).pauses()
     said = False
     while True:
         try:
@@ -164,8 +166,11 @@ def begin_anew(session: Session, application_name: str) -> bool:
     Returns False for a session that is lost, which is closed.
     """
     try:
+        # The server would log a warning where there is nothing to roll back.
+        is_idle = session.info.transaction_status == TRANSACTION_STATUS_IDLE
         with session.cursor() as cursor:
-            cursor.execute("ROLLBACK; SELECT set_config('application_name', %s, false)", (application_name,))
+            rollback = "" if is_idle else "ROLLBACK; "
+            cursor.execute(f"{rollback}SELECT set_config('application_name', %s, false)", (application_name,))
     except psycopg2.Error:
         session.close()
         return False

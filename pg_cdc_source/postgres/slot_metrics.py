@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg2.errors import FeatureNotSupported, InsufficientPrivilege
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.postgres.server_errors import translated
@@ -82,8 +84,10 @@ def read_metrics(session: Session) -> list[SlotMetrics]:
             counters = dict(cursor.fetchall())
         cursor.execute(_MAY_LIST_WAL)
         if cursor.fetchone()[0]:
-            cursor.execute(_READ_AGES)
-            ages = dict(cursor.fetchall())
+            # Amazon Aurora has no such files, and refuses only the call.
+            with contextlib.suppress(FeatureNotSupported, InsufficientPrivilege):
+                cursor.execute(_READ_AGES)
+                ages = dict(cursor.fetchall())
     return [_metrics(usage, told, ages, counters) for usage in usages]
 
 

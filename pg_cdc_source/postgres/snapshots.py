@@ -271,17 +271,22 @@ def _at_new_slot(
     except BaseException:
         session.close()
         if created and not slot.temporary:
-            give_up_slot(slot.name, lambda: _drop_outside(watcher, slot.name))
+            give_up_slot(slot.name, lambda: _drop_outside(options, name, watcher, slot.name))
         raise
     if not server.in_recovery:
         session.close()
 
 
-def _drop_outside(session: Session, slot: str) -> None:
+def _drop_outside(options: ConnectionOptions, name: str, session: Session, slot: str) -> None:
     """Drop a slot outside of the transaction that the session may have begun."""
-    with translated("leaving a snapshot"), session.cursor() as cursor:
-        cursor.execute("ROLLBACK")
-    drop_slot(session, slot)
+    try:
+        with translated("leaving a snapshot"), session.cursor() as cursor:
+            cursor.execute("ROLLBACK")
+        drop_slot(session, slot)
+    except TransientError:
+        # That it is lost may be why the slot is given up.
+        with contextlib.closing(connect(options, name, retry_seconds=30)) as another:
+            drop_slot(another, slot)
 
 
 def open_exporter(options: ConnectionOptions, name: str, *, full_seconds: float) -> tuple[Session, Instance]:

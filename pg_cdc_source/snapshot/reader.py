@@ -23,7 +23,7 @@ import pyarrow as pa
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import PgCdcError, TransientError, WireError
+from pg_cdc_source.errors import PgCdcError, ServerFullError, TransientError, WireError
 from pg_cdc_source.logs import fields
 from pg_cdc_source.postgres import search_path, trees
 from pg_cdc_source.postgres.backoff import Backoff
@@ -135,7 +135,8 @@ class _Reader:
                     break
                 except TransientError as error:
                     self._session.close()
-                    if attempt == ATTEMPTS or (done and not may_skip):
+                    # Who could not have a connection has waited for it long enough.
+                    if attempt == ATTEMPTS or (done and not may_skip) or isinstance(error, ServerFullError):
                         raise
                     log.warning("%s; connecting again", error.what)
                     attempt += 1
@@ -156,7 +157,7 @@ class _Reader:
                 self._session.close()
                 raise
 
-        sizes = _AGAIN.retrying(blocks_now) if open_heaps else {}
+        sizes = _AGAIN.retrying(blocks_now, but=(ServerFullError,)) if open_heaps else {}
         at_once = min(HEAPS_PER_STEP, MOST_COLUMNS // max(1, len(self._codecs)))
         return steps_of(self._pieces, sizes, BLOCKS_PER_STEP, at_once)
 

@@ -87,14 +87,19 @@ class SourceSession:
 
     def run_replication_command(self, command: str) -> tuple[Any, ...]:
         """The one row that a command of the replication protocol gives, in a session of its own."""
-        with (
-            contextlib.closing(connect(self._options.connection, self._name, replication=True)) as session,
-            translated("identifying the server"),
-            session.cursor() as cursor,
-        ):
-            cursor.execute(command)
-            row: tuple[Any, ...] = cursor.fetchone()
-            return row
+
+        def run() -> tuple[Any, ...]:
+            opened = connect(self._options.connection, self._name, replication=True, retry_seconds=30)
+            with (
+                contextlib.closing(opened) as session,
+                translated("identifying the server"),
+                session.cursor() as cursor,
+            ):
+                cursor.execute(command)
+                row: tuple[Any, ...] = cursor.fetchone()
+                return row
+
+        return ASKING.retrying(run)
 
     def close(self) -> None:
         """Give the session up; the next question opens another."""

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pg_cdc_source.errors import AccessError, TransientError
+from pg_cdc_source.errors import AccessError, ServerFullError, TransientError
 from pg_cdc_source.postgres.backoff import Backoff
 
 
@@ -76,6 +76,15 @@ def test_transient_errors_are_tried_again_and_the_last_one_is_raised(clock: Cloc
     errors += [TransientError("first"), TransientError("second"), TransientError("third")]
     with pytest.raises(TransientError, match="second"):
         Backoff(1.0, attempts=2).retrying(fail)
+
+
+def test_an_error_that_was_waited_for_is_raised_at_once(clock: Clock) -> None:
+    def fail() -> None:
+        raise ServerFullError("full")
+
+    with pytest.raises(ServerFullError):
+        Backoff(1.0, attempts=4).retrying(fail, but=(ServerFullError,))
+    assert clock.slept == []
 
 
 def test_definite_errors_are_not_tried_again(clock: Clock) -> None:

@@ -6,17 +6,20 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 
 from pg_cdc_source.errors import ConnectError, DefiniteError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.instances import Instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot import board, driver
 from pg_cdc_source.snapshot.board import MOST_SNAPSHOTS, Request, execution_key, lasting_key
 from pg_cdc_source.snapshot.driver import Process
+from pg_cdc_source.snapshot.keeper import server
 from pg_cdc_source.snapshot.keeper.handshake import READY, TAKEN, Settings, answer_of, read_answer
 from pg_cdc_source.snapshot.keeper.identity import name_pattern, new_name
 
@@ -107,6 +110,29 @@ def test_a_keeper_that_cannot_start_answers_with_its_error(error: TransientError
     assert type(found) is type(error)
     assert found.what == f"the keeper (process that holds snapshots) could not start: {error.what}"
     assert found.remedy == error.remedy
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_keeper_that_is_not_let_in_any_more_ends(holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has snapshots is patient, and does not come all the time: servers lock roles out."""
+    monkeypatch.setattr(server, "REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "AWAY", Backoff(0.01, longest_seconds=0.2))
+    monkeypatch.setattr(Process, "runs", lambda _: True)
+    connection = ConnectionOptions("postgresql://reader@localhost/shop", ())
+    keeper = server.Keeper(Settings(connection, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE, "/work"))
+    attempts: list[str] = []
+
+    def refused() -> bool:
+        attempts.append("refused")
+        raise ConnectError("no")
+
+    monkeypatch.setattr(keeper, "open", refused)
+    monkeypatch.setattr(keeper._executions, "hold_any", lambda: holds)
+    keeper._lost_at = time.monotonic()
+    keeper.run()
+    assert (len(attempts) > 1) == holds
+    assert len(attempts) < 15
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class Marks:
         self._options = options
         self._keeper = keeper
         self._shown: list[_Mark] = []
+        # Why no session can be had for a mark, and it is no use to try again: as where the password was replaced.
+        self.refused: PgCdcError | None = None
 
     def __contains__(self, execution: str) -> bool:
         return any(execution in mark.executions for mark in self._shown)
@@ -87,8 +89,9 @@ class Marks:
             self._close(oldest)
         try:
             session = connect(self._options, "pgsnapshot:failing")
-        except TransientError as error:
+        except PgCdcError as error:
             log.warning("it cannot be shown why execution %s has no snapshot: %s", execution, error)
+            self.refused = None if isinstance(error, TransientError) else error
             return None
         mark = _Mark(session, reason, mark_name(self._keeper, execution), now)
         self._shown.append(mark)

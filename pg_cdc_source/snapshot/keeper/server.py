@@ -13,7 +13,8 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import ConnectError, DefiniteError, PgCdcError
+from pg_cdc_source.errors import DefiniteError, PgCdcError, TransientError
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import read_server
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.instances import require_instance
@@ -34,6 +35,10 @@ TICK_SECONDS = 0.5  # how often the driver is looked for; a dead driver's sessio
 STANDBY_LOOK_SECONDS = 0.2
 UNUSED_SECONDS = 24 * 3600.0  # without a request for so long, the keeper ends although the driver runs
 SNAPSHOTS_AT_ONCE = 8
+# Between attempts to have a session again. Readers wait LOST_KEEPER_SECONDS for a keeper that was away.
+AWAY = Backoff(TICK_SECONDS, longest_seconds=3.0)
+# A keeper that is not let in any more cannot see when its snapshots are not read any more, or what they keep waiting.
+REFUSED_SECONDS = 60.0
 
 
 class Keeper:
@@ -46,6 +51,8 @@ class Keeper:
         self._marks = Marks(settings.connection, self.name)
         self._executions = Executions(settings.connection, self.name, self._marks, self._workers)
         self._board: Session | None = None
+        self._lost_at = 0.0  # time.monotonic()
+        self._pauses = AWAY.pauses()
         self._standby = False
         self._last_request = time.monotonic()
         self._looked = 0.0  # time.monotonic()
@@ -90,8 +97,9 @@ class Keeper:
                 if not self._executions and time.monotonic() - self._last_request > UNUSED_SECONDS:
                     log.warning("no request for %g h, keeper %s ends", UNUSED_SECONDS / 3600, self.name)
                     return
+                is_away = self._board is None
                 try:
-                    if self._board is None and not self.open():
+                    if is_away and not self.open():
                         log.warning("another keeper took over while the server was away, keeper %s ends", self.name)
                         return
                     assert self._board is not None
@@ -99,9 +107,11 @@ class Keeper:
                     self._serve(self._board)
                 except (PgCdcError, psycopg2.Error) as error:
                     self._lose_board(error)
-                    if isinstance(error, ConnectError) and not self._executions.hold_any():
-                        log.warning("the server does not let keeper %s in any more, it ends", self.name)
+                    if is_away and self._is_refused_for_good(error):
                         return
+                if self._marks.refused is not None and not self._executions.hold_any():
+                    log.warning("the server does not let keeper %s in any more, it ends", self.name)
+                    return
         finally:
             self._close()
 
@@ -185,7 +195,21 @@ class Keeper:
             log.warning("keeper %s lost its session: %s", self.name, error)
             self._board.close()
             self._board = None
-        self._stop.wait(TICK_SECONDS)
+            self._lost_at, self._pauses = time.monotonic(), AWAY.pauses()
+        until = time.monotonic() + next(self._pauses)
+        while time.monotonic() < until and self._settings.driver.runs() and not self._stop.wait(TICK_SECONDS):
+            pass
+
+    def _is_refused_for_good(self, error: Exception) -> bool:
+        """Whether a keeper that cannot have a session again ends: at once, or later where it holds snapshots."""
+        if isinstance(error, (TransientError, psycopg2.Error)):
+            return False
+        is_long = time.monotonic() - self._lost_at > REFUSED_SECONDS
+        if is_long or not self._executions.hold_any():
+            snapshots = ", with the snapshots that it holds" if self._executions.hold_any() else ""
+            log.warning("the server does not let keeper %s in any more, it ends%s: %s", self.name, snapshots, error)
+            return True
+        return False
 
     def _close(self) -> None:
         self._marks.close()
