@@ -93,6 +93,7 @@ class Marks:
             log.warning("it cannot be shown why execution %s has no snapshot: %s", execution, error)
             self.refused = None if isinstance(error, TransientError) else error
             return None
+        self.refused = None
         mark = _Mark(session, reason, mark_name(self._keeper, execution), now)
         self._shown.append(mark)
         return mark
