@@ -269,46 +269,40 @@ def test_a_relation_of_a_subtransaction_that_is_rolled_back_stays() -> None:
     assert changes.relation(BY_KEY.oid).lsn == 300
 
 
+OLD, NEW = (pgoutput.read(message, len(HEADER)) for message in (RELATION, OTHER_RELATION))
+
+
+def relations_of_commits(*messages: bytes) -> list[tuple[int, pgoutput.RelationMessage]]:
+    """Each commit that has rows, with the relation that these are understood by."""
+    what, found = assembler(), []
+    for message in messages:
+        found.append(what.receive(message))
+        while what.is_replaying:
+            found.append(what.replay())
+    found.append(what.take())
+    return [
+        (run.commit_lsn, c.relation(BY_KEY.oid).relation) for c in found if isinstance(c, Changes) for run in c.runs
+    ]
+
+
 @pytest.mark.parametrize("has_rows", [True, False])
 def test_a_relation_that_was_described_anew_while_a_transaction_waited_stays_so(has_rows: bool) -> None:
     """The server sends it no more: servers of before May 2025, after DDL of the other transaction."""
-    what, found = assembler(), []
     waits = [in_stream(ROW, 9)] if has_rows else []
-    for message in (
+    assert relations_of_commits(
         *(stream_start(9), in_stream(RELATION, 9), *waits, STREAM_STOP),
         *(begin(200), OTHER_RELATION, ROW, commit(200), stream_commit(9, 300)),
-    ):
-        found.append(what.receive(message))
-    while what.is_replaying:
-        found.append(what.replay())
-    for message in (begin(400), ROW, commit(400)):
-        found.append(what.receive(message))
-    found.append(what.take())
-    seen = [
-        (run.commit_lsn, c.relation(BY_KEY.oid).relation) for c in found if isinstance(c, Changes) for run in c.runs
-    ]
-    old, new = (pgoutput.read(message, len(HEADER)) for message in (RELATION, OTHER_RELATION))
-    assert seen == [(200, new), *([(300, old)] if has_rows else []), (400, new)]
+        *(begin(400), ROW, commit(400)),
+    ) == [(200, NEW), *([(300, OLD)] if has_rows else []), (400, NEW)]
 
 
 def test_a_relation_that_a_transaction_described_last_holds_behind_its_commit() -> None:
-    what, found = assembler(), []
-    for message in (
+    assert relations_of_commits(
         *(begin(200), RELATION, ROW, commit(200)),
         *(stream_start(9), in_stream(OTHER_RELATION, 9), in_stream(ROW, 9), STREAM_STOP),
         *(begin(250), ROW, commit(250), stream_commit(9, 300)),
-    ):
-        found.append(what.receive(message))
-    while what.is_replaying:
-        found.append(what.replay())
-    for message in (begin(400), ROW, commit(400)):
-        found.append(what.receive(message))
-    found.append(what.take())
-    seen = [
-        (run.commit_lsn, c.relation(BY_KEY.oid).relation) for c in found if isinstance(c, Changes) for run in c.runs
-    ]
-    old, new = (pgoutput.read(message, len(HEADER)) for message in (RELATION, OTHER_RELATION))
-    assert seen == [(200, old), (250, old), (300, new), (400, new)]
+        *(begin(400), ROW, commit(400)),
+    ) == [(200, OLD), (250, OLD), (300, NEW), (400, NEW)]
 
 
 def test_a_session_that_ends_before_a_replay_gives_up_its_file() -> None:
