@@ -204,12 +204,12 @@ class Keeper:
         """Whether a keeper that cannot have a session again ends: at once, or later where it holds snapshots."""
         if isinstance(error, (TransientError, psycopg2.Error)):
             return False
-        is_long = time.monotonic() - self._lost_at > REFUSED_SECONDS
-        if is_long or not self._executions.hold_any():
-            snapshots = ", with the snapshots that it holds" if self._executions.hold_any() else ""
-            log.warning("the server does not let keeper %s in any more, it ends%s: %s", self.name, snapshots, error)
-            return True
-        return False
+        holds = self._executions.hold_any()
+        if holds and time.monotonic() - self._lost_at <= REFUSED_SECONDS:
+            return False
+        snapshots = ", with the snapshots that it holds" if holds else ""
+        log.warning("the server does not let keeper %s in any more, it ends%s: %s", self.name, snapshots, error)
+        return True
 
     def _close(self) -> None:
         self._marks.close()
