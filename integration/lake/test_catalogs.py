@@ -128,4 +128,4 @@ def expect_one_point(spark: SparkSession, ledger: str, format: Format, begun: Co
             assert a.union(b).selectExpr("sum(n)").collect() == [(100_000,)]
             looked += 1
     assert looked > 2
-    assert ledger_at(spark, ledger, format).template
+    assert ledger_at(spark, ledger, format).said

@@ -40,6 +40,7 @@ from watch import wait_until
 
 from pg_cdc_source import mirror, mirror_at
 from pg_cdc_source.errors import OptionError
+from pg_cdc_source.lake.ledger import MODES
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.sink import Applied
 from pg_cdc_source.lake.targets import Targets
@@ -312,6 +313,24 @@ def test_a_lake_that_was_moved_is_read_where_it_is(
     found = mirror_at(spark, f"{tmp_path}/moved/_pgcdc")
     for table in ("customers", "items"):
         assert counted(found[f"public.{table}"]) == source(spark, db, table)
+
+
+def test_tables_are_opened_at_the_start_where_the_ledger_does_not_say_what_they_keep(
+    pg: Session, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[set[str]] = []
+    monkeypatch.setattr(DeltaRsLake, "require_shapes", lambda lake, tables: looked_at.append(set(tables)))
+    run(pg, *SHOP)
+    start(once=True).awaitTermination()
+    # As ledgers of before are.
+    ledger = DeltaRsLedger(f"{tmp_path}/lake/_pgcdc")
+    ledger.note({MODES: ""})
+    for number in range(2):
+        run(pg, f"INSERT INTO customers VALUES ({5000 + number}, 'late', NULL, NULL)")
+        start(once=True).awaitTermination()
+    last = ledger.last()
+    assert last is not None
+    assert looked_at == [set(), last.tables.keys(), set()]
 
 
 def test_a_checkpoint_that_is_older_than_the_ledger_is_refused(

@@ -25,6 +25,7 @@ from watch import wait_until
 
 from pg_cdc_source.errors import DefiniteError, OptionError
 from pg_cdc_source.lake import bring
+from pg_cdc_source.lake.ledger import MODES, TEMPLATE
 from pg_cdc_source.mirrors import iceberg_files
 from pg_cdc_source.mirrors.delta import DeltaTable
 from pg_cdc_source.mirrors.fetching import in_a_task
@@ -263,21 +264,22 @@ def test_a_ledger_that_a_crash_has_left_without_its_entry_in_the_catalog_is_crea
     lake = begin(*T)
     assert isinstance(lake, CatalogLake)
     other = SparkLedger(lake._spark, f"{lake._namespace}.other", "delta", {}, DeltaTable.create)
-    other.create("one")
+    other.create({TEMPLATE: "one"})
     lake.lose_entry("other", tmp_path / "kept")
-    other.create("two")
-    assert (other.template, other.last()) == ("two", None)
+    other.create({TEMPLATE: "two"})
+    assert (other.said[TEMPLATE], other.last()) == ("two", None)
     # One that has batches is nothing that has only begun.
     lake.lose_entry("_pgcdc", tmp_path / "ledger")
     with pytest.raises(AnalysisException, match="NON_EMPTY"):
-        lake.ledger.create("two")
+        lake.ledger.create({TEMPLATE: "two"})
 
 
-def test_a_ledger_notes_where_it_was_moved_with_its_tables(begin: Begin) -> None:
+def test_a_ledger_notes_what_is_true_of_its_tables_from_now_on(begin: Begin) -> None:
     lake = begin(*T)
     # Spark does not show what looks like a secret.
-    lake.ledger.move("token.'two'.{table}")
-    assert lake.ledger.template == "token.'two'.{table}"
+    said = {TEMPLATE: "token.'two'.{table}", MODES: '{"*": "merge", "public.\'password\'": "append"}'}
+    lake.ledger.note(said)
+    assert said.items() <= lake.ledger.said.items()
 
 
 def test_values_that_were_fetched_in_vain_are_fetched_again(
@@ -373,8 +375,8 @@ def test_names_that_spark_takes_for_secrets_are_names(pg: Session, begin: Begin)
     run(pg, "ALTER TABLE tokens ADD password text", "INSERT INTO tokens VALUES (3, 'c', 'd')")
     wait_until(is_same(lake, pg, "tokens"))
     other = SparkLedger(lake._spark, f"{lake._namespace}.other", lake._lake._kind.provider, {}, lake._lake._kind.create)
-    other.create("lake.secrets.{table}")
-    assert other.template == "lake.secrets.{table}"
+    other.create({TEMPLATE: "lake.secrets.{table}"})
+    assert other.said[TEMPLATE] == "lake.secrets.{table}"
     assert lake.ledger.queries() == {"q"}
     assert not other.queries()
 

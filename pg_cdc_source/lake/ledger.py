@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-# The ledger's property that says where its tables are.
-TEMPLATE = "pgcdc.target"
+# What a ledger says of its tables, as its properties: where they are, and what each keeps (``Shapes.text``). Ledgers of
+# before 2026-11-30 do not say the latter.
+TEMPLATE, MODES = "pgcdc.target", "pgcdc.modes"
 LEDGER_SCHEMA = pa.schema(
     [
         pa.field("query", pa.string()),
@@ -66,14 +67,14 @@ class Ledger(Protocol):
     """A ledger in one of the lake's formats."""
 
     @property
-    def template(self) -> str:
-        """Where its tables are. Raises OptionError for what is no ledger."""
+    def said(self) -> Mapping[str, str]:
+        """What it says of its tables. Raises OptionError for what is no ledger."""
 
-    def create(self, template: str) -> None:
-        """Create it, if it is not there. ``template`` says where its tables are."""
+    def create(self, said: Mapping[str, str]) -> None:
+        """Create it, if it is not there."""
 
-    def move(self, template: str) -> None:
-        """Note that its tables are at another place now."""
+    def note(self, said: Mapping[str, str]) -> None:
+        """Have it say this from now on."""
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         """The newest row that is whole, up to ``lsn`` if it is given; or the newest of ``query``, whole or not.

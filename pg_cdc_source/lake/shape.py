@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -157,6 +158,13 @@ class Shapes:
             shapes[name] = Shape(wanted, is_soft, deleted, on_schema_change, json_as, format)
         others = Shape("merge", deletes == "soft", deleted, on_schema_change, json_as, format)
         return cls(shapes.pop("*", others), shapes)
+
+    @property
+    def text(self) -> str:
+        """What the tables say that they keep, in one text: two that are equal are of equal tables."""
+        return json.dumps(
+            {"*": self.others.text, **{table: shape.text for table, shape in self.by_table.items()}}, sort_keys=True
+        )
 
     def __getitem__(self, table: str) -> Shape:
         return self.by_table.get(table, self.others)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.lake.bring import Mark
-from pg_cdc_source.lake.ledger import Ledger, LedgerRow
+from pg_cdc_source.lake.ledger import MODES, TEMPLATE, Ledger, LedgerRow
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.offsets import Lsn
@@ -42,7 +42,7 @@ class Sink:
     """The tables of one query.
 
     ``on_batch`` is told of each batch when the ledger has it. ``read`` reads something of a table's version, and raises
-    where that cannot be had now.
+    where that cannot be had now. ``modes`` is what each table keeps (``Shapes.text``), for the ledger to say.
     """
 
     def __init__(
@@ -51,11 +51,14 @@ class Sink:
         ledger: Ledger,
         on_batch: Callable[[Applied], None] | None = None,
         read: Callable[[str, int], object] | None = None,
+        *,
+        modes: str = "",
     ) -> None:
         self._targets = targets
         self._ledger = ledger
         self._on_batch = on_batch
         self._read = read
+        self._said = {TEMPLATE: targets.template, MODES: modes}
         self._last: LedgerRow | None = None
 
     def apply(self, query: str, batch_id: int, run: Run, is_past: Callable[[int], bool]) -> LedgerRow:
@@ -112,16 +115,17 @@ class Sink:
                 remedy="give this mirror a ledger of its own (ledger=…); or, where it is to take the other's place, "
                 "move the other's ledger and tables away first",
             )
-        self._ledger.create(self._targets.template)
-        if (template := self._ledger.template) != self._targets.template:
-            if not self._targets.has_own_ledger:
-                raise DefiniteError(
-                    f"the ledger {ledger} is of tables at {template}, and not at {self._targets.template}",
-                    remedy="start with that target, in the format that it has; or mirror into this one with another "
-                    "checkpoint, slot and ledger",
-                )
-            # One that is beside its tables has been moved with them.
-            self._ledger.move(self._targets.template)
+        self._ledger.create(self._said)
+        said = self._ledger.said
+        # A ledger that is beside its tables has been moved with them.
+        if said[TEMPLATE] != self._targets.template and not self._targets.has_own_ledger:
+            raise DefiniteError(
+                f"the ledger {ledger} is of tables at {said[TEMPLATE]}, and not at {self._targets.template}",
+                remedy="start with that target, in the format that it has; or mirror into this one with another "
+                "checkpoint, slot and ledger",
+            )
+        if not self._said.items() <= said.items():
+            self._ledger.note(self._said)
         return last
 
     def _row(self, start: LedgerRow, batch_id: int, outcomes: list[Mapping[str, Any]]) -> LedgerRow:

@@ -28,12 +28,14 @@ class Batches:
         self,
         checkpoint: str,
         targets: Targets,
+        modes: str,
         open_lake: Callable[[SparkSession], Lake],
         on_batch: Callable[[Applied], None] | None,
         lake: Lake,
     ) -> None:
         self._checkpoint = checkpoint
         self._targets = targets
+        self._modes = modes
         self._open_lake = open_lake
         self._on_batch = on_batch
         self._lake: Lake | None = lake
@@ -49,7 +51,11 @@ class Batches:
         lake = self._lake
         if self._sink is None:
             self._sink = Sink(
-                self._targets, lake.ledger, self._on_batch, lambda table, version: lake.read(table, version).head()
+                self._targets,
+                lake.ledger,
+                self._on_batch,
+                lambda table, version: lake.read(table, version).head(),
+                modes=self._modes,
             )
         if self._query is None:
             self._query = query_of(batch, self._checkpoint)

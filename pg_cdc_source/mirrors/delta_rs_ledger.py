@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
 from operator import and_
 
@@ -25,17 +26,17 @@ class DeltaRsLedger:
         self.path = path
         self._compacts = compacts
 
-    def create(self, template: str) -> None:
+    def create(self, said: Mapping[str, str]) -> None:
         DeltaTable.create(
             self.path,
             LEDGER_SCHEMA,
             mode="ignore",
-            configuration={TEMPLATE: template, **LOG_PROPERTIES_OF_LEDGER},
+            configuration={**said, **LOG_PROPERTIES_OF_LEDGER},
             raise_if_key_not_exists=False,
         )
 
-    def move(self, template: str) -> None:
-        DeltaTable(self.path).alter.set_table_properties({TEMPLATE: template}, raise_if_not_exists=False)
+    def note(self, said: Mapping[str, str]) -> None:
+        DeltaTable(self.path).alter.set_table_properties(dict(said), raise_if_not_exists=False)
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         if not DeltaTable.is_deltatable(self.path):
@@ -61,13 +62,13 @@ class DeltaRsLedger:
         return frozenset(found["query"].unique().to_pylist())
 
     @property
-    def template(self) -> str:
-        found = None
+    def said(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = {}
         if DeltaTable.is_deltatable(self.path):
-            found = DeltaTable(self.path).metadata().configuration.get(TEMPLATE)
-        if found is None:
+            found = DeltaTable(self.path).metadata().configuration
+        if TEMPLATE not in found:
             raise OptionError(f"{self.path} is no ledger of a mirror", remedy="name the ledger that mirror() writes")
-        return str(found)
+        return found
 
     def append(self, row: LedgerRow) -> None:
         mark = Mark(row.query, row.batch_id)

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.first_files import FIRST_FILES
-from pg_cdc_source.lake.ledger import Ledger
+from pg_cdc_source.lake.ledger import MODES, TEMPLATE, Ledger
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.sink import Applied
 from pg_cdc_source.lake.targets import NOT_FOR_DELTA_RS, Targets
@@ -94,15 +94,17 @@ def mirror(
     is_by_spark = once and (HAS_LIMITS or is_connect(spark))
     if not is_by_spark:
         reader = reader.option(OWN_TRIGGER, (OwnTrigger.PRESENT if once else OwnTrigger.ENDLESS).value)
+    # Where the ledger says that its tables keep this, none has to be opened.
+    is_known = last is None or lake.ledger.said.get(MODES) == shapes.text
     # Hundreds of tables take a while to look at, and Spark meanwhile asks a process of its own for the stream's schema.
     with ThreadPoolExecutor(1) as pool:
-        looking = pool.submit(lake.require_shapes, () if last is None else last.tables)
+        looking = pool.submit(lake.require_shapes, () if last is None or is_known else last.tables)
         stream = reader.load()
         looking.result()
     writer = stream.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
     if is_by_spark:
         writer = writer.trigger(availableNow=True)
-    query = writer.foreachBatch(Batches(checkpoint, targets, open_lake, on_batch, lake)).start()
+    query = writer.foreachBatch(Batches(checkpoint, targets, shapes.text, open_lake, on_batch, lake)).start()
     if once and not is_by_spark:
         threading.Thread(target=_stop_when_done, args=(query,), name="pgcdc-stop-when-done", daemon=True).start()
     return query
@@ -236,7 +238,7 @@ def mirror_at(
     the ledger has no such row.
     """
     found = ledger_at(spark, ledger, format)
-    lake = _lake(spark, format, Targets(found.template, _place(spark, ledger)))
+    lake = _lake(spark, format, Targets(found.said[TEMPLATE], _place(spark, ledger)))
     row = lake.ledger.last(lsn)
     if row is None:
         when = "" if lsn is None else f" at or before {lsn}"

@@ -41,22 +41,23 @@ class SparkLedger:
         self._create = create
         self._compact = compact
 
-    def create(self, template: str) -> None:
+    def create(self, said: Mapping[str, str]) -> None:
         self._require_published()
-        if self._template() is not None:
+        if self._is_there():
             return
         namespace = namespace_of(self._name)
         if namespace is not None and namespace != self._provider:
             self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
         empty = self._spark.createDataFrame([], spark_schema(LEDGER_SCHEMA))
         writer = empty.writeTo(self._name).using(self._provider)
-        for key, value in {TEMPLATE: veiled(template), **self._upkeep}.items():
+        for key, value in {**_veiled(said), **self._upkeep}.items():
             writer = writer.tableProperty(key, value)
         self._create(self._spark, writer, self._has_begun)
 
-    def move(self, template: str) -> None:
-        # A text of hexadecimal digits.
-        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ('{TEMPLATE}' = '{veiled(template)}')")
+    def note(self, said: Mapping[str, str]) -> None:
+        # Texts of hexadecimal digits.
+        properties = ", ".join(f"'{key}' = '{value}'" for key, value in _veiled(said).items())
+        self._spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({properties})")
 
     def _has_begun(self, location: str) -> bool:
         """Whether files at a place, for which the catalog has no entry, are what a kill has left of a ledger."""
@@ -64,7 +65,7 @@ class SparkLedger:
         return TEMPLATE in (read_properties(self._spark, name) or {}) and self._spark.table(name).isEmpty()
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
-        if self._template() is None:
+        if not self._is_there():
             return None
         refresh(self._spark, self._name, self._provider)
         rows = self._spark.table(self._name)
@@ -81,15 +82,15 @@ class SparkLedger:
         return LedgerRow.of(of_batch.orderBy(*newest).limit(1).toArrow().to_pylist()[0])
 
     def queries(self) -> frozenset[str]:
-        if self._template() is None:
+        if not self._is_there():
             return frozenset()
         refresh(self._spark, self._name, self._provider)
         return frozenset(query for (query,) in self._spark.table(self._name).select("query").distinct().collect())
 
     @property
-    def template(self) -> str:
-        found = self._template()
-        if found is None:
+    def said(self) -> Mapping[str, str]:
+        found = read_properties(self._spark, self._name) or {}
+        if TEMPLATE not in found:
             raise OptionError(f"{self._name} is no ledger of a mirror", remedy="name the ledger that mirror() writes")
         return found
 
@@ -107,6 +108,9 @@ class SparkLedger:
                     remedy="unset it, or start the mirror in a session of its own (spark.newSession())",
                 )
 
-    def _template(self) -> str | None:
-        properties = read_properties(self._spark, self._name)
-        return None if properties is None else properties.get(TEMPLATE)
+    def _is_there(self) -> bool:
+        return TEMPLATE in (read_properties(self._spark, self._name) or {})
+
+
+def _veiled(said: Mapping[str, str]) -> dict[str, str]:
+    return {key: veiled(value) for key, value in said.items()}

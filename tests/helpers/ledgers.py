@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pg_cdc_source.lake.ledger import LedgerRow
+from pg_cdc_source.lake.ledger import MODES, TEMPLATE, LedgerRow
 
 
 @dataclass
@@ -12,13 +13,20 @@ class Rows:
     """A ledger. Where nothing is asked for, its last row is the newest."""
 
     template: str
+    modes: str = ""
     rows: list[LedgerRow] = field(default_factory=list)
+    noted: list[Mapping[str, str]] = field(default_factory=list)
 
-    def create(self, template: str) -> None:
+    @property
+    def said(self) -> Mapping[str, str]:
+        return {TEMPLATE: self.template, MODES: self.modes}
+
+    def create(self, said: Mapping[str, str]) -> None:
         pass
 
-    def move(self, template: str) -> None:
-        self.template = template
+    def note(self, said: Mapping[str, str]) -> None:
+        self.template, self.modes = said[TEMPLATE], said[MODES]
+        self.noted.append(said)
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         found = [row for row in self.rows if query in (None, row.query)]

@@ -9,7 +9,7 @@ import pytest
 from ledgers import Rows
 
 from pg_cdc_source.errors import DefiniteError, OptionError
-from pg_cdc_source.lake.ledger import LedgerRow
+from pg_cdc_source.lake.ledger import MODES, TEMPLATE, LedgerRow
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
@@ -156,7 +156,14 @@ def test_a_ledger_of_tables_at_another_place_is_refused() -> None:
 def test_a_lake_that_was_moved_with_its_ledger_goes_on() -> None:
     ledger = Rows("/old/{table}")
     assert [apply(ledger, number).batch_id for number in (0, 1)] == [0, 1]
-    assert ledger.template == TARGETS.template
+    assert ledger.said[TEMPLATE] == TARGETS.template
+
+
+def test_a_ledger_says_what_its_tables_keep_now() -> None:
+    ledger = Rows(TARGETS.template, modes="of before")
+    for number, modes in enumerate(["now", "now", "later"]):
+        Sink(TARGETS, ledger, modes=modes).apply("q", number, lambda start: [outcome(A)], lambda lsn: False)
+    assert ledger.noted == [{TEMPLATE: TARGETS.template, MODES: modes} for modes in ("now", "later")]
 
 
 def test_two_mirrors_do_not_have_one_ledger() -> None:

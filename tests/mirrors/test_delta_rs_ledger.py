@@ -13,13 +13,13 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
-from pg_cdc_source.lake.ledger import LedgerRow
+from pg_cdc_source.lake.ledger import TEMPLATE, LedgerRow
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 
 
 def test_a_ledger_has_a_checkpoint_after_ten_commits(tmp_path: Path) -> None:
     ledger = DeltaRsLedger(str(tmp_path / "_pgcdc"))
-    ledger.create("lake/{table}")
+    ledger.create({TEMPLATE: "lake/{table}"})
     now = datetime.now(timezone.utc)
     rows = [LedgerRow("q", batch_id, batch_id, None, now, {}, {}, True) for batch_id in range(11)]
     for row in rows:
@@ -31,7 +31,7 @@ def test_a_ledger_has_a_checkpoint_after_ten_commits(tmp_path: Path) -> None:
 
 def test_a_ledger_whose_files_were_written_together_is_read(tmp_path: Path) -> None:
     ledger = DeltaRsLedger(str(tmp_path / "_pgcdc"), compacts=True)
-    ledger.create("lake/{table}")
+    ledger.create({TEMPLATE: "lake/{table}"})
     now = datetime.now(timezone.utc)
     rows = [LedgerRow("q", batch, batch, None, now, {"public.t": batch}) for batch in range(53)]
     for row in rows:
@@ -61,7 +61,7 @@ class Watched:
 
 def test_the_tables_of_one_row_alone_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = DeltaRsLedger(str(tmp_path / "_pgcdc"))
-    ledger.create("lake/{table}")
+    ledger.create({TEMPLATE: "lake/{table}"})
     now = datetime.now(timezone.utc)
     rows = [
         LedgerRow(query, batch, 10 * batch, None, now, {"public.t": batch}, {"public.u": "gone"}, batch != 2)
