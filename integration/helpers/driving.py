@@ -59,6 +59,7 @@ class Driver:
         self.options = {"url": url, "slot": SLOT, **options}
         self.rows: list[Row] = []  # of all batches, in order
         self.batches = 0
+        self.names_commits = True  # with asynchronous progress tracking, Spark does not do so for most batches
         self._committed: dict[str, Any] | None = None  # the end of the last batch
         self._planned: dict[str, Any] | None = None  # the end of one that did not come to its end
         self._before: dict[str, Any] | None = None  # where the last batch began
@@ -135,7 +136,7 @@ class Driver:
             if json.dumps(end) == json.dumps(start):
                 return False
             self._planned = end
-            if self._last_end is not None:
+            if self._last_end is not None and self.names_commits:
                 reader.commit(self._last_end)
         return True
 

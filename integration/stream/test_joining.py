@@ -364,6 +364,47 @@ def test_the_slot_moves_on_where_a_table_is_gone_whose_snapshot_came_to_nothing(
     going_on(driver, lambda: run(pg, f"SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn >= '{end}'"), 30)
 
 
+def test_the_slot_moves_on_though_spark_does_not_name_the_batch_in_which_a_table_joined(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*")
+    driver.names_commits = False
+    run(pg, *U)
+    until_equal(driver, pg, "t", "u")
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    driver.take(1)
+    driver.names_commits = True
+    [(end,)] = run(pg, "SELECT pg_current_wal_lsn()::text")
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    going_on(driver, lambda: run(pg, f"SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn >= '{end}'"), 30)
+
+
+def test_what_the_checkpoint_may_not_have_yet_is_there_after_a_crash(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new reader of the slot, as one for another plan, begins where only Spark's memory is."""
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*")
+    kept = json.dumps(driver.offset.to_json())
+    driver.names_commits = False
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    driver.take(1)
+    run(pg, *U)
+    until_equal(driver, pg, "t", "u")
+    run(pg, "INSERT INTO u VALUES (3, 'c')")
+    driver.take(1)
+    driver.stop()
+    driver.continue_from(kept)
+    driver.start()
+    count = len(driver.rows)
+    run(pg, "INSERT INTO t VALUES (4, 'd')")
+    going_on(driver, lambda: [row for row in driver.rows[count:] if '"id":4' in (row["after"] or "").replace(" ", "")])
+    until_equal(driver, pg, "t", "u")
+    found = [json.loads(row["after"])["id"] for row in driver.rows[count:] if row["_table"] == "public.t"]
+    assert found == [2, 4]
+
+
 def test_a_stream_that_is_ahead_of_the_consistent_point_goes_back_for_the_table(
     pg: Session, db: str, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:

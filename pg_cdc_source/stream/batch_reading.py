@@ -85,7 +85,7 @@ class BatchReading:
         had = {member.oid: position for member in known or ()}
         if end.position > begin and not is_anew:
             if end.at is not None:
-                parts.joins.stay(end.at, begin)
+                parts.joins.stay(end.at, begin, end.position)
             reader, plan = self._read_through(rows, begin, position, end)
             changes += reader.batch(begin, end.position) + layouts.guessed(start, end)
             rows = self._with_due(rows, start, end, joined)

@@ -110,7 +110,7 @@ class Capture:
                 raise
             log.warning("%s; the batch after %s stays empty, and all tables come again", error.what, start.position)
             # What is missing may end before this batch does: whoever goes on from there has to find no slot.
-            self._parts.reader.close()
+            self._parts.reader.forget()
             self._parts.history.drop_lost_slot()
             return self._reading.none(end)
 
@@ -171,7 +171,7 @@ class Capture:
         return self._next.at_end_of_wal(offset, offset.members or (), self._parts.membership.plan.horizon)
 
     def _begin_anew(self, error: SlotLostError) -> StreamOffset:
-        self._parts.reader.close()
+        self._parts.reader.forget()
         self._parts.joins.close()
         self._parts.snapshot.end()
         return self._parts.beginning.anew(error)

@@ -61,6 +61,7 @@ class Joins:
         self._ready: Join | None = None  # what comes once the stream has read so far
         self._refused = ""  # why the last plan for them failed
         self._stays: dict[Lsn | None, Position] = {}  # of the slot, by point; None is one that is not known yet
+        self._ends: dict[Lsn, Position] = {}  # of the batches in which tables join, by point
 
     def due(
         self, start: StreamOffset, end: Position, reader: PlannedReader, rewritten: Iterable[int]
@@ -152,20 +153,23 @@ class Joins:
         self._joining.close()
         self._stays.pop(None, None)
 
-    def done(self, join: Join) -> None:
-        """The batch in which they join is given out; whoever does that has the snapshot now."""
+    def done(self, join: Join, end: Position) -> None:
+        """The batch in which they join is given out, up to ``end``; whoever does that has the snapshot now."""
         self._membership.join(join.tables, join.mark)
         self._ready = None
-        self._stays[join.point] = self._stays.pop(None, join.position)
+        self.stay(join.point, self._stays.pop(None, join.position), end)
 
-    def stay(self, point: Lsn, position: Position) -> None:
-        """Keep the slot at ``position`` until the batch is committed in which tables join at ``point``."""
+    def stay(self, point: Lsn, position: Position, end: Position) -> None:
+        """Keep the slot at ``position`` until the batch up to ``end`` is committed: tables join in it at ``point``."""
         self._stays.setdefault(point, position)
+        self._ends[point] = end
 
     def committed(self, end: StreamOffset) -> Position:
         """Where the slot may move when everything through ``end`` is committed."""
-        if end.at is not None:
-            self._stays.pop(end.at, None)
+        # With asynchronous progress tracking, Spark does not say of every batch that it is committed.
+        for point in [point for point, behind in self._ends.items() if point == end.at or behind < end.position]:
+            del self._ends[point]
+            self._stays.pop(point, None)
         return self.safe(end.position)
 
     def safe(self, position: Position) -> Position:
@@ -179,6 +183,7 @@ class Joins:
             self._ready.held.close()
             self._ready = None
         self._stays.clear()
+        self._ends.clear()
 
 
 def _with_their_files(held: Held, tables: tuple[PlannedTable, ...]) -> tuple[PlannedTable, ...]:

@@ -173,7 +173,7 @@ class NextOffset:
         membership, layouts = parts.membership, parts.layouts
         position = start.position
         parts.snapshot.hold(join.held)
-        parts.joins.done(join)
+        parts.joins.done(join, position)
         # The one that was read by the plan of before has left out their changes.
         parts.reader.close()
         layouts.keep((*(start.members or ()), *membership.plan.members))

@@ -32,6 +32,7 @@ class PlannedReader:
         self._limits = Limits(options.max_rows_per_batch, options.max_bytes_per_batch)
         self._history = history
         self._reader: SlotReader | None = None
+        self._safe: Position | None = None  # everything up to here is in the checkpoint
 
     @property
     def current(self) -> SlotReader | None:
@@ -40,7 +41,8 @@ class PlannedReader:
     def open(self, position: Position, plan: Callable[[], StreamPlan], safe: Position) -> SlotReader:
         """The reader; where there is none, a new one of all changes after ``position``, decoded by ``plan``.
 
-        The slot may move through ``safe``.
+        The slot may move through ``safe`` if this is the first one: a later one may begin where only Spark's memory is
+        yet (asynchronous progress tracking).
         """
         if self._reader is None:
             planned = plan()
@@ -67,11 +69,14 @@ class PlannedReader:
                 # is in progress, it gets past that one so.
                 return self._history.connect_stream(received, streaming=next(sessions) == 0)
 
-            self._reader = SlotReader(connect, buffer, safe)
+            if self._safe is None:
+                self._safe = safe
+            self._reader = SlotReader(connect, buffer, self._safe)
         return self._reader
 
     def release(self, position: Position) -> None:
-        """Let the slot move to ``position``, if it is read."""
+        """Let the slot move to ``position``, which the checkpoint has."""
+        self._safe = position
         if self._reader is not None:
             self._reader.release(position)
 
@@ -79,3 +84,8 @@ class PlannedReader:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def forget(self) -> None:
+        """Close it; the next one is of another slot."""
+        self.close()
+        self._safe = None
