@@ -175,6 +175,22 @@ def test_columns_change_and_rows_come_again(
 
 
 @pytest.mark.corner
+def test_a_column_of_a_log_that_came_again_is_followed_when_it_is_renamed(pg: Session, begin: Begin) -> None:
+    lake = begin("CREATE TABLE t (id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (1, 'first')", mode="append")
+    for scene in (
+        ("ALTER TABLE t DROP a", "ALTER TABLE t ADD a text", "INSERT INTO t VALUES (2, 'again')"),
+        ("ALTER TABLE t RENAME a TO b", "INSERT INTO t VALUES (3, 'renamed')"),
+        ("ALTER TABLE t ADD a text", "INSERT INTO t VALUES (4, 'renamed', 'another')"),
+    ):
+        run(pg, *scene)
+        wait_for(lake, pg, lake.step)
+    # The rows may come again where a column was replaced.
+    found = {(row["id"], row["b"], row["a"]) for row in lake.found("t") if row["_change_type"] == "insert"}
+    assert found == {(2, "again", None), (3, "renamed", None), (4, "renamed", "another")}
+    assert (1, "first", None) in [(row["id"], row["b"], row["a"]) for row in lake.found("t")]
+
+
+@pytest.mark.corner
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize(("mode", "deletes"), [("merge", "soft"), ("history", "hard")])
 def test_rows_that_stay_have_what_a_new_column_gave_them_where_all_rows_come_again(

@@ -352,7 +352,8 @@ class TableBatch:
             fields.append(pa.field(column.name, column.type))
         schema = pa.schema([*fields, *self.change_fields()])
         changes = {name: run.column(name) for name in CHANGE_NAMES}
-        changes["_unchanged"] = _renamed(changes["_unchanged"], names)
+        if not self.shape.is_log:
+            changes["_unchanged"] = _renamed(changes["_unchanged"], names)
         return pa.Table.from_arrays(
             [*arrays, *(changes[field.name.rstrip("_")] for field in self.change_fields())], schema=schema
         )

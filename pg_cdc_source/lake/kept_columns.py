@@ -87,13 +87,23 @@ class _Named(Protocol):
 F = TypeVar("F", bound=_Named)
 
 
+def numbers_in_log(wanted: Sequence[tuple[int, str]], present: Sequence[tuple[int, str]]) -> list[int]:
+    """Return the numbers of a log's ``present`` columns, where it is to have the ``wanted`` ones.
+
+    One that was dropped and comes again under its name is the same one there, and has the new number from then on: the
+    next change of its name is that of this number.
+    """
+    places = places_among(wanted, present)
+    new = {name: number for place, (number, name) in zip(places, wanted, strict=True) if place is None}
+    return [number if i in places else new.get(name, number) for i, (number, name) in enumerate(present)]
+
+
 def with_kept(
     table: str, shape: Shape, wanted: Sequence[tuple[int, F]], present: Sequence[tuple[int, F]]
 ) -> list[tuple[int, F]]:
     """Return the ``wanted`` columns of a table, and behind them those that it has besides; each with its number.
 
-    In a log, a column that was dropped and comes again under its name is the same one. Raises SchemaChangedError where
-    a name would be that of two.
+    Raises SchemaChangedError where a name would be that of two.
     """
     places = places_among(*([(number, field.name) for number, field in columns] for columns in (wanted, present)))
     kept = {field.name: (number, field) for i, (number, field) in enumerate(present) if i not in places}
@@ -103,8 +113,6 @@ def with_kept(
             # The number stays that of before: another one would have all rows written anew.
             if place is not None:
                 found[i] = present[place][0], field
-            elif field.name in kept:
-                found[i] = kept.pop(field.name)[0], field
     found += kept.values()
     names = [field.name.lower() for _, field in found]
     for name in names:

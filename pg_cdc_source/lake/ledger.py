@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-# What a ledger says of its tables, as its properties: where they are, and what each keeps (``Shapes.text``). Ledgers of
-# before 2026-11-30 do not say the latter.
+# What a ledger says of its tables, as its properties: where they are, and what each keeps (``Shapes.text``). The first
+# ledgers say only where they are.
 TEMPLATE, MODES = "pgcdc.target", "pgcdc.modes"
 LEDGER_SCHEMA = pa.schema(
     [

@@ -113,7 +113,9 @@ def _logged(batch: TableBatch) -> Iterator[Part]:
     if batch.truncates:
         of_table = pa.schema([]) if batch.layout is None else batch.layout.arrow_schema()
         schema = pa.schema([*of_table, *batch.change_fields()])
-        rows = [{CHANGE_NAMES.get(name, name): row[name] for name in row} for row in batch.truncates]
+        # Not its other fields: the table may have a column called ``rows`` or ``layout``.
+        of_changes = {name: padded for name, padded in CHANGE_NAMES.items() if padded != UNCHANGED}
+        rows = [{padded: row[name] for name, padded in of_changes.items()} for row in batch.truncates]
         tables.append(pa.Table.from_pylist([{**row, UNCHANGED: []} for row in rows], schema))
     if tables:
         yield Segment((), pa.concat_tables(tables))

@@ -77,8 +77,12 @@ class Sink:
         set_aside = {table: why for table, why in start.set_aside.items() if not why.startswith(CATCHING_UP)}
         catching_up = frozenset(start.set_aside.keys() - set_aside.keys())
         outcomes = list(run(Start(Mark(query, batch_id), start.tables, set_aside, catching_up)))
-        self._last = row = self._row(start, batch_id, outcomes)
+        row = self._row(start, batch_id, outcomes)
+        if last is None:
+            # Another one may have loaded its first rows at the same time.
+            self._require_alone()
         self._ledger.append(row)
+        self._last = row
         rows = {o["table"]: o["rows"] for o in outcomes if o["version"] is not None}
         log.info("batch %d: %d rows, %d tables at LSN %d", batch_id, sum(rows.values()), len(row.tables), row.lsn)
         if self._on_batch is not None:
@@ -108,13 +112,8 @@ class Sink:
                 remedy="put the newest copy of the checkpoint back; where that is lost, start with a new checkpoint, a "
                 "new slot, a new ledger and a new target",
             )
-        if last is None and (others := self._ledger.queries()):
-            raise DefiniteError(
-                f"the ledger {ledger} is that of another mirror, of the query {min(others)}: nobody could tell at "
-                "which point the tables of both are",
-                remedy="give this mirror a ledger of its own (ledger=…); or, where it is to take the other's place, "
-                "move the other's ledger and tables away first",
-            )
+        if last is None:
+            self._require_alone()
         self._ledger.create(self._said)
         said = self._ledger.said
         # A ledger that is beside its tables has been moved with them.
@@ -127,6 +126,16 @@ class Sink:
         if not self._said.items() <= said.items():
             self._ledger.note(self._said)
         return last
+
+    def _require_alone(self) -> None:
+        """Raise DefiniteError where the ledger has rows of another query, and none of this one."""
+        if others := self._ledger.queries():
+            raise DefiniteError(
+                f"the ledger {self._targets.ledger} is that of another mirror, of the query {min(others)}: nobody "
+                "could tell at which point the tables of both are",
+                remedy="give this mirror a ledger of its own (ledger=…); or, where it is to take the other's place, "
+                "move the other's ledger and tables away first",
+            )
 
     def _row(self, start: LedgerRow, batch_id: int, outcomes: list[Mapping[str, Any]]) -> LedgerRow:
         versions, set_aside = dict(start.tables), dict(start.set_aside)

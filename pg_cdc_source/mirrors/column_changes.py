@@ -13,7 +13,7 @@ from pyspark.sql.types import DecimalType, StringType, StructField, StructType, 
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredLayout
-from pg_cdc_source.lake.kept_columns import other_type_remedy, places_among, with_kept
+from pg_cdc_source.lake.kept_columns import numbers_in_log, other_type_remedy, places_among, with_kept
 from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.mirrors.catalog_names import backquoted
 from pg_cdc_source.spark.edge import spark_schema
@@ -57,7 +57,15 @@ class Columns:
 
     def places_of(self, others: Columns) -> list[int | None]:
         """Which of these columns each of ``others`` is, None for none."""
-        return places_among(*(list(zip(these.numbers, these.schema.names, strict=True)) for these in (others, self)))
+        return places_among(*(these.numbered() for these in (others, self)))
+
+    def numbered(self) -> list[tuple[int, str]]:
+        """Each column's number and name."""
+        return list(zip(self.numbers, self.schema.names, strict=True))
+
+    def renumbered(self, wanted: Columns) -> Columns:
+        """Return these columns of a log with the numbers that those have which come again among the ``wanted`` ones."""
+        return Columns(self.schema, tuple(numbers_in_log(wanted.numbered(), self.numbered())))
 
     def with_kept(self, present: Columns, table: str, shape: Shape) -> Columns:
         """Return these columns, and those of the ``present`` ones that PostgreSQL has dropped."""

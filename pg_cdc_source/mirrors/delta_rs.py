@@ -29,7 +29,14 @@ from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
-from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, places_among, require_allowed, with_kept
+from pg_cdc_source.lake.kept_columns import (
+    is_wider,
+    numbers_in_log,
+    other_type_remedy,
+    places_among,
+    require_allowed,
+    with_kept,
+)
 from pg_cdc_source.lake.key_bounds import bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
@@ -98,6 +105,8 @@ class DeltaRsTable(CommittedTable):
         if anew and not self._shape.keeps_columns:
             self._overwrite(wanted.empty_table(), self._commit())
             return
+        if self._shape.is_log:
+            present = self._renumbered(wanted, present)
         if self._shape.keeps_columns:
             wanted = _with_kept(self._name, self._shape, wanted, present)
         # Columns are added behind those that are there, the table's own ones included.
@@ -123,6 +132,14 @@ class DeltaRsTable(CommittedTable):
             self._add(wanted, len(present), layout, fills)
         else:
             self._rewrite(wanted, places, layout, fills)
+
+    def _renumbered(self, wanted: pa.Schema, present: pa.Schema) -> pa.Schema:
+        """Give columns of a log that come again their new numbers."""
+        for field, number in zip(present, numbers_in_log(*map(_numbered, (wanted, present))), strict=True):
+            if number != _number(field):
+                said = {ATTNUM: str(number)}
+                self.table.alter.set_column_metadata(field.name, said, commit_properties=self._commit())
+        return pa.schema(self.table.schema().to_arrow())
 
     def _add(self, wanted: pa.Schema, first: int, layout: MirroredLayout, fills: Mapping[int, str | None]) -> None:
         new = [wanted.field(i) for i in range(first, len(wanted))]
@@ -339,7 +356,11 @@ def _number(field: pa.Field) -> int:
 
 
 def _places(wanted: pa.Schema, present: pa.Schema) -> list[int | None]:
-    return places_among(*([(_number(field), field.name) for field in schema] for schema in (wanted, present)))
+    return places_among(*map(_numbered, (wanted, present)))
+
+
+def _numbered(schema: pa.Schema) -> list[tuple[int, str]]:
+    return [(_number(field), field.name) for field in schema]
 
 
 def _described(schema: pa.Schema) -> list[tuple[int, str, str]]:

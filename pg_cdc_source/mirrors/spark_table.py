@@ -83,14 +83,15 @@ class SparkTable(CommittedTable):
             self._create(wanted, layout)
             return
         require_table(self._table, self._said, layout)
-        present = self._columns
+        said = self._columns
+        present = said.renumbered(wanted) if self._shape.is_log else said
         if self._shape.keeps_columns:
             wanted = wanted.with_kept(present, self._table, self._shape)
         # Somebody else may have altered the table and not what it says; all rows come, and nothing of that stays.
         is_altered = anew and set(self._spark.table(self._name).columns) != set(present.schema.names)
-        if present == wanted and not is_altered:
+        if said == wanted and not is_altered:
             return
-        require_allowed(self._table, self._shape, wanted.described(), present.described())
+        require_allowed(self._table, self._shape, wanted.described(), said.described())
         if anew and (is_altered or not self._shape.keeps_columns):
             self._create(wanted, layout)
             return

@@ -173,6 +173,18 @@ def test_two_mirrors_do_not_have_one_ledger() -> None:
         apply(ledger, 0, query="other")
     assert "ledger=" in refused.value.remedy
     assert apply(ledger, 1).batch_id == 1
+    # Nor does one that loads its first rows meanwhile.
+    meanwhile = Rows(TARGETS.template)
+
+    def load(start: Start) -> list[dict[str, Any]]:
+        apply(meanwhile, 0)
+        return [outcome(B)]
+
+    sink = Sink(TARGETS, meanwhile)
+    for _ in range(2):
+        with pytest.raises(DefiniteError, match="is that of another mirror, of the query q"):
+            sink.apply("other", 0, load, lambda lsn: False)
+    assert meanwhile.queries() == {"q"}
     # Those that have shared one up to now go on.
     ledger.rows.append(replace(ledger.rows[0], query="other"))
     assert apply(ledger, 1, query="other").batch_id == 1

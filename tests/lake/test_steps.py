@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +339,46 @@ def test_two_tasks_do_not_both_do_a_step(tmp_path: Path) -> None:
             with pytest.raises(DeltaError):
                 task.apply(step, segment)
     assert sorted(row["id"] for row in lake.rows()) == [1, 2]
+
+
+def test_a_truncate_of_a_log_has_no_value_in_columns_that_are_called_like_the_streams_own(tmp_path: Path) -> None:
+    named = ["layout", "after", "key", "data", "_table"]
+    table = layout([(1, "id", "int4"), (2, "rows", "int4"), *((i, name, "text") for i, name in enumerate(named, 3))])
+    lake = Lake(tmp_path, Shape("append"))
+    lake.apply(0, [*changed(table, Change("insert", (50, 1), ["1", "2", *named])), truncated(table, (60, 1))])
+    lake.apply(1, [truncated(table, (70, 1))])
+    assert not lake.set_aside()
+    rows = sorted(lake.rows(), key=lambda row: int(row["_commit_lsn"]))
+    assert [row["rows"] for row in rows] == [2, None, None]
+    assert {row[name] for row in rows[1:] for name in ("id", *named)} == {None}
+
+
+@pytest.mark.parametrize("is_one", [True, False], ids=["one batch", "a batch each"])
+def test_a_column_of_a_log_that_came_again_is_followed_when_it_is_renamed(is_one: bool, tmp_path: Path) -> None:
+    def table(*columns: tuple[int, str]) -> StreamedTable:
+        return layout([(1, "id", "int4"), *((number, name, "text") for number, name in columns)])
+
+    def row(of: StreamedTable, i: int, *values: str) -> list[Row]:
+        return changed(of, Change("insert", (50 + i, 1), [str(i), *values]))
+
+    batches = [
+        row(table((2, "a")), 1, "first"),
+        row(table((3, "a")), 2, "again"),
+        row(table((3, "b")), 3, "renamed"),
+        row(table((3, "b"), (4, "a")), 4, "renamed", "another"),
+    ]
+    lake = Lake(tmp_path, Shape("append"))
+    for number, rows in enumerate([list(chain(*batches))] if is_one else batches):
+        lake.apply(number, rows)
+    found = {row["id"]: (row["b"], row["a"]) for row in lake.rows()}
+    # A batch each: the lake's column was both of them when it was renamed.
+    first = (None, "first") if is_one else ("first", None)
+    assert found == {1: first, 2: ("again", None), 3: ("renamed", None), 4: ("renamed", "another")}
+
+
+def test_what_a_log_says_of_values_that_were_not_sent_keeps_the_names_of_then(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, Shape("append"))
+    renamed = layout([(1, "id", "int4"), (2, "w", "text")], name="public.t")
+    update = Change("update", (50, 1), ["1", None], ["v"])
+    lake.apply(0, [*changed(T, update), *changed(renamed, Change("insert", (60, 1), ["2", "b"]))])
+    assert {row["id"]: row["_unchanged"] for row in lake.rows()} == {1: ["v"], 2: []}

@@ -53,6 +53,12 @@ def test_columns_are_told_apart_by_their_numbers(wanted: Columns, found: list[st
     assert clauses(BEFORE, wanted) == found
 
 
+def test_a_column_of_a_log_that_came_again_is_the_one_that_is_there() -> None:
+    wanted = columns((1, "id", INT), (4, "v", TEXT), (3, "w", TEXT))
+    assert clauses(BEFORE, wanted) == ["DROP COLUMNS (`v`)", "ADD COLUMNS (`v` string)"]
+    assert clauses(BEFORE.renumbered(wanted), wanted) == []
+
+
 @pytest.mark.parametrize(
     ("wanted", "names", "found"),
     [
