@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from pyspark.sql import SparkSession
 
-from pg_cdc_source.errors import ForeignWriterError, TransientError
+from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError, TransientError
 from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours, require_mirror_of
 from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.lake.shape_of_table import require_shape
@@ -256,7 +256,7 @@ class CommittedTable(ABC):
             raise TransientError(
                 f"{self._name} has no commit of the step {step.name} of batch {self._mark.batch}, which was made: "
                 "somebody else applies the batch as well, or the table's history has expired",
-                remedy="see who does; then have the table's rows come again: pg-cdc resnapshot",
+                remedy=f"see who does; then {RESNAPSHOT}",
             )
 
     def _signed(self, step: str, *, is_last: bool = False) -> str:

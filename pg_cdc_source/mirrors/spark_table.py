@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from pg_cdc_source.errors import ForeignWriterError
+from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError
 from pg_cdc_source.lake.bring import Mark, Step, foreign
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.kept_columns import require_allowed
@@ -138,7 +138,7 @@ class SparkTable(CommittedTable):
         except (KeyError, ValueError) as error:
             raise ForeignWriterError(
                 f"{self._name} does not say any more which columns of {self._table} it has",
-                remedy="move the lake's table away; then have its rows come again: pg-cdc resnapshot",
+                remedy=f"move the lake's table away; then {RESNAPSHOT}",
             ) from error
 
     def _say(self, columns: Columns) -> None:

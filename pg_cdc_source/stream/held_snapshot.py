@@ -88,8 +88,7 @@ class HeldSnapshot:
     def create_slot(self, tables: Sequence[PlannedTable]) -> Lsn:
         """Create the slot and return where it begins. Hold its snapshot if there are ``tables`` to read."""
         held = self._make(self._options.slot)
-        assert held.lsn is not None
-        self.created = Lsn(held.lsn + 1)
+        self.created = held.point
         if not tables:
             held.close()
             return self.created
@@ -110,9 +109,8 @@ class HeldSnapshot:
 
     def hold(self, held: Held) -> None:
         """Take over a snapshot whose files have been checked; the one that was held before ends."""
-        assert held.lsn is not None
         self.end()
-        self._held, self._point = held, Lsn(held.lsn + 1)
+        self._held, self._point = held, held.point
 
     def keep_for(self, rows: BatchRows) -> bool:
         """Keep the snapshot if it has ``rows`` as it is; if not, let it go. :meth:`parts` reads the slot then."""

@@ -65,8 +65,11 @@ class StreamParts:
 
 @dataclass(slots=True)
 class GivenOffsets:
-    """The newest offsets that this process has given out: of all, of those given without their start or without a
-    limit, and of those of which all was known when they were given.
+    """What this process has answered Spark with.
+
+    ``newest`` is the last offset given out. ``guessed`` is the last one given before its batch's rows were read: its
+    tables and layouts are the catalog's. ``planned`` is the last one given with start and limit: nothing about it has
+    to be found out again.
     """
 
     newest: StreamOffset | None = None
