@@ -8,6 +8,8 @@ from pg_cdc_source.errors import RESNAPSHOT, OptionError, SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredLayout
 from pg_cdc_source.lake.shape import REPLACED, Shape
 
+# Every mirror's table says which one of PostgreSQL it is of.
+OF_TABLE = "pgcdc.table"
 # Tables that have neither property are of the shape REPLACED.
 SHAPE, OID = "pgcdc.mode", "pgcdc.oid"
 

@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import Mark, Patience, Step, Work, bring
+from pg_cdc_source.lake.bring import Patience, Step, Work, bring
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
@@ -32,11 +32,11 @@ from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, places_among, require_allowed, with_kept
 from pg_cdc_source.lake.key_bounds import bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
-from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
-from pg_cdc_source.lake.shape_of_table import properties_of, require_table
+from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
+from pg_cdc_source.lake.shape_of_table import OF_TABLE, properties_of, require_table
 from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, kept_name, rows_that_stay
 from pg_cdc_source.lake.tasks import Task
-from pg_cdc_source.mirrors.delta_rs_commits import OF_TABLE, CommittedTable
+from pg_cdc_source.mirrors.delta_rs_commits import DeltaRsCommits
 from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
 from pg_cdc_source.values.arrow import from_numpy
 
@@ -71,11 +71,8 @@ class DeltaRsTask(Task):
             ) from error
 
 
-class DeltaRsTable(CommittedTable):
+class DeltaRsTable(DeltaRsCommits):
     """One table, at ``path``, for one batch. It may be created by :meth:`prepare`."""
-
-    def __init__(self, path: str, table: str, mark: Mark, shape: Shape = REPLACED) -> None:
-        super().__init__(path, table, mark, shape)
 
     # --- columns ------------------------------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class BatchReading:
         while True:
             reader = parts.open_reader(begin, plan)
             try:
-                reader.read_through(end.position, parts.is_driver_there)
+                reader.read_through(end.position, parts.require_driver)
                 return reader, plan()
             except NewTableError:
                 if end.seen is None or not parts.membership.follow_new(position):

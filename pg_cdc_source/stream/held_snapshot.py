@@ -68,13 +68,13 @@ class HeldSnapshot:
     """Holds the snapshot. ``created`` is where the slot begins, if this process has made it."""
 
     def __init__(
-        self, options: StreamOptions, source: SourceSession, history: SlotHistory, alive: Callable[[], bool]
+        self, options: StreamOptions, source: SourceSession, history: SlotHistory, require_driver: Callable[[], None]
     ) -> None:
         self.created: Lsn | None = None
         self._options = options
         self._source = source
         self._history = history
-        self._alive = alive
+        self._require_driver = require_driver
         self._held: Held | None = None
         self._point: Lsn | None = None  # whose rows can be had
         self._rewound: dict[int, Rewound] = {}
@@ -207,7 +207,7 @@ class HeldSnapshot:
                 rows.point,
                 held.lsn,
                 confirmed,
-                self._alive,
+                self._require_driver,
             )
         except BaseException:
             held.close()
