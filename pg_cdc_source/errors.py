@@ -5,7 +5,7 @@
     PgCdcError
     ├── TransientError              retry: the same call may succeed later (session lost, server starting, lock busy)
     │   └── ServerFullError         the server, the role or the database has no connection left
-    └── DefiniteError               do not retry: something has to be changed first
+    └── DefiniteError               do the remedy first: something has to be changed, or the action run or loaded anew
         ├── OptionError             an option is unknown, malformed, contradictory or unused
         ├── ConnectError            the server does not let this role in, or is not the one that was meant
         ├── AccessError             a relation is missing, or this role may not read all of it
@@ -30,6 +30,8 @@ from typing import ClassVar
 
 # The last remedy, where an old stream cannot go on.
 START_OVER = "start over with a new checkpoint location and a new slot"
+# Of a mirror's table that cannot go on with the rows that it has.
+RESNAPSHOT = "have the table's rows come again: pg-cdc resnapshot"
 
 
 class PgCdcError(Exception):
@@ -69,7 +71,7 @@ class ServerFullError(TransientError):
 
 
 class DefiniteError(PgCdcError):
-    """Repeating the call does not help; something has to change first."""
+    """Read the remedy first: the same call fails again, unless the remedy says to run it again."""
 
     code = "DEFINITE"
     usual_remedy = "correct what the message names, then run the action or start the query again"

@@ -92,7 +92,7 @@ def test_the_message_asks_the_streams_slot_for_the_tables(
     assert Lsn.parse(flushed) > message.lsn, "it is safe on disk, and so is its commit"
     text = resnapshot(db, "--slot", SLOT, *arguments).stdout
     assert text.startswith("asked at ")
-    assert "Nobody reads it now; the request waits in it." in text
+    assert "No query reads the slot now: the request waits until one does." in text
 
 
 @pytest.mark.usefixtures("shop")

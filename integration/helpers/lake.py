@@ -23,7 +23,7 @@ from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.ledger import Ledger, LedgerRow
-from pg_cdc_source.lake.shape import Shape, Shapes
+from pg_cdc_source.lake.shape import REPLACED, Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
@@ -274,7 +274,7 @@ class CatalogLake(Lake):
     def delete_keys(self, table: str, key: int) -> None:
         """Delete the row with this ``id``, in a process of its own, as the same step of the same batch each time."""
         name, mark = f"{self._namespace}.{table}", Mark(QUERY, 10**6)
-        found = self._lake._kind(self._lake._session(), name, f"public.{table}", mark, None)
+        found = self._lake._kind(self._lake._session(), name, f"public.{table}", mark, None, REPLACED)
         rows = found._spark.createDataFrame([(key,)], "id int")
         found._run(Step(f"files 0{KEYS_SUFFIX}", is_last=False), rows, "ON t.id = s.id WHEN MATCHED THEN DELETE")
 
@@ -322,7 +322,8 @@ class CatalogLake(Lake):
 
     def _commits(self, table: str) -> list[Commit]:
         kind, _ = self._KINDS[self._lake._kind.provider]
-        return kind(self._spark, f"{self._namespace}.{table}", f"public.{table}", Mark(QUERY, 0), None).commits(None)
+        name, mark = f"{self._namespace}.{table}", Mark(QUERY, 0)
+        return kind(self._spark, name, f"public.{table}", mark, None, REPLACED).commits(None)
 
 
 def present_rows(found: pa.Table, shape: Shape) -> pa.Table:

@@ -53,7 +53,7 @@ REASONS = (
     "was rewritten, and",
     "its first rows were read again after a crash",
     # Such a row was deleted before they were read again.
-    "lacks a row that was changed, and whose values did not travel",
+    "lacks a row that was changed, and PostgreSQL did not send all of its values",
     "got another key under REPLICA IDENTITY FULL",
     "public.pairs has no key, or got another one under FULL",
     "was called",

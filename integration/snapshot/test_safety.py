@@ -491,7 +491,7 @@ CREATE_AGAIN = "DROP TABLE t; " + TABLE
 REWRITTEN = "t was truncated or rewritten after the snapshot was taken"
 ANOTHER_COLUMN = "column a was dropped, renamed or replaced after the DataFrame was loaded"
 # What a task says where the load has planned already what it reads.
-NO_COLUMN = "column t.a does not exist (SQLSTATE 42703); it did when the DataFrame was loaded"
+NO_COLUMN = "column t.a does not exist (SQLSTATE 42703); PostgreSQL accepted this SQL when the DataFrame was loaded"
 REPLACED = "public.t was dropped, renamed or replaced after the DataFrame was loaded"
 
 CHANGES_UNDER_A_SNAPSHOT = {

@@ -153,9 +153,9 @@ def test_what_was_altered_is_said_before_the_next_row_also_beside_a_table_that_w
     readers: list[SlotReader] = []
     read_through = SlotReader.read_through
 
-    def noted(self: SlotReader, end: Position, alive: Callable[[], bool]) -> None:
+    def noted(self: SlotReader, end: Position, require_driver: Callable[[], None]) -> None:
         readers.append(self)
-        read_through(self, end, alive)
+        read_through(self, end, require_driver)
 
     monkeypatch.setattr(SlotReader, "read_through", noted)
     driver = standing(drive, pg)

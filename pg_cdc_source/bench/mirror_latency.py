@@ -7,7 +7,7 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 
@@ -15,9 +15,9 @@ from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.lakes import FORMATS, missing_lake
 from pg_cdc_source.bench.mirror import FIVE, SLOT, TABLES, VALUES, lake_of, make_tables, publish, shown, sizes
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
+from pg_cdc_source.bench.stream import until
 from pg_cdc_source.lake.sink import Applied
 from pg_cdc_source.mirrors.query import Format
-from pg_cdc_source.postgres.backoff import Backoff
 
 _TRANSACTIONS_PER_SECOND = 500
 _LOOK_SECONDS = 0.02
@@ -65,8 +65,6 @@ def _latency(lab: Lab, format: Format, rows: int) -> Sample:
     lab.execute("CREATE SEQUENCE IF NOT EXISTS mirrored_ids")
 
     def reached(lsn: int) -> bool:
-        if (error := query.exception()) is not None:
-            raise error
         return bool(applied) and applied[-1][1] >= lsn
 
     def work() -> int:
@@ -79,12 +77,12 @@ def _latency(lab: Lab, format: Format, rows: int) -> Sample:
         found.extend(looks)
         # A ledger's LSN is that of a commit, and the last look may be behind the last one.
         lab.execute(f"UPDATE {TABLES[0]} SET quantity = 0 WHERE id = 1")
-        _until(lambda: reached(found[-1][1]))
+        until(lambda: reached(found[-1][1]), query)
         return int(_TRANSACTIONS_PER_SECOND * seconds)
 
     found: list[tuple[float, int]] = []
     try:
-        _until(lambda: reached(0))
+        until(lambda: reached(0), query)
         before = len(applied)
         sample = lab.meter.measure(work)
     finally:
@@ -125,10 +123,3 @@ def _looking(lab: Lab) -> Iterator[list[tuple[float, int]]]:
     finally:
         over.set()
         thread.join()
-
-
-def _until(done: Callable[[], bool], seconds: float = 600.0) -> None:
-    for _ in Backoff(0.05, growth=1, within_seconds=seconds).polls():
-        if done():
-            return
-    raise RuntimeError(f"the lake did not get there within {seconds:.0f} s")

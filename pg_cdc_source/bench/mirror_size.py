@@ -8,20 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from pyspark.sql.streaming.query import StreamingQuery
-
 from pg_cdc_source.bench.lab import Lab
 from pg_cdc_source.bench.lakes import FORMATS, Lake, missing_lake
 from pg_cdc_source.bench.mirror import SLOT, lake_of, make_tables, publish
 from pg_cdc_source.bench.question import Contender, Missing, Question, Sample, Target
+from pg_cdc_source.bench.stream import until
 from pg_cdc_source.lake.sink import Applied
 from pg_cdc_source.mirrors.query import Format
-from pg_cdc_source.postgres.backoff import Backoff
 
 _PUBLICATION = "bench_sized"
 _KEYS, _BATCHES = 200, 7
 _READS = 5
-_WITHIN_SECONDS = 300.0
 
 
 def keys(lab: Lab) -> Question:
@@ -133,24 +130,15 @@ def _running(lab: Lab, lake: Lake, rows: int) -> Iterator[Callable[[str], float]
             cursor.execute(statement)
             begin = time.perf_counter()
             wanted += cursor.rowcount
-        _until(query, lambda: came >= wanted)
+        until(lambda: came >= wanted, query, every_seconds=0.005)  # how long it takes is what is asked
         return time.perf_counter() - begin
 
     lab.drop_slot(SLOT)
     query = lake.start(lab.spark, note)
     try:
-        _until(query, lambda: came >= rows)
+        until(lambda: came >= rows, query)
         wanted = came
         yield bring
     finally:
         query.stop()
         lab.drop_slot(SLOT)
-
-
-def _until(query: StreamingQuery, done: Callable[[], bool]) -> None:
-    for _ in Backoff(0.005, growth=1, within_seconds=_WITHIN_SECONDS).polls():
-        if (error := query.exception()) is not None:
-            raise error
-        if done():
-            return
-    raise RuntimeError(f"the lake did not get there within {_WITHIN_SECONDS:.0f} s")

@@ -29,6 +29,7 @@ DEBEZIUM = "Debezium engine"
 
 TABLE, _PUBLICATION, _BASE_SLOT = "streamed", "bench", "bench_base"
 _CHANGES_PER_TRANSACTION = 1_000
+_WITHIN_SECONDS = 600.0  # a query that runs gets where it is awaited
 
 
 # --- a backlog -------------------------------------------------------------------------------------------------------
@@ -200,13 +201,14 @@ def is_read(lab: Lab, slot: str) -> bool:
     return bool(lab.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND active", (slot,)))
 
 
-def until(done: Callable[[], bool], query: StreamingQuery, seconds: float = 600.0) -> None:
-    for _ in Backoff(0.05, growth=1, within_seconds=seconds).polls():
-        if done():
-            return
+def until(done: Callable[[], bool], query: StreamingQuery, every_seconds: float = 0.05) -> None:
+    """Wait until something is ``done`` that a query does; raises the query's error."""
+    for _ in Backoff(every_seconds, growth=1, within_seconds=_WITHIN_SECONDS).polls():
         if (error := query.exception()) is not None:
             raise error
-    raise RuntimeError(f"the query did not bring its rows within {seconds:.0f} s")
+        if done():
+            return
+    raise RuntimeError(f"the query did not bring its rows within {_WITHIN_SECONDS:.0f} s")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -46,7 +46,9 @@ def check(
         raise typer.Exit(1) from None
     given = given_options(option or [])
     if given and format_name is None:
-        raise typer.BadParameter("options belong to a format: name it", param_hint="--option")
+        raise typer.BadParameter(
+            "name the format that these options are for: pgsnapshot or pgcdc", param_hint="--option"
+        )
     findings = preflight.check(None if format_name is None else format_name.value, given)
     (_print_json if json else _print_text)(findings)
     if not is_right(findings):

@@ -27,7 +27,10 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except _UsageError as error:
             if _URL.search(error.message):
-                error.message = "a URL or connection string is where none belongs; pg-cdc check takes it as -o url=URL"
+                error.message = (
+                    "a URL or connection string is in the wrong place: pg-cdc check takes it as -o url=URL, slots, "
+                    "mirror and resnapshot as their first argument"
+                )
             raise
 
 

@@ -1,11 +1,18 @@
-"""Options of a format as a command takes them: ``--option NAME=VALUE``, repeated."""
+"""The server and options as commands take them: ``URL``, and ``--option NAME=VALUE``, repeated."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
+
+Url = Annotated[str, typer.Argument(help="The server, as in the option url: a libpq URI or connection string.")]
+ConnectionOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="A further option of the connection. May be repeated."),
+]
 
 
 def given_options(texts: Sequence[str]) -> dict[str, str]:

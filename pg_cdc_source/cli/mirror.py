@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pg_cdc_source.cli.exits import failed, lacking_extra, leave_nothing_when_stopped
-from pg_cdc_source.cli.given_options import given_options
+from pg_cdc_source.cli.given_options import Url, given_options
 from pg_cdc_source.cli.mirror_progress import Progress, line_of, newly_set_aside
 from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.options.given import connection_of
@@ -43,7 +43,7 @@ _FINISH_SECONDS = 30.0
 
 
 def mirror(
-    url: Annotated[str, typer.Argument(help="The server, as in the option url: a libpq URI or connection string.")],
+    url: Url,
     tables: Annotated[str, typer.Option(help="Which tables, as in the option tables: 'public.*'.")],
     slot: Annotated[str, typer.Option(help="The replication slot. It is created when it is missing.")],
     target: Annotated[str, typer.Option(help="Where each table goes, with {table} and perhaps {schema}.")],

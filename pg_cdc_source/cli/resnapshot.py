@@ -10,7 +10,7 @@ import typer
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.cli.exits import failed
-from pg_cdc_source.cli.given_options import given_options
+from pg_cdc_source.cli.given_options import ConnectionOption, Url, given_options
 from pg_cdc_source.errors import START_OVER, AccessError, OptionError, PgCdcError, ServerSetupError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.names import QualifiedName, quoted
@@ -25,14 +25,9 @@ from pg_cdc_source.protocol.decoding_messages import EVERY_TABLE, OWN_PREFIX, As
 
 
 def resnapshot(
-    url: Annotated[str, typer.Argument(help="The server, as in the option url: a libpq URI or connection string.")],
+    url: Url,
     slot: Annotated[str, typer.Option(help="The slot of the stream that is to read the tables again.")],
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option", "-o", metavar="NAME=VALUE", help="A further option of the connection. May be repeated."
-        ),
-    ] = None,
+    option: ConnectionOption = None,
     table: Annotated[
         list[str] | None, typer.Option(metavar="TABLE", help="Read this table again. May be repeated.")
     ] = None,
@@ -48,7 +43,7 @@ def resnapshot(
     each table, the table's rows, and the changes after them. One that does not run now does so when it runs again.
     """
     if every == bool(table):
-        raise typer.BadParameter("name tables by --table, or all of them by --all", param_hint="--table")
+        raise typer.BadParameter("give --table (once or more) or --all, not both", param_hint="--table")
     given, name = given_options([*(option or []), f"url={url}"]), publication or slot
     try:
         with contextlib.closing(connect(parse_connection_options(given), "pg-cdc:resnapshot")) as session:
@@ -66,11 +61,14 @@ def resnapshot(
         return
     print(f"asked at {lsn} for {'every table' if every else ', '.join(tables)}")
     when = (
-        "Nobody reads it now; the request waits in it."
+        "No query reads the slot now: the request waits until one does."
         if found.active_pid is None
         else f"Its reader has pid {found.active_pid}."
     )
-    print(f"The query that reads slot {slot} gives a truncate row, the rows and then the changes of each. {when}")
+    print(
+        f"The query that reads slot {slot} will give, for each table, a truncate row, the table's rows and then its "
+        f"changes. {when}"
+    )
 
 
 def _require_primary(session: Session, asked: Asked) -> None:

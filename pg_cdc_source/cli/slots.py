@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from pg_cdc_source.cli.exits import failed
-from pg_cdc_source.cli.given_options import given_options
+from pg_cdc_source.cli.given_options import ConnectionOption, Url, given_options
 from pg_cdc_source.cli.prometheus import exposition
 from pg_cdc_source.cli.slot_table import as_json, slot_table
 from pg_cdc_source.errors import PgCdcError, TransientError
@@ -31,13 +31,8 @@ SESSION = "pg-cdc:slots"
 
 
 def slots(
-    url: Annotated[str, typer.Argument(help="The server, as in the option url: a libpq URI or connection string.")],
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option", "-o", metavar="NAME=VALUE", help="A further option of the connection. May be repeated."
-        ),
-    ] = None,
+    url: Url,
+    option: ConnectionOption = None,
     drop: Annotated[list[str] | None, typer.Option(help="Drop this slot. May be repeated.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before dropping slots.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,

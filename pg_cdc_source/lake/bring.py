@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from pg_cdc_source.errors import ForeignWriterError, TransientError
+from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError, TransientError
 from pg_cdc_source.lake.columns import MirroredLayout
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
@@ -27,7 +27,7 @@ S_contra = TypeVar("S_contra", bound=Changes, contravariant=True)
 
 def foreign(what: str) -> ForeignWriterError:
     """Return the error for a table that somebody else has changed."""
-    return ForeignWriterError(what, remedy="see who writes it; then have its rows come again: pg-cdc resnapshot")
+    return ForeignWriterError(what, remedy=f"see who writes it; then {RESNAPSHOT}")
 
 
 def require_mirror_of(table: str, name: str, found: str | None) -> None:
@@ -35,7 +35,7 @@ def require_mirror_of(table: str, name: str, found: str | None) -> None:
     if found != table:
         raise ForeignWriterError(
             f"{name} is not a mirror of {table}" + (f", but of {found}" if found is not None else ""),
-            remedy="rename or drop this table of the lake; then have the rows come again: pg-cdc resnapshot",
+            remedy=f"rename or drop this table of the lake; then {RESNAPSHOT}",
         )
 
 

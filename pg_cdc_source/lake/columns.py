@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pg_cdc_source.errors import UnrepresentableError
+from pg_cdc_source.errors import RESNAPSHOT, UnrepresentableError
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.refused import RefusedValueError, accept, in_words
 from pg_cdc_source.values import registry
@@ -24,8 +24,7 @@ def unrepresentable(what: str) -> UnrepresentableError:
     """Return the error for a value that the lake's type cannot hold."""
     return UnrepresentableError(
         what,
-        remedy="give the column another type or the row another value in PostgreSQL, and have the table's rows come "
-        "again: pg-cdc resnapshot",
+        remedy=f"give the column another type or the row another value in PostgreSQL, and {RESNAPSHOT}",
     )
 
 

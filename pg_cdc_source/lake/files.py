@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +41,7 @@ class FileWriter:
         self._nulls: Counter[str] = Counter()
         self._writer: pq.ParquetWriter | None = None
         self._last: dict[str, Any] = {}
+        self._unsent: Sequence[str] = ()  # of the rows written last, as is ``_last``
         self._file: dict[str, Any] = {}
 
     def take(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -64,14 +65,19 @@ class FileWriter:
         rows = typed_columns(row["_table"], read_layout(row["layout"]), run, shape)
         return with_own_columns(rows, shape, run)
 
-    def write(self, of: Mapping[str, Any], rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Write rows whose table, position and layout are those of the row ``of``; the files that are complete."""
+    def write(
+        self, of: Mapping[str, Any], rows: pa.RecordBatch, unsent: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Write rows whose table, position and layout are those of the row ``of``; the files that are complete.
+
+        The columns ``unsent`` were altered before the rows were read, and are NULL in all of them.
+        """
         names = ("_table", "layout", "after")
         if self._writer is not None and any(of[name] != self._last[name] for name in names):
             yield from self.close()
         if self._writer is None:
             self._open(of["_table"], rows.schema)
-        self._last = {**of, "data": None}
+        self._last, self._unsent = {**of, "data": None}, unsent
         self._file["rows"] += rows.num_rows
         self._file["raw_bytes"] += rows.nbytes
         self._nulls.update({name: values.null_count for name, values in zip(rows.schema.names, rows, strict=True)})
@@ -121,8 +127,7 @@ class FileWriter:
             "stats": {"numRecords": file["rows"], "nullCount": dict(self._nulls), **_bounds(self._footers[0])},
             # How far behind the point of the snapshot its rows may be, if they are not of just that point.
             "through": self._last["after"],
-            # Columns that were altered before the rows were read, and are NULL in all of them.
-            "unsent": self._last.get("unsent", ()),
+            "unsent": self._unsent,
         }
         row = {**self._last, "_change_type": FILE, "rows": file["rows"], "data": None, "after": json.dumps(action)}
         yield _batch([row])

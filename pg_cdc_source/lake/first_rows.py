@@ -45,7 +45,6 @@ def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) ->
             "_seq": 0,
             "layout": layout,
             "after": str(int(part.through)) if part.through > part.lsn else None,
-            "unsent": part.table.unsent,
         }
         try:
             files.directory_of(part.table.name)
@@ -56,7 +55,7 @@ def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) ->
         try:
             for rows in _values(part, files, layout, execution):
                 has_rows = True
-                yield from writer.write(of, rows)
+                yield from writer.write(of, rows, part.table.unsent)
         except UnrepresentableError as error:
             yield _refused(of, str(unrepresentable(error.what)))
         except _ChangedBehindError as error:

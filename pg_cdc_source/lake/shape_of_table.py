@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pg_cdc_source.errors import OptionError, SchemaChangedError
+from pg_cdc_source.errors import RESNAPSHOT, OptionError, SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredLayout
 from pg_cdc_source.lake.shape import REPLACED, Shape
 
+# Every mirror's table says which one of PostgreSQL it is of.
+OF_TABLE = "pgcdc.table"
 # Tables that have neither property are of the shape REPLACED.
 SHAPE, OID = "pgcdc.mode", "pgcdc.oid"
 
@@ -33,5 +35,5 @@ def require_table(table: str, properties: Mapping[str, str], layout: MirroredLay
     if properties.get(OID, str(layout.oid)) != str(layout.oid):
         raise SchemaChangedError(
             f"{table} was created again, and the lake keeps rows of the table that had the name before",
-            remedy="move the lake's table away; then have the rows come again: pg-cdc resnapshot",
+            remedy=f"move the lake's table away; then {RESNAPSHOT}",
         )

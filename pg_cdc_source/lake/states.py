@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, KIND, LSN, SEQ, UNCHANGED, Segment, numbers_of
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, Shape
 from pg_cdc_source.values.arrow import from_numpy, to_numpy
@@ -32,7 +32,6 @@ IS_DELETE = "is_delete".ljust(64, "_")
 # The number that stands for all columns that the lake's table has besides the segment's, and their name below.
 DROPPED = -1
 _DROPPED_NAME = "dropped".ljust(64, "_")
-_RESNAPSHOT = "have the table's rows come again: pg-cdc resnapshot"
 
 Key = tuple[Any, ...]
 # The rows of the lake's table that have these keys, with all columns; others may be among them.
@@ -119,7 +118,7 @@ def values_of_last(
     }
     if segment.is_emptied and (lacking := [i for i, found in sources.items() if found.is_in_lake.any()]):
         raise SchemaChangedError(
-            f"a row lacks the value of column {values.column_names[lacking[0]]} behind a TRUNCATE", remedy=_RESNAPSHOT
+            f"a row lacks the value of column {values.column_names[lacking[0]]} behind a TRUNCATE", remedy=RESNAPSHOT
         )
     fetched = _fetched(changes, values, sources, fetch)
     columns = []
@@ -237,7 +236,7 @@ class _Sources:
         rows = np.where(wanted, former[changes.last], changes.last)
         is_in_lake = wanted & lacks[rows]
         if (is_in_lake & changes.is_insert[rows]).any():
-            raise SchemaChangedError(f"an insert lacks the value of column {name}", remedy=_RESNAPSHOT)
+            raise SchemaChangedError(f"an insert lacks the value of column {name}", remedy=RESNAPSHOT)
         is_kept = is_in_lake & (changes.keys[rows] == changes.keys[changes.last])
         return cls(rows, is_in_lake, is_kept if keeps else np.zeros_like(is_kept))
 
@@ -277,8 +276,8 @@ def _fetched(changes: Changes, values: pa.Table, sources: Mapping[int, _Sources]
             source.rows[lacking] = changes.last[lacking]
         elif len(lacking):
             raise SchemaChangedError(
-                "the lake's table lacks a row that was changed, and whose values did not travel",
-                remedy=_RESNAPSHOT,
+                "the lake's table lacks a row that was changed, and PostgreSQL did not send all of its values",
+                remedy=RESNAPSHOT,
             )
     return found
 
@@ -293,7 +292,7 @@ def key_numbers(columns: Sequence[pa.ChunkedArray], names: Sequence[str]) -> Int
         if column.null_count:
             raise SchemaChangedError(
                 f"the key's column {name} is NULL in a change",
-                remedy="give the table a primary key, and have its rows come again: pg-cdc resnapshot",
+                remedy=f"give the table a primary key, and {RESNAPSHOT}",
             )
         if pa.types.is_floating(column.type):
             # Of -0.0 it makes 0.0.
@@ -303,7 +302,7 @@ def key_numbers(columns: Sequence[pa.ChunkedArray], names: Sequence[str]) -> Int
     return numbers
 
 
-def is_told_apart(rows: pa.Table, key: Sequence[str], shape: Shape) -> Flags:
+def rows_that_stay(rows: pa.Table, key: Sequence[str], shape: Shape) -> Flags:
     """Return which rows stay where they are told apart by ``key``: of deleted rows, the last ones without others.
 
     ``rows`` has the columns of the key, and those of soft deletes.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pg_cdc_source.errors import DefiniteError, PgCdcError, SchemaChangedError
+from pg_cdc_source.errors import RESNAPSHOT, DefiniteError, PgCdcError, SchemaChangedError
 from pg_cdc_source.lake.batch_of_table import FILE, INEXACT, REFUSED, Segment, TableBatch, place_of
 from pg_cdc_source.lake.bring import Mark, Work
 from pg_cdc_source.lake.parts import parts_of
@@ -129,10 +129,10 @@ class Task(ABC):
         if is_catching_up or any(map(_through, rows)):
             if batch.has_moved_values:
                 # The row that the lake has under the old key may be another one by now.
-                raise _unknown_values(table, "a row's key was changed")
+                raise _unknown_values(table, "a row whose key was changed")
             if shape.is_soft and batch.keeps_values:
                 # The lake may lack the row: it was deleted before they were read, and would stay without the values.
-                raise _unknown_values(table, "a row was changed")
+                raise _unknown_values(table, "a row that was changed")
         is_replaced = batch.comes_whole and not shape.keeps
         return Work(batch.layout, batch.fills, parts_of(batch, shape), is_replaced)
 
@@ -141,11 +141,11 @@ class Task(ABC):
         """Do it, or prepare it; what the outcome says of it."""
 
 
-def _unknown_values(table: str, what: str) -> SchemaChangedError:
+def _unknown_values(table: str, row: str) -> SchemaChangedError:
     return SchemaChangedError(
-        f"{table}: its first rows were read again after a crash, DDL or a lost session, and {what} meanwhile, with "
-        "values that did not travel",
-        remedy="have the table's rows come again: pg-cdc resnapshot",
+        f"{table}: its first rows were read again after a crash, DDL or a lost session, and PostgreSQL did not send "
+        f"all values of {row} meanwhile",
+        remedy=RESNAPSHOT,
     )
 
 

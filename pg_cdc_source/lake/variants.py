@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pg_cdc_source.errors import UnrepresentableError
+from pg_cdc_source.errors import RESNAPSHOT, UnrepresentableError
 from pg_cdc_source.lake.columns import MirroredColumn
 from pg_cdc_source.protocol.refused import in_words
 
@@ -34,7 +34,7 @@ def require_exact(table: str, column: MirroredColumn, texts: pa.Array, place: Ca
             raise UnrepresentableError(
                 f"{table}, {in_words(column.codec.column)}, {place(row)}: VARIANT cannot hold JSON with {reason}",
                 remedy="give the row another value in PostgreSQL, or mirror the table with jsonAs=string into another "
-                "target; then have its rows come again: pg-cdc resnapshot",
+                f"target; then {RESNAPSHOT}",
             )
 
 

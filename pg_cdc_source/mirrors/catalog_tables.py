@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from pg_cdc_source.mirrors.catalog_names import namespace_of
 from pg_cdc_source.mirrors.sessions import is_connect
 
 
@@ -20,6 +21,13 @@ def catalog_of(spark: SparkSession, name: str) -> tuple[str, str]:
     if rest and spark.conf.get(f"spark.sql.catalog.{catalog}", None) is not None:
         return catalog, rest
     return str(spark.conf.get("spark.sql.defaultCatalog")), name
+
+
+def create_namespace(spark: SparkSession, name: str, provider: str) -> None:
+    """Create the namespace of a table's name in SQL where it is missing; a path has none but the ``provider``."""
+    namespace = namespace_of(name)
+    if namespace is not None and namespace != provider:
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
 
 
 def refresh(spark: SparkSession, name: str, provider: str) -> None:

@@ -22,9 +22,9 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from pg_cdc_source.errors import SchemaChangedError, TransientError
+from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import Mark, Patience, Step, Work, bring
+from pg_cdc_source.lake.bring import Patience, Step, Work, bring
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
@@ -39,11 +39,11 @@ from pg_cdc_source.lake.kept_columns import (
 )
 from pg_cdc_source.lake.key_bounds import bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
-from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
-from pg_cdc_source.lake.shape_of_table import properties_of, require_table
-from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, is_told_apart, kept_name
+from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
+from pg_cdc_source.lake.shape_of_table import OF_TABLE, properties_of, require_table
+from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, kept_name, rows_that_stay
 from pg_cdc_source.lake.tasks import Task
-from pg_cdc_source.mirrors.delta_rs_commits import OF_TABLE, CommittedTable
+from pg_cdc_source.mirrors.delta_rs_commits import DeltaRsCommits
 from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
 from pg_cdc_source.values.arrow import from_numpy
 
@@ -74,15 +74,12 @@ class DeltaRsTask(Task):
             # already is found by the next attempt.
             raise TransientError(
                 f"{table} could not be written: {type(error).__name__}: {error}",
-                remedy="see to the storage; then have its rows come again: pg-cdc resnapshot",
+                remedy=f"see to the storage; then {RESNAPSHOT}",
             ) from error
 
 
-class DeltaRsTable(CommittedTable):
+class DeltaRsTable(DeltaRsCommits):
     """One table, at ``path``, for one batch. It may be created by :meth:`prepare`."""
-
-    def __init__(self, path: str, table: str, mark: Mark, shape: Shape = REPLACED) -> None:
-        super().__init__(path, table, mark, shape)
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -191,7 +188,7 @@ class DeltaRsTable(CommittedTable):
             # Its values would be those of a column that gets the name later.
             raise SchemaChangedError(
                 f"{self._name}: column {min(written - there)} was dropped right behind the rows that came anew",
-                remedy="have the table's rows come again: pg-cdc resnapshot",
+                remedy=RESNAPSHOT,
             )
         if part.again and self._shape.is_soft:
             self._remove_rows_of(part)
@@ -231,7 +228,7 @@ class DeltaRsTable(CommittedTable):
 
     def tell_apart(self, step: Step, part: Rekeyed) -> None:
         dataset = self._dataset()
-        kept = is_told_apart(dataset.to_table([*part.key, self._shape.deleted, DELETED_LSN]), part.key, self._shape)
+        kept = rows_that_stay(dataset.to_table([*part.key, self._shape.deleted, DELETED_LSN]), part.key, self._shape)
         if kept.all():
             self._record(self._commit(step), self.table.version())
             return

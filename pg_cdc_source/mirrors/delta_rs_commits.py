@@ -21,10 +21,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours, require_mirror_of
 from pg_cdc_source.lake.shape import Shape
-from pg_cdc_source.lake.shape_of_table import require_shape
+from pg_cdc_source.lake.shape_of_table import OF_TABLE, require_shape
 
 _T = TypeVar("_T")
-OF_TABLE = "pgcdc.table"
 QUERY, BATCH, STEP = "pgcdc_query", "pgcdc_batch", "pgcdc_step"
 # Whoever wants more of a table's history asks for all of it.
 _RECENT = 20
@@ -70,7 +69,7 @@ def is_of(path: str, version: int, mark: Mark) -> bool:
     return found is None or (found[QUERY] == mark.query and int(found[BATCH]) <= mark.batch)
 
 
-class CommittedTable:
+class DeltaRsCommits:
     """The commits of the table at ``path``, which may not be there, for one batch."""
 
     def __init__(self, path: str, table: str, mark: Mark, shape: Shape) -> None:

@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 
 from pyspark.sql import SparkSession
 
-from pg_cdc_source.errors import ForeignWriterError, TransientError
+from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError, TransientError
 from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours, require_mirror_of
-from pg_cdc_source.lake.shape import REPLACED, Shape
-from pg_cdc_source.lake.shape_of_table import require_shape
+from pg_cdc_source.lake.shape import Shape
+from pg_cdc_source.lake.shape_of_table import OF_TABLE, require_shape
 from pg_cdc_source.mirrors.catalog_tables import read_properties
 
-OF_TABLE = "pgcdc.table"
 # Steps that are not of the batch's changes: columns that change, a table that begins anew, and small files that are
 # written together.
 COLUMNS_STEP, ANEW_STEP, COMPACT_STEP = "columns", "anew", "compact"
@@ -41,7 +40,7 @@ class Commit:
     said: Mapping[str, Any]
 
 
-class CommittedTable(ABC):
+class SparkCommits(ABC):
     """The commits of a table, which may not be there, for one batch, in a session of its own.
 
     ``name`` is as SQL has it.
@@ -57,7 +56,7 @@ class CommittedTable(ABC):
         table: str,
         mark: Mark,
         expected: int | None,
-        shape: Shape = REPLACED,
+        shape: Shape,
     ) -> None:
         """``expected`` is the version that the ledger knows."""
         self._spark = spark
@@ -256,7 +255,7 @@ class CommittedTable(ABC):
             raise TransientError(
                 f"{self._name} has no commit of the step {step.name} of batch {self._mark.batch}, which was made: "
                 "somebody else applies the batch as well, or the table's history has expired",
-                remedy="see who does; then have the table's rows come again: pg-cdc resnapshot",
+                remedy=f"see who does; then {RESNAPSHOT}",
             )
 
     def _signed(self, step: str, *, is_last: bool = False) -> str:

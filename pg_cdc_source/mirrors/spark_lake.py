@@ -17,7 +17,7 @@ from pyspark import inheritable_thread_target
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from pg_cdc_source.errors import ForeignWriterError, PgCdcError, TransientError
+from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError, PgCdcError, TransientError
 from pg_cdc_source.lake.bring import Mark, Patience, Work, bring
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.first_files import FirstFiles
@@ -186,7 +186,7 @@ class SparkLake:
             # already is found by the next attempt.
             what = f"{table} could not be written: {short_text(error)}"
             log.warning("%s", what)
-            remedy = "see what the error says; then have its rows come again: pg-cdc resnapshot"
+            remedy = f"see what the error says; then {RESNAPSHOT}"
             raise TransientError(what, remedy=remedy) from error
 
     def _session(self) -> SparkSession:

@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, OF_BATCH, TEMPLATE, LedgerRow, newest_by
-from pg_cdc_source.mirrors.catalog_names import backquoted, namespace_of
-from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh, veiled
+from pg_cdc_source.mirrors.catalog_names import backquoted
+from pg_cdc_source.mirrors.catalog_tables import create_namespace, read_properties, refresh, veiled
 from pg_cdc_source.spark.edge import spark_schema
 
 # With these Delta passes over a commit as one that was made before, and Iceberg does not publish it.
@@ -45,9 +45,7 @@ class SparkLedger:
         self._require_published()
         if self._is_there():
             return
-        namespace = namespace_of(self._name)
-        if namespace is not None and namespace != self._provider:
-            self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+        create_namespace(self._spark, self._name, self._provider)
         empty = self._spark.createDataFrame([], spark_schema(LEDGER_SCHEMA))
         writer = empty.writeTo(self._name).using(self._provider)
         for key, value in {**_veiled(said), **self._upkeep}.items():

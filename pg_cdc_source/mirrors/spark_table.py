@@ -16,16 +16,16 @@ from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from pg_cdc_source.errors import ForeignWriterError
+from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError
 from pg_cdc_source.lake.bring import Mark, Step, foreign
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.kept_columns import require_allowed
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.lake.shape import DELETED_LSN, VALID_TO, VALID_TO_TS
-from pg_cdc_source.lake.shape_of_table import properties_of, require_table
+from pg_cdc_source.lake.shape_of_table import OF_TABLE, properties_of, require_table
 from pg_cdc_source.lake.states import IS_DELETE
-from pg_cdc_source.mirrors.catalog_names import backquoted, namespace_of
-from pg_cdc_source.mirrors.catalog_tables import veiled
+from pg_cdc_source.mirrors.catalog_names import backquoted
+from pg_cdc_source.mirrors.catalog_tables import create_namespace, veiled
 from pg_cdc_source.mirrors.column_changes import Columns, with_columns
 from pg_cdc_source.mirrors.fetching import in_a_task
 from pg_cdc_source.mirrors.merge_sql import CUT, literal, merged, same
@@ -34,8 +34,7 @@ from pg_cdc_source.mirrors.spark_commits import (
     COLUMNS_STEP,
     COMPACT_STEP,
     KEYS_SUFFIX,
-    OF_TABLE,
-    CommittedTable,
+    SparkCommits,
 )
 from pg_cdc_source.mirrors.staging import StagedSegment
 from pg_cdc_source.options.names import listed
@@ -44,7 +43,7 @@ from pg_cdc_source.spark.edge import spark_schema
 COLUMNS = "pgcdc.columns"
 
 
-class SparkTable(CommittedTable):
+class SparkTable(SparkCommits):
     """One table, for one batch, in a session of its own. ``name`` is as SQL has it."""
 
     provider: ClassVar[str]
@@ -77,9 +76,7 @@ class SparkTable(CommittedTable):
     def prepare(self, layout: MirroredLayout, fills: Mapping[int, str | None], *, anew: bool) -> None:
         wanted = Columns.of(layout, self._shape)
         if self._said is None:
-            namespace = namespace_of(self._name)
-            if namespace is not None and namespace != self.provider:
-                self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+            create_namespace(self._spark, self._name, self.provider)
             self._create(wanted, layout)
             return
         require_table(self._table, self._said, layout)
@@ -139,7 +136,7 @@ class SparkTable(CommittedTable):
         except (KeyError, ValueError) as error:
             raise ForeignWriterError(
                 f"{self._name} does not say any more which columns of {self._table} it has",
-                remedy="move the lake's table away; then have its rows come again: pg-cdc resnapshot",
+                remedy=f"move the lake's table away; then {RESNAPSHOT}",
             ) from error
 
     def _say(self, columns: Columns) -> None:

@@ -104,8 +104,8 @@ _SNAPSHOT_OPTIONS = (
     Option(
         "partitionBytes",
         "pgsnapshot",
-        "size of the part of a table that one task reads, 8kB to 32TB, or more: a table has at most 100,000 parts; "
-        "not with a query",
+        "size of the part of a table that one task reads, 8kB to 32TB; larger if the table would have more than "
+        "100,000 parts; not with a query",
         size("8kB", "32TB"),
         "64MB",
     ),
@@ -343,13 +343,3 @@ _STREAM_OPTIONS = (
 )
 
 OPTIONS: tuple[Option, ...] = _CONNECTION_OPTIONS + _SNAPSHOT_OPTIONS + _STREAM_OPTIONS
-
-
-def option_table_markdown(group: Group) -> str:
-    """Return the documentation's table of one group of options."""
-    rows = [("option", "meaning", "default"), ("---", "---", "---")]
-    for option in OPTIONS:
-        if option.group == group:
-            default = option.without if option.default is None else f"`{option.default}`"
-            rows.append((f"`{option.name}`", option.meaning, default))
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

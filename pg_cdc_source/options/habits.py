@@ -49,7 +49,10 @@ HABITS: dict[Group, dict[str, str]] = {
         ),
         **dict.fromkeys(("slot.name", "slotName", "slot_name", "replicationSlot", "replication_slot"), "use slot"),
         **dict.fromkeys(("publication.name", "publicationName", "publication_name"), "use publication"),
-        **dict.fromkeys(("publication_names", "publications"), "use publication: a stream reads one"),
+        **dict.fromkeys(
+            ("publication_names", "publications"),
+            "use publication: it names one (keyless=insertOnly adds a second one by itself)",
+        ),
         "publication.autocreate.mode": "use publicationMode: create or require",
         **dict.fromkeys(
             ("plugin.name", "plugin", "proto_version"), "leave it out: streams read PostgreSQL's own pgoutput"

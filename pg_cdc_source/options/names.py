@@ -99,6 +99,11 @@ def listed(names: Iterable[str], separator: str = ", ") -> str:
     return separator.join(texts[:_MOST_LISTED]) + more
 
 
+def listed_names(names: Iterable[str]) -> str:
+    """Name all of these columns, each as SQL text."""
+    return ", ".join(map(quoted, names))
+
+
 def quoted(identifier: str) -> str:
     """Return a single name, such as a column's, as SQL text that can be pasted; quote_ident() does the same."""
     return _in_quotes(identifier) if identifier in KEYWORDS else dotted(identifier)

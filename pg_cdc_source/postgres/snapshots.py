@@ -84,6 +84,12 @@ class Held:
     announced: Sequence[LockKey] = ()
     holders: list[tuple[Session, str]] = field(default_factory=list)
 
+    @property
+    def point(self) -> Lsn:
+        """The slot's consistent point: the first LSN that the snapshot does not contain. Only of one with an LSN."""
+        assert self.lsn is not None
+        return Lsn(self.lsn + 1)
+
     def add_holder(self, options: ConnectionOptions, name_for: Callable[[str], str], snapshot_id: str) -> None:
         """Have one more session import the snapshot, export it, and announce it as ``name_for(id)``.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pg_cdc_source.protocol.pgoutput import RelationColumn
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, LayoutColumn, TableLayout, sent_of
@@ -75,7 +75,7 @@ def _told(sent: Sequence[RelationColumn], known: TableLayout, catalog: CatalogLa
     if len(ways) != 1:
         return _equal(sent, [column for column in kept if column.sent == there[column.attnum].sent])
     [way] = ways
-    return [column.attnum for column in way] + _new_numbers(sent[len(way) :], there, catalog.last, last)
+    return [column.attnum for column in way] + _new_numbers(sent[len(way) :], catalog, last)
 
 
 # The known columns that were sent; all behind them are new.
@@ -121,7 +121,7 @@ _Seen = Sequence[tuple[tuple[str, int], ...]]
 def _seen(way: _Way, there: Mapping[int | None, CatalogColumn], last: int) -> _Seen:
     """Return what is known of each column that may have been sent, those behind all known ones included."""
     known = [(_named(column), _named(there.get(column.attnum, column))) for column in way]
-    return [*known, *((_named(column),) for column in _new(there, last))]
+    return [*known, *((_named(column),) for column in _new(there.values(), last))]
 
 
 def _is_typed(sent: Sequence[RelationColumn], seen: _Seen) -> bool:
@@ -158,16 +158,14 @@ def has_gap(catalog: CatalogLayout, last: int | None) -> bool:
     return last is not None and any(number not in there for number in range(last + 1, catalog.last + 1))
 
 
-def _new(there: Mapping[int | None, CatalogColumn], last: int) -> list[CatalogColumn]:
-    return [column for column in there.values() if column.published and column.attnum > last]
+def _new(columns: Iterable[CatalogColumn], last: int) -> list[CatalogColumn]:
+    return [column for column in columns if column.published and column.attnum > last]
 
 
-def _new_numbers(
-    sent: Sequence[RelationColumn], there: Mapping[int | None, CatalogColumn], catalog_last: int, last: int
-) -> list[int | None]:
+def _new_numbers(sent: Sequence[RelationColumn], catalog: CatalogLayout, last: int) -> list[int | None]:
     """Return the numbers of columns behind all known ones: those that follow, as long as none of them was dropped."""
-    new = _new(there, last)
-    if len(new) < len(sent) or any(number not in there for number in range(last + 1, catalog_last + 1)):
+    new = _new(catalog.columns, last)
+    if len(new) < len(sent) or has_gap(catalog, last):
         return [None] * len(sent)
     others = {column.sent for column in new}
     # One that was generated may have come before: it was not sent then.

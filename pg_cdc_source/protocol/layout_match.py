@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from pg_cdc_source.options.names import dotted
+from pg_cdc_source.options.names import dotted, listed_names
 from pg_cdc_source.protocol.column_numbers import find_numbers, has_gap, may_become
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.table_layout import (
@@ -18,7 +18,6 @@ from pg_cdc_source.protocol.table_layout import (
     TableLayout,
     TypeFacts,
     has_other_texts,
-    listed,
     sent_of,
 )
 from pg_cdc_source.values.registry import CatalogType
@@ -158,7 +157,7 @@ def _changes(
         if (was.type_oid, was.typmod) != (column.type_oid, column.typmod):
             yield LayoutChange("retyped", column.attnum, column.name, was.type_name)
     if known.identity != layout.identity or _is_rekeyed(pairs, dropped):
-        yield LayoutChange("rekeyed", None, listed(layout.key), listed(known.key))
+        yield LayoutChange("rekeyed", None, listed_names(layout.key), listed_names(known.key))
     if _is_rewritten(known, pairs, dropped, catalog, present):
         yield LayoutChange("rewritten")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.options.names import QualifiedName, quoted
+from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
@@ -219,11 +219,6 @@ def has_other_texts(known: str, now: str) -> bool:
 def _split_inside(text: str) -> tuple[str, str]:
     digits = len(text) - len(text.lstrip("0123456789"))
     return text[:digits], text[digits:]
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names as one text."""
-    return ", ".join(map(quoted, names))
 
 
 # --- in offsets -------------------------------------------------------------------------------------------------------

@@ -128,7 +128,8 @@ def _as_loaded(plan: Plan) -> Iterator[None]:
     except QueryError as error:
         if plan.relation is None:
             raise
-        raise SchemaChangedError(f"{error.what}; it did when the DataFrame was loaded", remedy=LOAD_AGAIN) from None
+        what = f"{error.what}; PostgreSQL accepted this SQL when the DataFrame was loaded"
+        raise SchemaChangedError(what, remedy=LOAD_AGAIN) from None
 
 
 def _check_columns(plan: Plan, attnums: Sequence[int], columns: Sequence[Column], doing: str) -> None:

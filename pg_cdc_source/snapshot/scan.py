@@ -16,7 +16,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import OptionError, SchemaChangedError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import Unrepresentable
-from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.names import listed_names, quoted
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.query import Query
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
@@ -230,7 +230,7 @@ def _chosen_columns(spec: ScanSpec, relation: Relation, existing: list[str]) -> 
             if name not in existing:
                 raise OptionError(
                     f"{relation} has no column {quoted(name)}, which the option {option} names",
-                    remedy=f"its columns are {', '.join(map(quoted, existing))}",
+                    remedy=f"its columns are {listed_names(existing)}",
                 )
     return existing if spec.columns is None else list(spec.columns)
 
@@ -245,7 +245,7 @@ def _check_names(spec: ScanSpec, names: list[str]) -> None:
         if name not in names:
             raise OptionError(
                 f"the option asString names a column that is not read: {name}",
-                remedy=f"the columns are {', '.join(map(quoted, names))}",
+                remedy=f"the columns are {listed_names(names)}",
             )
     if spec.lsn_column and spec.lsn_column.lower() in {name.lower() for name in names}:
         raise OptionError(

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.names import listed_names, quoted
 from pg_cdc_source.options.suggestions import nearest
 from pg_cdc_source.protocol.layout import BEFORE
 from pg_cdc_source.spark.edge import CHANGE_NAMES, expect_columns
@@ -133,7 +133,7 @@ class _Batch:
 
     @property
     def key_names(self) -> str:
-        return ", ".join(quoted(self.fields[i].name) for i in self.keys)
+        return listed_names(self.fields[i].name for i in self.keys)
 
     @property
     def hashable(self) -> list[Column]:

@@ -127,8 +127,8 @@ def read(
         query: a SELECT instead of ``dbtable``; read as one partition
         columns: columns to read, separated by commas and quoted as in SQL where needed; not with a query; default: all
         where: condition that PostgreSQL applies to the rows; not with a query
-        partitionBytes: size of the part of a table that one task reads, 8kB to 32TB, or more: a table has at most
-            100,000 parts; not with a query; default: ``64MB``
+        partitionBytes: size of the part of a table that one task reads, 8kB to 32TB; larger if the table would have
+            more than 100,000 parts; not with a query; default: ``64MB``
         numPartitions: instead of ``partitionBytes``: number of parts, 1 to 100,000; no effect on a query
         consistentPoint: ``auto``: if ``lsnColumn`` or ``open_snapshot()`` shows the LSN, find it through a temporary
             slot; read without an LSN if role or ``wal_level`` do not allow the slot or it is not there within

@@ -59,8 +59,8 @@ class BatchReading:
             if not parts.source.in_recovery or parts.source.read_end_of_wal() < start.position.next_lsn:
                 raise behind_now(session, parts.options.slot, start.position.next_lsn, end.position.next_lsn)
             raise DefiniteError(
-                f"the batch that the checkpoint has begun ends at {end.position}, before it starts, {start.position}: "
-                "the standby had not replayed that yet when the query started",
+                f"the checkpoint's unfinished batch would end at {end.position}, before its start at {start.position}: "
+                "when the query started, the standby had not yet replayed the WAL up to that start",
                 remedy="delete the newest file in the checkpoint's directory offsets, which names a batch that was not "
                 "committed, and start the query again",
             )
@@ -124,7 +124,7 @@ class BatchReading:
         while True:
             reader = parts.open_reader(begin, plan)
             try:
-                reader.read_through(end.position, parts.is_driver_there)
+                reader.read_through(end.position, parts.require_driver)
                 return reader, plan()
             except NewTableError:
                 if end.seen is None or not parts.membership.follow_new(position):

@@ -110,7 +110,7 @@ class Beginning:
         ours = self._history.identify()
         return replace(offset.identity, timeline=ours.timeline) == ours
 
-    def read_through(self, tables: Sequence[str], done: int) -> int:
+    def done_after_next(self, tables: Sequence[str], done: int) -> int:
         """How many of ``tables`` are read behind the next batch: the next one, and with it what a batch may hold."""
         rest = tables[done:]
         if len(rest) < 2:
@@ -137,7 +137,7 @@ class Beginning:
             self._history.identify(),
             origin,
             tables,
-            self.read_through(tables, 0),
+            self.done_after_next(tables, 0),
             start,
             self._membership.mark,
             tuple(replace(member, since=origin) for member in plan.members),

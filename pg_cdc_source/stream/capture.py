@@ -143,7 +143,7 @@ class Capture:
             parts.reader.close()
         if start.is_reading:
             if limited:
-                return replace(start, done=parts.beginning.read_through(start.tables, start.done))
+                return replace(start, done=parts.beginning.done_after_next(start.tables, start.done))
             start = replace(start, done=len(start.tables))
             if start.at == start.origin:
                 # With rows of a slot that was made anew come no changes.

@@ -68,13 +68,13 @@ class HeldSnapshot:
     """Holds the snapshot. ``created`` is where the slot begins, if this process has made it."""
 
     def __init__(
-        self, options: StreamOptions, source: SourceSession, history: SlotHistory, alive: Callable[[], bool]
+        self, options: StreamOptions, source: SourceSession, history: SlotHistory, require_driver: Callable[[], None]
     ) -> None:
         self.created: Lsn | None = None
         self._options = options
         self._source = source
         self._history = history
-        self._alive = alive
+        self._require_driver = require_driver
         self._held: Held | None = None
         self._point: Lsn | None = None  # whose rows can be had
         self._rewound: dict[int, Rewound] = {}
@@ -88,8 +88,7 @@ class HeldSnapshot:
     def create_slot(self, tables: Sequence[PlannedTable]) -> Lsn:
         """Create the slot and return where it begins. Hold its snapshot if there are ``tables`` to read."""
         held = self._make(self._options.slot)
-        assert held.lsn is not None
-        self.created = Lsn(held.lsn + 1)
+        self.created = held.point
         if not tables:
             held.close()
             return self.created
@@ -110,9 +109,8 @@ class HeldSnapshot:
 
     def hold(self, held: Held) -> None:
         """Take over a snapshot whose files have been checked; the one that was held before ends."""
-        assert held.lsn is not None
         self.end()
-        self._held, self._point = held, Lsn(held.lsn + 1)
+        self._held, self._point = held, held.point
 
     def keep_for(self, rows: BatchRows) -> bool:
         """Keep the snapshot if it has ``rows`` as it is; if not, let it go. :meth:`parts` reads the slot then."""
@@ -209,7 +207,7 @@ class HeldSnapshot:
                 rows.point,
                 held.lsn,
                 confirmed,
-                self._alive,
+                self._require_driver,
             )
         except BaseException:
             held.close()

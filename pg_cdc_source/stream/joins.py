@@ -41,8 +41,7 @@ class Join:
 
     @property
     def point(self) -> Lsn:
-        assert self.held.lsn is not None
-        return Lsn(self.held.lsn + 1)
+        return self.held.point
 
     @property
     def position(self) -> Position:

@@ -281,9 +281,7 @@ class Membership:
         while the snapshot was taken goes on waiting: a transaction that wrote to it before and ends after the point
         is neither in the snapshot nor sent. Raises TransientError where so much may be missing of all tables.
         """
-        assert held.lsn is not None
-        point = Lsn(held.lsn + 1)
-        session, _ = held.holders[0]
+        point, (session, _) = held.point, held.holders[0]
         published = publication.require_publication(session, self._options.publications)
         whole, mark = self.published.plan_of(session, self.plan.members, published, read_horizon(session, point))
         followed = [planned.member for planned in self.plan.planned]

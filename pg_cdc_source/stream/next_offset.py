@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pg_cdc_source.errors import SchemaChangedError, SlotLostError, TransientError
+from pg_cdc_source.errors import SchemaChangedError, SlotLostError
 from pg_cdc_source.offsets import Horizon, Member, Position, StreamOffset
 from pg_cdc_source.stream.batch_rows import rows_of
 from pg_cdc_source.stream.joins import Join
@@ -67,8 +67,7 @@ class NextOffset:
             # To give the start again would say that there is no more, so on the way to a target it waits.
             if self._target is None:
                 return start
-            if not parts.is_driver_there():
-                raise TransientError("the driver's JVM is gone")
+            parts.require_driver()
         self._moved_at = time.monotonic()
         # Tables that join at this end do so with the next batch. A session that has decoded what comes before their
         # point has built its view of the publication there, and older servers never renew it: it would leave out their
@@ -202,4 +201,4 @@ class NextOffset:
             rows = rows_of(start, end, (), parts.membership.plan)
             begin = rows.begin(start.position)
             plan = rows.plan_from(parts.membership.plan, begin, start.position)
-            parts.open_reader(begin, lambda: plan).read_through(end.position, parts.is_driver_there)
+            parts.open_reader(begin, lambda: plan).read_through(end.position, parts.require_driver)

@@ -29,7 +29,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
@@ -54,14 +53,15 @@ def rewind(
     origin: Lsn,
     snapshot_lsn: Lsn,
     confirmed: Lsn,
-    alive: Callable[[], bool],
+    require_driver: Callable[[], None],
 ) -> dict[int, Rewound]:
     """Find out how to turn tables back from a snapshot that contains ``snapshot_lsn`` to the point ``origin``.
 
     ``keyed`` are the oids of tables that have had no two rows of one key since ``origin``. Reads the slot and confirms
-    nothing beyond ``confirmed``. Tables that are missing in the result are taken as they are, and so logged.
+    nothing beyond ``confirmed``. ``require_driver`` raises where nobody waits for it any more. Tables that are missing
+    in the result are taken as they are, and so logged.
     """
-    found = _read(connect, tables, match, layout, origin, snapshot_lsn, confirmed, alive)
+    found = _read(connect, tables, match, layout, origin, snapshot_lsn, confirmed, require_driver)
     rewound = {}
     for table in tables:
         images = found[table.oid]
@@ -95,7 +95,7 @@ def _read(
     origin: Lsn,
     snapshot_lsn: Lsn,
     confirmed: Lsn,
-    alive: Callable[[], bool],
+    require_driver: Callable[[], None],
 ) -> dict[int, Images]:
     """The changes of ``tables`` from ``origin`` up to and including ``snapshot_lsn``."""
     with_images = Layout(envelope=False, before_image=True, unrepresentable=layout.unrepresentable, on_truncate="emit")
@@ -124,7 +124,7 @@ def _read(
         assembler.kept(changes, last_seq)
 
     with closing(connect(Position.before(origin))) as stream:
-        for changes in _changes(stream, assembler, snapshot_lsn, confirmed, alive):
+        for changes in _changes(stream, assembler, snapshot_lsn, confirmed, require_driver):
             keep(changes)
     return images
 
@@ -136,7 +136,11 @@ def _numbered_schema(table: StreamedTable) -> pa.Schema:
 
 
 def _changes(
-    stream: ReplicationStream, assembler: TransactionAssembler, through: Lsn, confirmed: Lsn, alive: Callable[[], bool]
+    stream: ReplicationStream,
+    assembler: TransactionAssembler,
+    through: Lsn,
+    confirmed: Lsn,
+    require_driver: Callable[[], None],
 ) -> Iterator[Changes]:
     """Receive until everything up to ``through`` has come, and nothing beyond it."""
     wake, waker = socket.socketpair()
@@ -144,8 +148,7 @@ def _changes(
         ask_at = 0.0
         while assembler.complete < Position(through) and (assembler.commit_lsn or 0) <= through:
             if time.monotonic() >= ask_at:
-                if not alive():
-                    raise TransientError("the driver's JVM is gone")
+                require_driver()
                 stream.confirm(confirmed, ask=True)
                 ask_at = time.monotonic() + 1.0
             rows = assembler.rows

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from pg_cdc_source.errors import START_OVER, PgCdcError, SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Member
-from pg_cdc_source.options.names import dotted, quoted
+from pg_cdc_source.options.names import dotted, listed_names, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.columns import read_types
@@ -163,14 +163,14 @@ def _refuse_other_columns(
     if is_history:
         if others and fails:
             raise SchemaChangedError(
-                f"{table.name}: after the commit at {lsn} the names {_listed(others)} went to other columns, which "
-                "had been renamed, or dropped and added again",
+                f"{table.name}: after the commit at {lsn} the names {listed_names(others)} went to other columns, "
+                "which had been renamed, or dropped and added again",
                 remedy=f"{START_OVER}; or, with onSchemaChange=ignore, take these changes under the old names",
             )
         if added and missing and fails:
             raise SchemaChangedError(
                 f"{table.name}: after the commit at {lsn} {_were(added)} replaced or renamed to "
-                f"{_listed(missing)}, whose earlier values the stream would not have",
+                f"{listed_names(missing)}, whose earlier values the stream would not have",
                 remedy=f"{START_OVER}; or, with onSchemaChange=ignore, take these changes without the new column, "
                 "which _unchanged then lists",
             )
@@ -181,8 +181,8 @@ def _refuse_other_columns(
         )
     if others:
         raise SchemaChangedError(
-            f"{table.name}: before the commit at {lsn} the names {_listed(others)} went to other columns, which were "
-            "renamed, or dropped and added again; rows from before have the values of the old ones",
+            f"{table.name}: before the commit at {lsn} the names {listed_names(others)} went to other columns, "
+            "which were renamed, or dropped and added again; rows from before have the values of the old ones",
             remedy=f"{LOAD_AGAIN}; pg-cdc resnapshot reads the table's rows again",
         )
     if added and fails:
@@ -193,11 +193,7 @@ def _refuse_other_columns(
 
 
 def _were(columns: Sequence[str]) -> str:
-    return f"columns {_listed(columns)} were" if len(columns) > 1 else f"column {_listed(columns)} was"
-
-
-def _listed(columns: Sequence[str]) -> str:
-    return ", ".join(map(quoted, columns))
+    return f"columns {listed_names(columns)} were" if len(columns) > 1 else f"column {listed_names(columns)} was"
 
 
 def _refuse_other_identity(plan: StreamPlan, planned: PlannedTable, sent: SentRelation, is_history: bool) -> None:
@@ -219,7 +215,7 @@ def _refuse_other_identity(plan: StreamPlan, planned: PlannedTable, sent: SentRe
         "%s: the replica identity was changed after the commit at %s; deletes before that come with the columns %s",
         table.name,
         sent.lsn,
-        ", ".join(map(quoted, keys)),
+        listed_names(keys),
     )
 
 
@@ -273,7 +269,7 @@ def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationC
 def _catalog_types(options: StreamOptions, columns: Sequence[RelationColumn]) -> list[registry.CatalogType]:
     """What types are that columns did not have when they were planned; one that is gone has only its text."""
     types = [(column.type_oid, column.typmod) for column in columns]
-    names = ", ".join(quoted(column.name) for column in columns)
+    names = listed_names(column.name for column in columns)
     # A session of its own, as above.
     with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
         return read_types(session, types, f"looking for the type of column {names}")

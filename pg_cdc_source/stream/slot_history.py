@@ -178,14 +178,14 @@ class SlotHistory:
 
 def _other(of_checkpoint: SlotIdentity, found: SlotIdentity) -> SlotLostError:
     differences = [
-        f"{what} {theirs!r} instead of {ours!r}"
-        for what, theirs, ours in (
-            ("system identifier", found.system, of_checkpoint.system),
-            ("timeline", found.timeline, of_checkpoint.timeline),
-            ("database", found.database, of_checkpoint.database),
-            ("slot", found.slot, of_checkpoint.slot),
+        f"{what} {now!r} instead of {was!r}"
+        for what, was, now in (
+            ("system identifier", of_checkpoint.system, found.system),
+            ("timeline", of_checkpoint.timeline, found.timeline),
+            ("database", of_checkpoint.database, found.database),
+            ("slot", of_checkpoint.slot, found.slot),
         )
-        if theirs != ours
+        if was != now
     ]
     return SlotLostError(
         f"the checkpoint was made with another server or slot: the connection leads to {', '.join(differences)}",

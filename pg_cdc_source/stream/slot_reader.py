@@ -137,8 +137,11 @@ class SlotReader:
                 self._changed.notify_all()
                 self._changed.wait(rest)
 
-    def read_through(self, end: Position, alive: Callable[[], bool]) -> None:
-        """Read until ``end`` is here, without limits. Raises what keeps that from happening."""
+    def read_through(self, end: Position, require_driver: Callable[[], None]) -> None:
+        """Read until ``end`` is here, without limits. Raises what keeps that from happening.
+
+        ``require_driver`` raises where nobody waits for it any more.
+        """
         with self._locked():
             self._unlimited = True
             self._changed.notify_all()
@@ -146,8 +149,7 @@ class SlotReader:
                 self._raise_loss()
                 while not self._buffer.has(end):
                     self._raise_error()
-                    if not alive():
-                        raise TransientError("the driver's JVM is gone")
+                    require_driver()
                     self._poke()
                     self._changed.wait(0.5)
             finally:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.snapshot.driver import Process, driver_process
@@ -33,16 +34,17 @@ class StreamParts:
         self.source = SourceSession(options)
         self.history = SlotHistory(options, self.source)
         self.membership = Membership(options, schema, self.source)
-        self.snapshot = HeldSnapshot(options, self.source, self.history, self.is_driver_there)
+        self.snapshot = HeldSnapshot(options, self.source, self.history, self.require_driver)
         self.layouts = EmittedLayouts(options, schema)
         self.beginning = Beginning(options, self.source, self.history, self.membership, self.snapshot, self.layouts)
         self.reader = PlannedReader(options, self.history, self.layouts)
         self.joins = Joins(options, self.membership)
         self.altered = AlteredTables(self.source, self.layouts)
 
-    def is_driver_there(self) -> bool:
-        """Whether the driver's JVM still runs."""
-        return self.driver.runs()
+    def require_driver(self) -> None:
+        """Raise TransientError where the driver's JVM does not run any more."""
+        if not self.driver.runs():
+            raise TransientError("the driver's JVM is gone")
 
     def open_reader(self, position: Position, plan: Callable[[], StreamPlan]) -> SlotReader:
         """The slot's reader; see :meth:`PlannedReader.open`."""
@@ -65,8 +67,11 @@ class StreamParts:
 
 @dataclass(slots=True)
 class GivenOffsets:
-    """The newest offsets that this process has given out: of all, of those given without their start or without a
-    limit, and of those of which all was known when they were given.
+    """What this process has answered Spark with.
+
+    ``newest`` is the last offset given out. ``guessed`` is the last one given before its batch's rows were read: its
+    tables and layouts are the catalog's. ``planned`` is the last one given with start and limit: nothing about it has
+    to be found out again.
     """
 
     newest: StreamOffset | None = None

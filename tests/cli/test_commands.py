@@ -61,7 +61,7 @@ def test_resnapshot_needs_the_extra_cli_alone() -> None:
 def expect_it_is_not_repeated(code: int, output: str, errors: str) -> None:
     assert code == 2, output + errors
     assert "hunter2" not in output + errors
-    assert "a URL or connection string is where none belongs" in " ".join(errors.replace("│", " ").split())
+    assert "a URL or connection string is in the wrong place" in " ".join(errors.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:hunter2@127.0.0.1:1/x", "host=127.0.0.1 password=hunter2"])

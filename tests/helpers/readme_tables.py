@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pg_cdc_source.bench import schedule
 from pg_cdc_source.bench.run import QUESTIONS
 from pg_cdc_source.errors import PgCdcError, TransientError
-from pg_cdc_source.options.declared import option_table_markdown
+from pg_cdc_source.options.declared import OPTIONS, Group
 from pg_cdc_source.options.habits import HABITS
 from pg_cdc_source.options.libpq_keywords import PASSED_KEYWORDS
 from pg_cdc_source.options.numeric_as import NumericAs
@@ -68,6 +68,16 @@ def type_table() -> str:
     )
     head = ["| PostgreSQL | Spark | where Spark's JDBC source differs |", "| --- | --- | --- |"]
     return "\n".join([*head, *lines])
+
+
+def option_table(group: Group) -> str:
+    """Return the documentation's table of one group of options."""
+    rows = [("option", "meaning", "default"), ("---", "---", "---")]
+    for option in OPTIONS:
+        if option.group == group:
+            default = option.without if option.default is None else f"`{option.default}`"
+            rows.append((f"`{option.name}`", option.meaning, default))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def error_table() -> str:
@@ -302,10 +312,10 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/benchmarks.md": {"measured": measured_table},
     "docs/errors.md": {"errors": error_table},
     "docs/options.md": {
-        "connection options": lambda: option_table_markdown("connection"),
+        "connection options": lambda: option_table("connection"),
         "libpq keywords": lambda: ", ".join(f"`{keyword}`" for keyword in sorted(PASSED_KEYWORDS)) + ".",
-        "pgsnapshot options": lambda: option_table_markdown("pgsnapshot"),
-        "pgcdc options": lambda: option_table_markdown("pgcdc"),
+        "pgsnapshot options": lambda: option_table("pgsnapshot"),
+        "pgcdc options": lambda: option_table("pgcdc"),
     },
     "docs/snapshot.md": {"options of jdbc": jdbc_option_table},
     "docs/scale.md": {"tables": scale_tables},

@@ -12,7 +12,8 @@ from deltalake import DeltaTable, write_deltalake
 from pg_cdc_source.errors import ForeignWriterError
 from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.shape import REPLACED
-from pg_cdc_source.mirrors.delta_rs_commits import OF_TABLE, CommittedTable, commit_of
+from pg_cdc_source.lake.shape_of_table import OF_TABLE
+from pg_cdc_source.mirrors.delta_rs_commits import DeltaRsCommits, commit_of
 
 ROWS = pa.table({"id": [1]})
 
@@ -40,8 +41,8 @@ def committing_first(monkeypatch: pytest.MonkeyPatch, path: str, **options: Any)
     monkeypatch.setattr(DeltaTable, "history", history)
 
 
-def committed(path: str) -> CommittedTable:
-    return CommittedTable(path, "public.t", Mark("q", 1), REPLACED)
+def committed(path: str) -> DeltaRsCommits:
+    return DeltaRsCommits(path, "public.t", Mark("q", 1), REPLACED)
 
 
 def test_the_version_of_a_batch_is_its_own_while_others_commit(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
@@ -53,7 +54,7 @@ def test_a_commit_that_comes_while_the_log_is_read_hides_none_before_it(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     write_deltalake(path, ROWS, mode="append")
-    table = CommittedTable(path, "public.t", Mark("q", 2), REPLACED)
+    table = DeltaRsCommits(path, "public.t", Mark("q", 2), REPLACED)
     committing_first(monkeypatch, path, commit_properties=commit_of(Mark("q", 2)))
     with pytest.raises(ForeignWriterError, match="was changed by somebody else: version 3"):
         table.require_ours(2, again=False)

@@ -10,13 +10,15 @@ import pytest
 
 from pg_cdc_source.errors import ForeignWriterError
 from pg_cdc_source.lake.bring import Mark, Step
+from pg_cdc_source.lake.shape import REPLACED
+from pg_cdc_source.lake.shape_of_table import OF_TABLE
 from pg_cdc_source.mirrors import spark_commits
-from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, OF_TABLE, Commit, CommittedTable
+from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, Commit, SparkCommits
 
 EMPTIED, FILES = Step("emptied 0", is_last=False), Step("files 0", is_last=False)
 
 
-class Table(CommittedTable):
+class Table(SparkCommits):
     """A table of which these commits are left, the present one first."""
 
     housekeeping = frozenset(("replace",))
@@ -24,7 +26,7 @@ class Table(CommittedTable):
     def __init__(self, commits: Sequence[Commit], expected: int | None) -> None:
         self._left = list(commits)
         spark: Any = None
-        super().__init__(spark, "lake.t", "public.t", Mark("q", 7), expected)
+        super().__init__(spark, "lake.t", "public.t", Mark("q", 7), expected, REPLACED)
 
     def present(self, properties: Mapping[str, str]) -> int | None:
         return self._left[0].version

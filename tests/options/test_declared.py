@@ -3,13 +3,14 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+from readme_tables import option_table
 
-from pg_cdc_source.options.declared import OPTIONS, Group, option_table_markdown
+from pg_cdc_source.options.declared import OPTIONS, Group
 
 
 @pytest.mark.parametrize("group", get_args(Group))
 def test_the_documentation_has_a_row_for_every_option(group: Group) -> None:
-    lines = option_table_markdown(group).splitlines()
+    lines = option_table(group).splitlines()
     assert lines[:2] == ["| option | meaning | default |", "| --- | --- | --- |"]
     assert [line.split("`")[1] for line in lines[2:]] == [o.name for o in OPTIONS if o.group == group]
     assert all(line.count("|") == 4 for line in lines)

@@ -151,16 +151,19 @@ def test_without_limits_everything_up_to_a_position_is_read() -> None:
     sent = [Transaction(100 * (i + 1), 500) for i in range(20)]
     end = Position(Lsn(1500))
     with reading(Server(sent), Limits(10, 1 << 30)) as reader:
-        reader.read_through(end, alive=lambda: True)
+        reader.read_through(end, lambda: None)
         assert rows_between(reader, START, end) == [row for t in sent[:15] for row in t.expected()]
 
 
 def test_a_reader_whose_driver_is_gone_does_not_wait() -> None:
+    def require_driver() -> None:
+        raise TransientError("the driver's JVM is gone")
+
     with (
         reading(Server([Transaction(100, 1)])) as reader,
         pytest.raises(TransientError, match="the driver's JVM is gone"),
     ):
-        reader.read_through(Position(Lsn(1 << 30)), alive=lambda: False)
+        reader.read_through(Position(Lsn(1 << 30)), require_driver)
 
 
 def test_a_reader_waits_while_nobody_takes_its_rows() -> None:
@@ -285,7 +288,7 @@ class WithoutRoom(Server):
 def test_a_server_has_time_to_find_room_for_a_session_that_was_lost() -> None:
     server = WithoutRoom([Transaction(200, 3)], losses=[2])
     with reading(server) as reader:
-        reader.read_through(Position(Lsn(200)), lambda: True)
+        reader.read_through(Position(Lsn(200)), lambda: None)
     assert server.sessions == 4
 
 
@@ -304,7 +307,7 @@ def test_a_server_that_says_nothing_any_more_is_asked_in_another_session(
 ) -> None:
     monkeypatch.setattr(slot_reader, "SILENT_SECONDS", 0.2)
     with reading(Silent([Transaction(200, 3)])) as reader:
-        reader.read_through(Position(Lsn(200)), lambda: True)
+        reader.read_through(Position(Lsn(200)), lambda: None)
     assert "has said nothing for 0.2 s; connecting again" in caplog.text
 
 
@@ -341,7 +344,7 @@ def test_a_server_that_shuts_down_is_not_kept_waiting(monkeypatch: pytest.Monkey
 def test_a_reader_that_begins_behind_what_is_safe_confirms_no_more_than_that() -> None:
     server = Server([Transaction(200, 3)])
     with reading(server, safe=Position.before(50)) as reader:
-        reader.read_through(Position(Lsn(200)), lambda: True)
+        reader.read_through(Position(Lsn(200)), lambda: None)
     assert set(server.confirmed) == {50}
 
 
@@ -351,7 +354,7 @@ def test_a_position_that_may_lie_within_a_record_is_not_confirmed(monkeypatch: p
     monkeypatch.setattr(slot_reader, "IDLE_ASK_SECONDS", 0.05)
     server = Server([Transaction(200, 3), Transaction(8192 + 300, 1)])
     with reading(server) as reader:
-        reader.read_through(Position(Lsn(8192 + 300)), lambda: True)
+        reader.read_through(Position(Lsn(8192 + 300)), lambda: None)
         reader.release(Position(Lsn(200)))
         wait_until_told(server, 2)
         assert server.confirmed[-1] == 201

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import ServerSetupError, TransientError
-from pg_cdc_source.options.names import quoted
+from pg_cdc_source.options.names import listed_names
 from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication.identity import ReplicaIdentity, identity_sql, read_identities
@@ -139,7 +139,7 @@ def _is_less(of_leaf: ReplicaIdentity, of_root: ReplicaIdentity) -> bool:
 
 
 def _named(identity: ReplicaIdentity) -> str:
-    return "the whole row" if identity.kind == "f" else ", ".join(map(quoted, identity.columns))
+    return "the whole row" if identity.kind == "f" else listed_names(identity.columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ while it is being taken share the next one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from psycopg2.extensions import connection as Session
 
@@ -262,10 +262,10 @@ class Executions:
         self._coming.add(shared)
         self._work.take_out(pool, shared, move)
 
-    @property
-    def lock(self) -> Callable[[Shared, set[int]], None]:
-        return self._work.lock
+    def lock(self, shared: Shared, oids: set[int]) -> None:
+        """Lock further relations on every holder of a snapshot."""
+        self._work.lock(shared, oids)
 
-    @property
-    def unlock(self) -> Callable[[Shared], None]:
-        return self._work.unlock
+    def unlock(self, shared: Shared) -> None:
+        """Let go of all locks of a snapshot's holders."""
+        self._work.unlock(shared)
