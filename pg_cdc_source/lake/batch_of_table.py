@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredColumn, MirroredLayout, read_layout, with_dropped
 from pg_cdc_source.lake.kept_columns import is_wider
 from pg_cdc_source.lake.shape import REPLACED, Shape
@@ -39,7 +39,6 @@ CHANGE_NAMES = {field.name: field.name.ljust(64, "_") for field in CHANGE_FIELDS
 KIND, LSN, SEQ, COMMIT_TS, XID, UNCHANGED = CHANGE_NAMES.values()
 # What a merge has no use for.
 _OF_COMMITS = ("_commit_ts", "_xid")
-_RESNAPSHOT = "have its rows come again: pg-cdc resnapshot"
 # Of a row in the stream: its ``_commit_lsn`` and ``_seq``.
 Place = tuple[int, int]
 BEGINNING: Place = (-1, 0)
@@ -192,7 +191,7 @@ class TableBatch:
             elif kind == "renamed" and attnum is None and not (is_void or is_anew):
                 raise SchemaChangedError(
                     f"{self.table} was called {change['was']} before: the lake has not its rows under this name",
-                    remedy=_RESNAPSHOT,
+                    remedy=RESNAPSHOT,
                 )
             elif kind == "left" and "why" in change and not is_void:
                 raise SchemaChangedError(
@@ -211,7 +210,7 @@ class TableBatch:
                     raise SchemaChangedError(
                         f"{self.table} got another key under REPLICA IDENTITY FULL: {change['name'] or 'none'} instead "
                         f"of {change['was'] or 'none'}",
-                        remedy=_RESNAPSHOT,
+                        remedy=RESNAPSHOT,
                     )
 
     def _empty(self) -> None:
@@ -227,19 +226,19 @@ class TableBatch:
             if column.name.lower() in self.shape.columns:
                 raise SchemaChangedError(
                     f"{self.table} has the column {column.name}, which the mirror itself adds ({self.shape.text})",
-                    remedy=f"rename it in PostgreSQL, and {_RESNAPSHOT}; or mirror the table in another mode",
+                    remedy=f"rename it in PostgreSQL, and {RESNAPSHOT}; or mirror the table in another mode",
                 )
             if column.name.lower() in self.shape.reserved:
                 raise SchemaChangedError(
                     f"{self.table} has the column {column.name}, a name that {self.shape.format} uses itself",
-                    remedy=f"rename it in PostgreSQL, and {_RESNAPSHOT}; or mirror the table in another format",
+                    remedy=f"rename it in PostgreSQL, and {RESNAPSHOT}; or mirror the table in another format",
                 )
         names: dict[str, str] = {}
         for column in layout.columns:
             if (other := names.setdefault(column.name.lower(), column.name)) != column.name:
                 raise SchemaChangedError(
                     f"{self.table} has columns {other} and {column.name}, which are one name to Spark and the lake",
-                    remedy=f"rename one of them in PostgreSQL, and {_RESNAPSHOT}",
+                    remedy=f"rename one of them in PostgreSQL, and {RESNAPSHOT}",
                 )
 
     def _require_fitting_files(self, layout: MirroredLayout) -> None:
@@ -287,7 +286,7 @@ class TableBatch:
                 continue
             layout = read_layout(row["layout"])
             if layout.oid != last.oid:
-                raise SchemaChangedError(f"{self.table} is not the table that had the name before", remedy=_RESNAPSHOT)
+                raise SchemaChangedError(f"{self.table} is not the table that had the name before", remedy=RESNAPSHOT)
             key = () if self.shape.is_log else self._key(last, layout)
             part = self._in_last_layout(last, layout, read_run(row["data"]), place_of(row))
             if not groups or groups[-1][0] != key or groups[-1][1][0].schema != part.schema:
@@ -306,14 +305,14 @@ class TableBatch:
             place = last.place_of(column)
             if place is None:
                 raise SchemaChangedError(
-                    f"{self.table}: a column of its key was dropped within a batch", remedy=_RESNAPSHOT
+                    f"{self.table}: a column of its key was dropped within a batch", remedy=RESNAPSHOT
                 )
             is_variant = self.shape.has_variants and last.columns[place].is_json
             if is_variant or pa.types.is_nested(last.columns[place].type):
                 raise SchemaChangedError(
                     f"{self.table}: its key has the column {column.name} ({column.codec.column.type_name}), and the "
                     f"lake cannot tell rows apart by {'VARIANT' if is_variant else 'lists'}",
-                    remedy=f"give it another key, or REPLICA IDENTITY USING INDEX; then {_RESNAPSHOT}",
+                    remedy=f"give it another key, or REPLICA IDENTITY USING INDEX; then {RESNAPSHOT}",
                 )
             names.append(last.columns[place].name)
         if not names:
@@ -344,7 +343,7 @@ class TableBatch:
                     raise SchemaChangedError(
                         f"{self.table}: column {was.name} had the type {was.codec.column.type_name} before it got "
                         f"{column.codec.column.type_name} within a batch",
-                        remedy=_RESNAPSHOT,
+                        remedy=RESNAPSHOT,
                     )
                 texts = run.column(f"c{place}")
                 names[layout.columns[place].name] = column.name
@@ -371,7 +370,7 @@ class TableBatch:
 def changed_behind(table: str, column: str) -> SchemaChangedError:
     """Return the error for rows that came anew, and whose columns are not those that the stream goes on with."""
     return SchemaChangedError(
-        f"{table}: column {column} was changed right behind the rows that came anew", remedy=_RESNAPSHOT
+        f"{table}: column {column} was changed right behind the rows that came anew", remedy=RESNAPSHOT
     )
 
 
@@ -380,7 +379,7 @@ def keyless(table: str) -> SchemaChangedError:
     return SchemaChangedError(
         f"{table} has no key, or got another one under FULL, so its rows cannot be told apart in the lake",
         remedy="where it has none, add a primary key that is not DEFERRABLE, or set REPLICA IDENTITY USING INDEX; "
-        f"then {_RESNAPSHOT}",
+        f"then {RESNAPSHOT}",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError
 from pg_cdc_source.lake.shape import Shape
 
 # A column's number, name and type.
@@ -27,11 +27,8 @@ def is_wider(was: pa.DataType, wanted: pa.DataType) -> bool:
 def other_type_remedy(shape: Shape) -> str:
     """What helps where a column has another type, and rows that are there cannot have it."""
     if shape.keeps:
-        return "move the lake's table away; then have the rows come again: pg-cdc resnapshot"
-    return (
-        "have its rows come again: pg-cdc resnapshot. The stream does that by itself where PostgreSQL has rewritten "
-        "the table"
-    )
+        return f"move the lake's table away; then {RESNAPSHOT}"
+    return f"{RESNAPSHOT}. The stream does that by itself where PostgreSQL has rewritten the table"
 
 
 def require_allowed(table: str, shape: Shape, wanted: Sequence[Described], present: Sequence[Described]) -> None:
@@ -59,7 +56,7 @@ def require_allowed(table: str, shape: Shape, wanted: Sequence[Described], prese
         raise SchemaChangedError(
             f"{table}: columns have changed in PostgreSQL, which onSchemaChange={shape.on_schema_change} does not take "
             f"over: {', '.join(found)}",
-            remedy="start the mirror with onSchemaChange=evolve, and have the rows come again: pg-cdc resnapshot",
+            remedy=f"start the mirror with onSchemaChange=evolve, and {RESNAPSHOT}",
         )
 
 
@@ -119,7 +116,6 @@ def with_kept(
         if names.count(name) > 1:
             raise SchemaChangedError(
                 f"{table}: column {name} has the name of one that was dropped, which the lake keeps",
-                remedy="rename it in PostgreSQL, or move the lake's table away; then have the rows come again: "
-                "pg-cdc resnapshot",
+                remedy=f"rename it in PostgreSQL, or move the lake's table away; then {RESNAPSHOT}",
             )
     return found

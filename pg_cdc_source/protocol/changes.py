@@ -335,10 +335,14 @@ class ChangeDecoder:
         ]
         before = None
         if olds is not None:
-            # Of an old key, only the key's columns were sent; their NULLs are no values.
+            # Of an old key, only the key's columns were sent, and all others are NULL. But a partition that is FULL
+            # under a root that is not sends whole rows as keys (see images); of these, NULLs cannot be told from those.
             columns = described.relation.columns
             has_all = described.relation.identity == "f"
-            not_sent = [None if i is not None and (has_all or columns[i].is_key) else all_rows for i in described.index]
+            not_sent = [
+                all_rows if i is None else None if has_all or columns[i].is_key else old.is_null()
+                for i, old in zip(described.index, olds, strict=True)
+            ]
             objects = json_objects(table.name, envelope_columns(table.codecs), olds, not_sent)
             before = pc.if_else(from_numpy(changed.has_old), objects, null(pa.string()))
         return envelope_rows(table, changes, texts, absent, deleted=changed.is_delete, before=before)

@@ -23,6 +23,8 @@ from pg_cdc_source.values.wire import MAX_OFFSET
 # catalog/pg_type.dat: bool; int8, int2, int4 and oid.
 _BOOL_OID = 16
 _INTEGER_OIDS = frozenset((20, 21, 23, 26))
+_TOO_LONG = "more than an Arrow array can hold"
+_WITHOUT_JSON = "use envelope=arrow, or a stream of this table alone (dbtable): neither has JSON"
 
 
 def json_kind(type_oid: int) -> str:
@@ -57,15 +59,21 @@ def json_objects(
     ``absent`` says for each column where its value is left out; None leaves out none. Raises WireError for a text that
     its type cannot have, and UnrepresentableError for more text than an array can hold.
     """
-    members = []
-    for column, text, left_out in zip(columns, texts, absent, strict=True):
-        # Braces and names are constants of the column, so that a row is one join.
-        name = f"{json.dumps(column.name, ensure_ascii=False)}:"
-        member = _joined(name, pc.fill_null(_values(table, column, text), "null"))
-        members.append(member if left_out is None else pc.if_else(left_out, pa.scalar(None, pa.string()), member))
-    # The brace is joined as well, because Arrow joins a row of nothing but nulls to null.
-    joined = pc.binary_join_element_wise("{", *members, ",", null_handling="skip")
-    return _joined(pc.binary_replace_slice(joined, 0, len("{,"), "{"), "}")
+    try:
+        members = []
+        for column, text, left_out in zip(columns, texts, absent, strict=True):
+            # Braces and names are constants of the column, so that a row is one join.
+            name = f"{json.dumps(column.name, ensure_ascii=False)}:"
+            member = _joined(name, pc.fill_null(_values(table, column, text), "null"))
+            members.append(member if left_out is None else pc.if_else(left_out, pa.scalar(None, pa.string()), member))
+        # The brace is joined as well, because Arrow joins a row of nothing but nulls to null.
+        joined = pc.binary_join_element_wise("{", *members, ",", null_handling="skip")
+        return _joined(pc.binary_replace_slice(joined, 0, len("{,"), "{"), "}")
+    except pa.ArrowCapacityError:
+        size = sum(text.nbytes for text in texts)
+        raise UnrepresentableError(
+            f"{table}: the JSON of a batch with {size:,} bytes of values is {_TOO_LONG}", remedy=_WITHOUT_JSON
+        ) from None
 
 
 def _joined(*parts: str | pa.Array) -> pa.StringArray:
@@ -111,8 +119,8 @@ def _escaped(table: str, column: EnvelopeColumn, texts: pa.StringArray) -> pa.St
     if size > MAX_OFFSET:
         raise UnrepresentableError(
             f"{table}, column {quoted(column.name)}: with {len(found):,} characters escaped, values of a batch are "
-            f"{size:,} bytes of JSON, more than an Arrow array can hold",
-            remedy="use envelope=arrow, or a stream of this table alone (dbtable): neither has JSON",
+            f"{size:,} bytes of JSON, {_TOO_LONG}",
+            remedy=_WITHOUT_JSON,
         )
     for character, escape in _ESCAPES.items():
         if counts[character]:

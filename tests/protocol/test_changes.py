@@ -247,6 +247,8 @@ def test_a_partition_with_more_identity_than_its_root_sends_all_old_values() -> 
         ("delete", 3, (1, "x", HALF), [], (1, "x", HALF)),
         ("insert", 4, (2, "y", HALF), [], None),
     ]
+    batch, _ = decoded([update(1, ["1", "y", None], "K", ["1", "x", None])], BY_KEY, layout=ENVELOPE)
+    assert [json.loads(row["before"]) for row in batch.to_pylist()] == [{"id": 1, "a": "x"}]
 
 
 # --- several relations, commits, chunks -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,6 +146,17 @@ def test_more_json_than_an_array_holds_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(envelope, "MAX_OFFSET", 63)
     with pytest.raises(UnrepresentableError, match=r"public\.t, column a: with 11 characters escaped, .* 64 bytes"):
         json_objects("public.t", [EnvelopeColumn("a", TEXT)], [texts], [None])
+
+
+def test_more_json_of_all_columns_than_an_array_holds_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Arrow says of two columns of more than 1 GB."""
+
+    def too_much(*args: object, **options: object) -> None:
+        raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
+
+    monkeypatch.setattr(pc, "binary_join_element_wise", too_much)
+    with pytest.raises(UnrepresentableError, match=r"public\.t: the JSON of a batch with \d+ bytes of values is more"):
+        json_objects("public.t", [EnvelopeColumn("a", TEXT)], [pa.array(["a"])], [None])
 
 
 def test_no_rows_are_no_objects() -> None:
