@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from databases import connect
 from driving import run
+from pgbouncer import pgbouncer
 from psycopg2.extensions import connection as Session
 from threads import at_work
 from watch import wait_until
@@ -16,13 +19,15 @@ from watch import wait_until
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec, make_snapshot
+from pg_cdc_source.snapshot.board import holder_name
+from pg_cdc_source.snapshot.keeper.readers import unlock
 
 WAITERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 LOCKS = "SELECT count(DISTINCT pid) FROM pg_locks WHERE relation = '{}'::regclass AND mode = 'AccessShareLock'"
 
 
-@pytest.fixture
-def held(db: str, pg: Session) -> Iterator[Held]:
+@contextlib.contextmanager
+def holding(url: str, pg: Session) -> Iterator[Held]:
     """A snapshot of two tables, and of a view of both, on two sessions."""
     run(
         pg,
@@ -31,10 +36,16 @@ def held(db: str, pg: Session) -> Iterator[Held]:
         "CREATE VIEW ab AS SELECT a.id FROM a JOIN b USING (id)",
     )
     spec = SnapshotSpec("off", None, 10.0)
-    options = parse_connection_options({"url": db})
+    options = parse_connection_options({"url": url})
     with contextlib.closing(
-        make_snapshot(options, spec, lambda found: f"pgsnapshot:test:1:{found}", holders=2)
+        make_snapshot(options, spec, lambda found: holder_name("k", "1", found), holders=2)
     ) as held:
+        yield held
+
+
+@pytest.fixture
+def held(db: str, pg: Session) -> Iterator[Held]:
+    with holding(db, pg) as held:
         yield held
 
 
@@ -61,6 +72,28 @@ def test_ddl_that_locks_tables_in_another_order_comes_first(
             held.lock(oids, within_seconds=60)
             assert locked.is_set()
     assert [run(pg, LOCKS.format(table)) for table in ("a", "b")] == [[(2,)], [(2,)]]
+
+
+@pytest.mark.parametrize("is_pooled", [False, pytest.param(True, marks=pytest.mark.debian)], ids=["direct", "pooled"])
+def test_the_keeper_lets_tables_go_that_ddl_waits_for(is_pooled: bool, db: str, pg: Session) -> None:
+    """Also behind a pooler, whose clients do not know the pids of their sessions."""
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(holding(stack.enter_context(pgbouncer(db, "session")) if is_pooled else db, pg))
+        oids = {oid for name in "ab" for (oid,) in run(pg, f"SELECT '{name}'::regclass::oid::bigint")}
+        held.lock([*oids], within_seconds=10)
+        shared: Any = Mock(holding=held, locked=oids, request=Mock(execution="1"))
+        executions: Any = Mock(unlock=lambda shared: shared.holding.unlock())
+        unlock(pg, "k", executions, {shared: oids})
+        assert run(pg, LOCKS.format("a")) == [(2,)]
+        ddl = stack.enter_context(connect(db))
+
+        def alter(_: threading.Event) -> None:
+            run(ddl, "SET lock_timeout = '20s'", "ALTER TABLE a ADD v text")
+
+        with at_work(alter):
+            wait_until(lambda: run(pg, WAITERS) == [(1,)])
+            unlock(pg, "k", executions, {shared: oids})
+        assert run(pg, LOCKS.format("a")) == [(0,)]
 
 
 def test_locks_stay_while_nobody_waits_for_them(held: Held, db: str, pg: Session) -> None:

@@ -6,7 +6,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import SnapshotLostError
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.snapshot.board import read_readers
+from pg_cdc_source.snapshot.board import holder_name, read_readers
 from pg_cdc_source.snapshot.keeper.executions import Executions
 from pg_cdc_source.snapshot.keeper.shared import Shared
 
@@ -34,7 +34,7 @@ def watch(board: Session, keeper: str, executions: Executions, now: float) -> se
     for shared, oids in read.items():
         if shared.holding and not shared.pool and (new := oids - shared.locked - {0}):
             executions.lock(shared, new)
-    _unlock(board, executions, read)
+    unlock(board, keeper, executions, read)
     for execution in executions.all():
         if execution.key in readers or execution.being_read:
             execution.last_reader = now
@@ -45,27 +45,29 @@ def watch(board: Session, keeper: str, executions: Executions, now: float) -> se
     return {key for key in readers if executions.get(key) is None}
 
 
-def _unlock(board: Session, executions: Executions, read: dict[Shared, set[int]]) -> None:
+def unlock(board: Session, keeper: str, executions: Executions, read: dict[Shared, set[int]]) -> None:
     """Release locks: DDL must not wait for a snapshot that nobody reads, nor everybody else behind the DDL."""
     waited_for = _find_waited_for(board) if any(shared.locked for shared in read) else set()
     for shared, oids in read.items():
         if shared.holding is None or not shared.locked:
             continue
-        pids = {session.info.backend_pid for session, _ in shared.holding.holders}
-        if not oids or pids & waited_for:
+        execution = shared.request.execution
+        names = {holder_name(keeper, execution, snapshot_id) for _, snapshot_id in shared.holding.holders}
+        if not oids or names & waited_for:
             executions.unlock(shared)
 
 
-def _find_waited_for(board: Session) -> set[int]:
-    """The sessions that hold locks on tables somebody waits for."""
+def _find_waited_for(board: Session) -> set[str]:
+    """The names of sessions that hold locks on tables somebody waits for. A pooler's client does not know its pid."""
     with translated("looking for who waits"), board.cursor() as cursor:
         cursor.execute("""
-            SELECT DISTINCT holding.pid
+            SELECT DISTINCT activity.application_name
             FROM pg_catalog.pg_locks AS waiting
             JOIN pg_catalog.pg_locks AS holding USING (locktype, database, relation)
+            JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = holding.pid
             WHERE locktype = 'relation' AND NOT waiting.granted AND holding.granted
         """)
-        return {pid for (pid,) in cursor}
+        return {name for (name,) in cursor}
 
 
 def _release(executions: Executions, now: float) -> None:
