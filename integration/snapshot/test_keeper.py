@@ -39,10 +39,14 @@ from watch import (
 from pg_cdc_source.errors import TransientError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
+from pg_cdc_source.postgres.instances import read_instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
-from pg_cdc_source.snapshot.board import Request, execution_key
+from pg_cdc_source.snapshot.board import Request, execution_key, keeper_name
+from pg_cdc_source.snapshot.driver import Process
 from pg_cdc_source.snapshot.driver_files import sparks_directory
 from pg_cdc_source.snapshot.keeper import marks
+from pg_cdc_source.snapshot.keeper.handshake import Settings
+from pg_cdc_source.snapshot.keeper.server import Keeper
 from pg_cdc_source.snapshot.scan import make_plan
 from pg_cdc_source.snapshot.source import plan_ranges
 
@@ -398,6 +402,23 @@ def two_holders_after(pg: Session, lost: list[str]) -> list[str]:
         return found if len(found) == 2 and found != lost else []
 
     return wait_until(look)
+
+
+def test_a_keeper_does_not_take_its_own_lost_session_for_another_keeper(db: str, pg: Session, tmp_path: Path) -> None:
+    """A network may lose the end of a session, which the server finds out about after a while."""
+    options = parse_connection_options({"url": db})
+    request = Request("1", 60.0, 20, False, "", SnapshotSpec("off", None, 10.0))
+    settings = Settings(options, "a" * 10, Process(os.getpid(), ""), request, read_instance(pg), str(tmp_path))
+    keeper, other = Keeper(settings), Keeper(settings)
+    assert keeper.open(first=True)
+    assert keeper._board is not None
+    with closing(keeper._board):
+        assert not other.open()
+        with pytest.raises(TransientError, match="the server is ending the session that was lost"):
+            keeper.open()
+        wait_until(lambda: not session_names(pg, keeper_name(keeper.name)))
+        assert keeper.open()
+        keeper._close()
 
 
 def test_a_holder_that_is_lost_is_replaced(db: str, pg: Session, spark: SparkSession, slow: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+from multiprocessing.connection import wait
 
 import psycopg2
 from psycopg2.extensions import connection as Session
@@ -12,7 +12,7 @@ def is_lost(session: Session) -> bool:
     """Whether the server has ended an idle session; it says so, or hangs up, without being asked."""
     if session.closed:
         return True
-    if not select.select([session], [], [], 0)[0]:
+    if not wait([session], 0):
         return False
     try:
         with session.cursor() as cursor:

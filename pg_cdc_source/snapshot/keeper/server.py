@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import threading
 import time
 from dataclasses import replace
+from multiprocessing.connection import wait
 
 import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
 
 from pg_cdc_source.errors import DefiniteError, PgCdcError, TransientError
 from pg_cdc_source.postgres.backoff import Backoff
@@ -78,6 +79,7 @@ class Keeper:
             with translated("becoming the keeper"), session.cursor() as cursor:
                 cursor.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(self._settings.token),))
                 if not cursor.fetchone()[0]:
+                    self._end_old_session(cursor)
                     session.close()
                     return False
                 if not self._standby:
@@ -89,6 +91,19 @@ class Keeper:
             raise
         self._board = session
         return True
+
+    def _end_old_session(self, cursor: Cursor) -> None:
+        """End the session that this keeper has lost, where the server has it yet, and raise TransientError."""
+        cursor.execute(
+            """
+            SELECT pg_catalog.pg_terminate_backend(pid)
+            FROM pg_catalog.pg_stat_activity
+            WHERE application_name = %s AND usename = session_user
+            """,
+            (keeper_name(self.name),),
+        )
+        if cursor.rowcount:
+            raise TransientError("the server is ending the session that was lost")
 
     def run(self) -> None:
         """Serve until the driver is gone, ``stop`` is called, or nobody has asked for a day."""
@@ -118,7 +133,8 @@ class Keeper:
     def _wait(self, board: Session) -> None:
         """Wait for a notification, a finished thread or a lost holder, or until the next tick or look."""
         seconds = min(TICK_SECONDS, self._look_seconds())
-        select.select([board, self._workers, *self._executions.idle_holders()], [], [], seconds)
+        # Not select(), which does not take more than 1,024 files.
+        wait([board, self._workers.fileno(), *self._executions.idle_holders()], seconds)
 
     def _look_seconds(self) -> float:
         return STANDBY_LOOK_SECONDS if self._standby else readers.look_seconds(self._executions)
