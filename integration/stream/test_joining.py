@@ -840,6 +840,13 @@ FILLED = {
     "filled in a savepoint": ("CREATE TABLE p (LIKE r INCLUDING ALL)",
                               "BEGIN; SAVEPOINT a; INSERT INTO p VALUES (11, 'before'); RELEASE a;"
                               "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20); COMMIT"),
+    # Rows that are written anew have the id of who does that.
+    "rewritten": ("CREATE TABLE p (id int PRIMARY KEY, v text)", "INSERT INTO p VALUES (11, 'before')",
+                  "ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20)",
+                  "ALTER TABLE r ALTER v TYPE text COLLATE \"C\" USING v || ''"),
+    "rewritten at once": ("CREATE TABLE p (id int PRIMARY KEY, v text)", "INSERT INTO p VALUES (11, 'before')",
+                          "BEGIN; ALTER TABLE r ATTACH PARTITION p FOR VALUES FROM (10) TO (20);"
+                          "ALTER TABLE r ALTER v TYPE text COLLATE \"C\" USING v || ''; COMMIT"),
 }  # fmt: skip
 
 
@@ -1381,6 +1388,16 @@ def test_tables_that_get_other_names_before_all_is_read_at_once_are_read_once_ea
     driver.start()
     going_on(driver, lambda: not driver.offset.is_reading)
     assert kinds(driver.rows).count("snapshot") == 101
+
+
+@pytest.mark.parametrize("policy", cases(("changes", "fail"), "changes"))
+def test_rows_of_a_table_that_came_and_went_are_said_to_be_passed_over(
+    policy: str, pg: Session, drive: Drive, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable=policy)
+    run(pg, f"BEGIN; {'; '.join(U)}; DROP TABLE u; COMMIT", "INSERT INTO t VALUES (2, 'b')")
+    driver.take(1)
+    assert caplog.text.count("rows of public.u before the commit at ") == 1
 
 
 @pytest.mark.skipif(not HAS_LIMITS, reason="the first end of a start has no limit, and reads all tables at once")

@@ -75,6 +75,21 @@ def test_another_filter_brings_the_rows_anew(mode: str, how: str, pg: Session, o
 
 
 @pytest.mark.parametrize(("mode", "how"), WAYS)
+def test_another_filter_of_a_partition_beside_its_root_brings_the_rows_anew(
+    mode: str, how: str, pg: Session, obedient: Begin
+) -> None:
+    """The partition is published all the time, by its root."""
+    run(pg, "CREATE TABLE r (x int PRIMARY KEY) PARTITION BY RANGE (x)",
+        "CREATE TABLE p PARTITION OF r DEFAULT", "INSERT INTO r SELECT generate_series(1, 20)",
+        "CREATE PUBLICATION s FOR TABLE r, p WHERE (x > 10)")  # fmt: skip
+    sink = obedient(tables="public.*", onSchemaChange=mode)
+    sink.equals(p="SELECT x FROM p WHERE x > 10")
+    sink.run(how, "ALTER PUBLICATION s SET TABLE r, p WHERE (x > 5)", "INSERT INTO r VALUES (4 + 20), (-1)")
+    sink.equals(p="SELECT x FROM p WHERE x > 5")
+    sink.was_told(gaps=["p"])
+
+
+@pytest.mark.parametrize(("mode", "how"), WAYS)
 def test_a_schema_that_is_published_has_no_filters(mode: str, how: str, pg: Session, obedient: Begin) -> None:
     """The filter of a partition in another schema holds, where it comes under its own name."""
     run(pg, "CREATE SCHEMA rf", "CREATE TABLE rf.tab (x int PRIMARY KEY)",

@@ -71,6 +71,9 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text, below.command,
         WHERE a.attrelid = c.oid AND a.attname = 'tableoid' AND a.xmin = below.link
             AND (below.command IS NULL OR made.cmin::text::bigint < below.command)
     ),
+    -- Whether the leaf was rewritten behind the ATTACH, or in its transaction: rows have the id of who did that.
+    c.relfilenode <> c.oid AND age(c.xmin) < age(below.link),
+    c.relfilenode <> c.oid AND c.xmin = below.link,
     has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
 FROM below
 JOIN pg_catalog.pg_class AS c ON c.oid = below.oid AND c.relkind = 'r'
@@ -89,7 +92,11 @@ SELECT EXISTS (
     SELECT
     FROM ONLY {leaf}
     WHERE pg_catalog.age(xmin) OPERATOR(pg_catalog.>) pg_catalog.age({link}::pg_catalog.xid)
-        OR (xmin OPERATOR(pg_catalog.=) {link}::pg_catalog.xid AND ({touched} OR coalesce({before_attach}, true)))
+        OR {is_rewritten}
+        OR (
+            xmin OPERATOR(pg_catalog.=) {link}::pg_catalog.xid
+            AND ({is_rewritten_within} OR {touched} OR coalesce({before_attach}, true))
+        )
         OR (
             pg_catalog.age(xmin) OPERATOR(pg_catalog.<) pg_catalog.age({link}::pg_catalog.xid)
             AND coalesce({command} OPERATOR(pg_catalog.>) 0, true)
@@ -114,12 +121,17 @@ def find_filled_partition(session: Session, root: int, since: int) -> Relation |
     """
     with translated("looking for rows of partitions"), session.cursor() as cursor, waiting_for_nobody(cursor):
         cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
-        for *found, link, command, made, is_readable in cursor.fetchall():
+        for *found, link, command, made, is_rewritten, is_rewritten_within, is_readable in cursor.fetchall():
             leaf = Relation(*found)
             times = {"link": sql.Literal(link), "command": sql.Literal(command), "made": sql.Literal(made)}
             before_attach = sql.SQL(_BEFORE_ATTACH).format(command=sql.Literal(command))
             older = sql.SQL(_HAS_OLDER).format(
-                leaf=leaf.identifier, touched=sql.SQL(_TOUCHED), before_attach=before_attach, **times
+                leaf=leaf.identifier,
+                touched=sql.SQL(_TOUCHED),
+                before_attach=before_attach,
+                is_rewritten=sql.Literal(is_rewritten),
+                is_rewritten_within=sql.Literal(is_rewritten_within),
+                **times,
             )
             is_large = sql.SQL("SELECT pg_relation_size({}) > 0").format(sql.Literal(leaf.oid))
             try:

@@ -102,6 +102,11 @@ def test_two_marks_say_what_happened_between(before: str, now: str, says: str) -
         ("91", "91", ""),
         ("91", "95", "has public.a anew: it was dropped from it and added again"),
         ("91+95", "95+96", ""),
+        # By another entry all the time, which has no part in the filter.
+        ("91+95/700r", "92+95/700r", "has public.a anew: it was given another row filter or column list"),
+        ("91+95/700c", "91+96/701c", ""),
+        ("95/700r", "95/700r", ""),
+        ("91+95r", "91+95/700r", ""),
         ("91/700", "91/700", ""),
         ("91/700", "91/701", "has public.a anew: it was in another schema for a while, or detached"),
         ("91/700+92", "91/701+92", ""),

@@ -85,6 +85,10 @@ def find_table_change(entry: str, now: str, name: str) -> str:
             return f"has {name} anew: it was in another schema for a while, or detached"
         otherwise = ", or given another row filter or column list" if flags else ""
         return f"has {name} anew: it was dropped from it and added again{otherwise}"
+    own, own_now = ([e for e in found if "/" not in e] for found in (entries, entries_now))
+    if flags and own and own_now and not {*own} & {*own_now}:
+        # That of its root or schema is the same, and neither filter nor list is of that.
+        return f"has {name} anew: it was given another row filter or column list"
     if altered and altered_now and altered != altered_now:
         return f"has inserts of {name} in a second one, which {_ALTERED}"
     if _is_newer(attached_now, attached):
