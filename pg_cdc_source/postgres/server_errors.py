@@ -24,6 +24,7 @@ from pg_cdc_source.errors import (
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.libpq_keywords import SECRET_KEYWORDS
 from pg_cdc_source.options.names import quoted
+from pg_cdc_source.postgres.translated_messages import with_english
 
 # --- while a session is opened ---------------------------------------------------------------------------------------
 
@@ -48,11 +49,11 @@ _OTHERWISE = _Failure((), TransientError, "check that the server runs and that t
 # Of every method that takes a password: "password authentication failed for user", "PAM authentication failed", ….
 _REFUSED_LOGIN = "authentication failed"
 
-# libpq gives no SQLSTATE for a failed connection, so its English texts decide, the first match first. An unknown one
-# counts as transient and is tried again within the caller's bound.
+# libpq gives no SQLSTATE for a failed connection, so texts decide, the first match first. An unknown one counts as
+# transient and is tried again within the caller's bound.
 _FAILURES = (
     _Failure(
-        (_REFUSED_LOGIN, "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects connection"),
+        (_REFUSED_LOGIN, "no password supplied", "pg_hba.conf"),
         ConnectError,
         "check user, password (or what gives it) and the server's pg_hba.conf",
     ),
@@ -123,7 +124,7 @@ _ORDER = (*_FAILURES, _OTHERWISE)
 
 def is_refused_login(error: psycopg2.Error) -> bool:
     """Whether the server has refused the password, as far as libpq's text tells."""
-    return _REFUSED_LOGIN in str(error)
+    return _REFUSED_LOGIN in with_english(str(error))
 
 
 def connect_error(options: ConnectionOptions, given: dict[str, str], error: psycopg2.Error) -> PgCdcError:
@@ -147,6 +148,7 @@ def connect_error(options: ConnectionOptions, given: dict[str, str], error: psyc
 
 
 def _failure(text: str, otherwise: _Failure) -> _Failure:
+    text = with_english(text)
     return next((found for found in _FAILURES if any(words in text for words in found.texts)), otherwise)
 
 
