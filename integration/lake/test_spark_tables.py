@@ -24,7 +24,7 @@ from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source.errors import DefiniteError, OptionError
-from pg_cdc_source.lake import bring
+from pg_cdc_source.lake import bring, files
 from pg_cdc_source.lake.ledger import MODES, TEMPLATE
 from pg_cdc_source.mirrors import iceberg_files
 from pg_cdc_source.mirrors.delta import DeltaTable
@@ -325,6 +325,25 @@ def test_first_rows_whose_files_have_been_moved_are_taken_over_by_the_next_attem
     assert isinstance(lake, CatalogLake)
     assert attempts == 2
     assert lake.are_taken_over("t")
+
+
+def test_first_rows_are_found_by_values_beside_long_ones(
+    format: str, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row group with a text of more than 4 kB says no bounds, and those of the others are not the file's."""
+    if format != "iceberg":
+        pytest.skip("files are not taken over")
+    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 0)
+    lake = begin(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT n, repeat('b', 3000) FROM generate_series(1, 3000) AS n",
+        "INSERT INTO t VALUES (5000, 'c'), (5001, repeat('z', 5000))",
+    )
+    assert isinstance(lake, CatalogLake)
+    assert lake.are_taken_over("t")
+    rows = lake._spark.table(lake.targets["public.t"])
+    found = [rows.where(where).count() for where in ("v = 'c'", "v > 'y'", "v < 'c'", "id > 4000")]
+    assert found == [1, 1, 3000, 2]
 
 
 def test_names_may_leave_out_the_catalog_that_is_the_default_one(

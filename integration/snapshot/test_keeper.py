@@ -414,7 +414,7 @@ def test_a_keeper_does_not_take_its_own_lost_session_for_another_keeper(db: str,
     assert keeper._board is not None
     with closing(keeper._board):
         assert not other.open()
-        with pytest.raises(TransientError, match="the server is ending the session that was lost"):
+        with pytest.raises(TransientError, match="the server has the session that was lost"):
             keeper.open()
         wait_until(lambda: not session_names(pg, keeper_name(keeper.name)))
         assert keeper.open()

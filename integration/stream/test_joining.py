@@ -908,7 +908,11 @@ def test_a_partition_that_is_attached_empty_brings_nothing_again(down: bool, pg:
         "BEGIN; CREATE TABLE r_4 PARTITION OF r FOR VALUES FROM (30) TO (40); INSERT INTO r VALUES (31, 'x'); COMMIT",
         "BEGIN; CREATE TABLE r_5 (LIKE r INCLUDING ALL);"
         "ALTER TABLE r ATTACH PARTITION r_5 FOR VALUES FROM (40) TO (50); INSERT INTO r VALUES (41, 'x'); COMMIT",
-        "INSERT INTO r VALUES (42, 'y')")  # fmt: skip
+        "INSERT INTO r VALUES (42, 'y')",
+        # It has other files than those that it began with.
+        "CREATE TABLE r_6 (LIKE r INCLUDING ALL)", "INSERT INTO r_6 VALUES (1, 'gone')", "TRUNCATE r_6",
+        "BEGIN; ALTER TABLE r ATTACH PARTITION r_6 FOR VALUES FROM (50) TO (60); INSERT INTO r VALUES (51, 'x');"
+        "COMMIT", "ALTER TABLE r_6 SET (fillfactor = 90)", "INSERT INTO r VALUES (52, 'y')")  # fmt: skip
     if down:
         driver.start()
     until_equal(driver, pg, "r")
@@ -916,7 +920,7 @@ def test_a_partition_that_is_attached_empty_brings_nothing_again(down: bool, pg:
     driver.restart()
     run(pg, "INSERT INTO r VALUES (22, 'later')")
     until_equal(driver, pg, "r")
-    assert Counter(kinds(driver.rows)) == {"snapshot": 1, "insert": 7, "update": 1}
+    assert Counter(kinds(driver.rows)) == {"snapshot": 1, "insert": 9, "update": 1}
 
 
 def test_a_partition_that_is_created_as_one_is_not_looked_at(pg: Session, db: str) -> None:
@@ -1398,6 +1402,12 @@ def test_rows_of_a_table_that_came_and_went_are_said_to_be_passed_over(
     run(pg, f"BEGIN; {'; '.join(U)}; DROP TABLE u; COMMIT", "INSERT INTO t VALUES (2, 'b')")
     driver.take(1)
     assert caplog.text.count("rows of public.u before the commit at ") == 1
+
+
+def test_rows_of_a_new_table_that_gets_another_name_at_once_come(pg: Session, drive: Drive) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes")
+    run(pg, f"BEGIN; {'; '.join(U)}; ALTER TABLE u RENAME TO w; COMMIT")
+    until_equal(driver, pg, "t", "w")
 
 
 @pytest.mark.skipif(not HAS_LIMITS, reason="the first end of a start has no limit, and reads all tables at once")

@@ -125,6 +125,7 @@ class FileWriter:
             "size": file["filesystem"].get_file_info(file["path"]).size,
             "modified_ms": int(time.time() * 1000),
             "stats": {"numRecords": file["rows"], "nullCount": dict(self._nulls), **_bounds(self._footers[0])},
+            "unbounded": _unbounded(self._footers[0]),
             # How far behind the point of the snapshot its rows may be, if they are not of just that point.
             "through": self._last["after"],
             "unsent": self._unsent,
@@ -137,16 +138,28 @@ def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, int]]:
     """Return the least and the greatest of each column of whole numbers, by which merges leave files out."""
     least: dict[str, int] = {}
     greatest: dict[str, int] = {}
-    for place, field in enumerate(footer.schema.to_arrow_schema()):
-        # Behind a nested column, places of Parquet's columns are others.
-        if pa.types.is_nested(field.type):
-            break
-        groups = [footer.row_group(i).column(place) for i in range(footer.num_row_groups)]
-        found = [group.statistics for group in groups if group.statistics.null_count < group.num_values]
+    for field, found in _statistics(footer):
         if pa.types.is_integer(field.type) and found and all(statistics.has_min_max for statistics in found):
             least[field.name] = min(statistics.min for statistics in found)
             greatest[field.name] = max(statistics.max for statistics in found)
     return {"minValues": least, "maxValues": greatest}
+
+
+def _unbounded(footer: pq.FileMetaData) -> list[str]:
+    """Return the columns of which a row group does not say the least and the greatest value, as Arrow says none of more
+    than 4 kB. Iceberg would take those of the other row groups for the file's.
+    """
+    return [field.name for field, found in _statistics(footer) if not all(group.has_min_max for group in found)]
+
+
+def _statistics(footer: pq.FileMetaData) -> Iterator[tuple[pa.Field, list[pq.Statistics]]]:
+    """Yield columns, each with the statistics of the row groups that have values of it."""
+    for place, field in enumerate(footer.schema.to_arrow_schema()):
+        # Behind a nested column, places of Parquet's columns are others.
+        if pa.types.is_nested(field.type):
+            return
+        groups = [footer.row_group(i).column(place) for i in range(footer.num_row_groups)]
+        yield field, [group.statistics for group in groups if group.statistics.null_count < group.num_values]
 
 
 def with_own_columns(rows: pa.RecordBatch, shape: Shape, changes: pa.RecordBatch) -> pa.RecordBatch:

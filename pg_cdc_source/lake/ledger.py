@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-# What a ledger says of its tables, as its properties: where they are, and what each keeps (``Shapes.text``). The first
+# What a ledger says of its tables, as its properties: where they are, and what they keep (``Shapes.digest``). The first
 # ledgers say only where they are.
 TEMPLATE, MODES = "pgcdc.target", "pgcdc.modes"
 LEDGER_SCHEMA = pa.schema(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -160,11 +161,10 @@ class Shapes:
         return cls(shapes.pop("*", others), shapes)
 
     @property
-    def text(self) -> str:
-        """What the tables say that they keep, in one text: two that are equal are of equal tables."""
-        return json.dumps(
-            {"*": self.others.text, **{table: shape.text for table, shape in self.by_table.items()}}, sort_keys=True
-        )
+    def digest(self) -> str:
+        """Tells whether the tables are to keep the same as others were. A metastore may not take a longer text."""
+        texts = {"*": self.others.text, **{table: shape.text for table, shape in self.by_table.items()}}
+        return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
     def __getitem__(self, table: str) -> Shape:
         return self.by_table.get(table, self.others)

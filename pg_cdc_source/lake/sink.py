@@ -42,7 +42,7 @@ class Sink:
     """The tables of one query.
 
     ``on_batch`` is told of each batch when the ledger has it. ``read`` reads something of a table's version, and raises
-    where that cannot be had now. ``modes`` is what each table keeps (``Shapes.text``), for the ledger to say.
+    where that cannot be had now. ``modes`` is what each table keeps (``Shapes.digest``), for the ledger to say.
     """
 
     def __init__(

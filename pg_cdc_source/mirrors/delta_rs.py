@@ -98,12 +98,13 @@ class DeltaRsTable(DeltaRsCommits):
         require_table(self._name, self.table.metadata().configuration, layout)
         if _told(present) == _told(wanted):
             return
+        there = present
+        if self._shape.is_log:
+            present = _renumbered(wanted, present)
         require_allowed(self._name, self._shape, _described(wanted), _described(present))
         if anew and not self._shape.keeps_columns:
             self._overwrite(wanted.empty_table(), self._commit())
             return
-        if self._shape.is_log:
-            present = self._renumbered(wanted, present)
         if self._shape.keeps_columns:
             wanted = _with_kept(self._name, self._shape, wanted, present)
         # Columns are added behind those that are there, the table's own ones included.
@@ -111,8 +112,6 @@ class DeltaRsTable(DeltaRsCommits):
             zip(_places(wanted, present), wanted, strict=True), key=lambda c: len(present) if c[0] is None else c[0]
         )
         places, wanted = [place for place, _ in told], pa.schema([field for _, field in told])
-        if _told(present) == _told(wanted):
-            return
         for place, field in told:
             # Rows that are there are written anew with a wider type.
             if (
@@ -125,18 +124,16 @@ class DeltaRsTable(DeltaRsCommits):
                     f"{field.type}, which the lake's table cannot take over",
                     remedy=other_type_remedy(self._shape),
                 )
+        for was, field in zip(there, present, strict=True):
+            if _number(was) != _number(field):
+                said = {ATTNUM: str(_number(field))}
+                self.table.alter.set_column_metadata(field.name, said, commit_properties=self._commit())
+        if _told(present) == _told(wanted):
+            return
         if _told(wanted)[: len(present)] == _told(present):
             self._add(wanted, len(present), layout, fills)
         else:
             self._rewrite(wanted, places, layout, fills)
-
-    def _renumbered(self, wanted: pa.Schema, present: pa.Schema) -> pa.Schema:
-        """Give columns of a log that come again their new numbers."""
-        for field, number in zip(present, numbers_in_log(*map(_numbered, (wanted, present))), strict=True):
-            if number != _number(field):
-                said = {ATTNUM: str(number)}
-                self.table.alter.set_column_metadata(field.name, said, commit_properties=self._commit())
-        return pa.schema(self.table.schema().to_arrow())
 
     def _add(self, wanted: pa.Schema, first: int, layout: MirroredLayout, fills: Mapping[int, str | None]) -> None:
         new = [wanted.field(i) for i in range(first, len(wanted))]
@@ -337,6 +334,12 @@ def _schema(layout: MirroredLayout, shape: Shape) -> pa.Schema:
 def _with_kept(table: str, shape: Shape, wanted: pa.Schema, present: pa.Schema) -> pa.Schema:
     found = with_kept(table, shape, *([(_number(field), field) for field in schema] for schema in (wanted, present)))
     return pa.schema([field.with_metadata({ATTNUM: str(number)}) for number, field in found])
+
+
+def _renumbered(wanted: pa.Schema, present: pa.Schema) -> pa.Schema:
+    """Return the columns of a log with the numbers that those have which come again."""
+    numbers = numbers_in_log(*map(_numbered, (wanted, present)))
+    return pa.schema([f.with_metadata({ATTNUM: str(number)}) for f, number in zip(present, numbers, strict=True)])
 
 
 def _in(schema: pa.Schema, rows: pa.Table) -> pa.Table:

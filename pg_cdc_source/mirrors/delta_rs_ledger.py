@@ -9,8 +9,9 @@ from operator import and_
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
-from pg_cdc_source.errors import OptionError
+from pg_cdc_source.errors import OptionError, TransientError
 from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.compaction import compact_where_due
 from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, OF_BATCH, TEMPLATE, LedgerRow, newest_by
@@ -36,7 +37,13 @@ class DeltaRsLedger:
         )
 
     def note(self, said: Mapping[str, str]) -> None:
-        DeltaTable(self.path).alter.set_table_properties(dict(said), raise_if_not_exists=False)
+        try:
+            DeltaTable(self.path).alter.set_table_properties(dict(said), raise_if_not_exists=False)
+        except DeltaError as error:
+            raise TransientError(
+                f"the ledger {self.path} cannot note what its tables keep: {error}",
+                remedy="see that no other mirror writes it, and start the query again",
+            ) from error
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
         if not DeltaTable.is_deltatable(self.path):

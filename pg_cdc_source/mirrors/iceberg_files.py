@@ -87,5 +87,19 @@ def _data_file(spark: SparkSession, table: Any, file: Mapping[str, Any]) -> Any:
     iceberg = iceberg.org.apache.iceberg
     opened = table.io().newInputFile(_place(table, file))
     metrics = iceberg.parquet.ParquetUtil.fileMetrics(opened, iceberg.MetricsConfig.forTable(table))
+    if file["unbounded"]:
+        numbers = [table.schema().findField(name).fieldId() for name in file["unbounded"]]
+        bounds = (_without(spark, found, numbers) for found in (metrics.lowerBounds(), metrics.upperBounds()))
+        counts = metrics.valueCounts(), metrics.nullValueCounts(), metrics.nanValueCounts()
+        metrics = iceberg.Metrics(metrics.recordCount(), metrics.columnSizes(), *counts, *bounds)
     builder = iceberg.DataFiles.builder(table.spec()).withInputFile(opened).withFormat("parquet")
     return builder.withMetrics(metrics).build()
+
+
+def _without(spark: SparkSession, bounds: Any, numbers: Sequence[int]) -> Any:
+    """Return bounds of a file without those of columns."""
+    jvm: Any = spark._jvm
+    found = jvm.java.util.HashMap(bounds or {})
+    for number in numbers:
+        found.remove(number)
+    return found

@@ -95,7 +95,7 @@ def mirror(
     if not is_by_spark:
         reader = reader.option(OWN_TRIGGER, (OwnTrigger.PRESENT if once else OwnTrigger.ENDLESS).value)
     # Where the ledger says that its tables keep this, none has to be opened.
-    is_known = last is None or lake.ledger.said.get(MODES) == shapes.text
+    is_known = last is None or lake.ledger.said.get(MODES) == shapes.digest
     # Hundreds of tables take a while to look at, and Spark meanwhile asks a process of its own for the stream's schema.
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(lake.require_shapes, () if last is None or is_known else last.tables)
@@ -104,7 +104,7 @@ def mirror(
     writer = stream.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
     if is_by_spark:
         writer = writer.trigger(availableNow=True)
-    query = writer.foreachBatch(Batches(checkpoint, targets, shapes.text, open_lake, on_batch, lake)).start()
+    query = writer.foreachBatch(Batches(checkpoint, targets, shapes.digest, open_lake, on_batch, lake)).start()
     if once and not is_by_spark:
         threading.Thread(target=_stop_when_done, args=(query,), name="pgcdc-stop-when-done", daemon=True).start()
     return query

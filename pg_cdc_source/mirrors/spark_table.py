@@ -88,7 +88,7 @@ class SparkTable(SparkCommits):
         is_altered = anew and set(self._spark.table(self._name).columns) != set(present.schema.names)
         if said == wanted and not is_altered:
             return
-        require_allowed(self._table, self._shape, wanted.described(), said.described())
+        require_allowed(self._table, self._shape, wanted.described(), present.described())
         if anew and (is_altered or not self._shape.keeps_columns):
             self._create(wanted, layout)
             return

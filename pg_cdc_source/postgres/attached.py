@@ -71,9 +71,22 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text, below.command,
         WHERE a.attrelid = c.oid AND a.attname = 'tableoid' AND a.xmin = below.link
             AND (below.command IS NULL OR made.cmin::text::bigint < below.command)
     ),
-    -- Whether the leaf was rewritten behind the ATTACH, or in its transaction: rows have the id of who did that.
-    c.relfilenode <> c.oid AND age(c.xmin) < age(below.link),
-    c.relfilenode <> c.oid AND c.xmin = below.link,
+    -- Who may have rewritten the leaf behind the ATTACH, and so have written its rows and its columns, or itself.
+    (
+        SELECT coalesce(array_agg(DISTINCT writer.xmin::text), '{{}}')
+        FROM (
+            SELECT a.xmin FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0
+            UNION ALL SELECT c.xmin
+        ) AS writer
+        WHERE c.relfilenode <> c.oid AND age(writer.xmin) < age(below.link)
+    ),
+    -- Whether that was in the transaction of the ATTACH. This one writes the columns before its own entry.
+    c.relfilenode <> c.oid AND EXISTS (
+        SELECT
+        FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.xmin = below.link
+            AND coalesce(a.cmin::text::bigint > below.command, true)
+    ),
     has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
 FROM below
 JOIN pg_catalog.pg_class AS c ON c.oid = below.oid AND c.relkind = 'r'
@@ -92,10 +105,10 @@ SELECT EXISTS (
     SELECT
     FROM ONLY {leaf}
     WHERE pg_catalog.age(xmin) OPERATOR(pg_catalog.>) pg_catalog.age({link}::pg_catalog.xid)
-        OR {is_rewritten}
+        OR xmin OPERATOR(pg_catalog.=) ANY ({rewriters}::pg_catalog.xid[])
         OR (
             xmin OPERATOR(pg_catalog.=) {link}::pg_catalog.xid
-            AND ({is_rewritten_within} OR {touched} OR coalesce({before_attach}, true))
+            AND ({is_rewritten} OR {touched} OR coalesce({before_attach}, true))
         )
         OR (
             pg_catalog.age(xmin) OPERATOR(pg_catalog.<) pg_catalog.age({link}::pg_catalog.xid)
@@ -121,7 +134,7 @@ def find_filled_partition(session: Session, root: int, since: int) -> Relation |
     """
     with translated("looking for rows of partitions"), session.cursor() as cursor, waiting_for_nobody(cursor):
         cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
-        for *found, link, command, made, is_rewritten, is_rewritten_within, is_readable in cursor.fetchall():
+        for *found, link, command, made, rewriters, is_rewritten, is_readable in cursor.fetchall():
             leaf = Relation(*found)
             times = {"link": sql.Literal(link), "command": sql.Literal(command), "made": sql.Literal(made)}
             before_attach = sql.SQL(_BEFORE_ATTACH).format(command=sql.Literal(command))
@@ -129,8 +142,8 @@ def find_filled_partition(session: Session, root: int, since: int) -> Relation |
                 leaf=leaf.identifier,
                 touched=sql.SQL(_TOUCHED),
                 before_attach=before_attach,
+                rewriters=sql.Literal(rewriters),
                 is_rewritten=sql.Literal(is_rewritten),
-                is_rewritten_within=sql.Literal(is_rewritten_within),
                 **times,
             )
             is_large = sql.SQL("SELECT pg_relation_size({}) > 0").format(sql.Literal(leaf.oid))

@@ -11,13 +11,13 @@ import contextlib
 import importlib
 import os
 import queue
-import select
 import signal
 import subprocess
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from pg_cdc_source.errors import ConnectError, OptionError, PgCdcError, TransientError
@@ -93,7 +93,7 @@ def _read(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     assert process.stdout is not None
     printed = b""
     with process.stdout as output:
-        while select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        while wait([output.fileno()], max(0.0, deadline - time.monotonic())):
             data = os.read(output.fileno(), MOST_BYTES)
             printed += data
             if len(printed) > MOST_BYTES:

@@ -80,6 +80,10 @@ class PlannedReader:
         if self._reader is not None:
             self._reader.release(position)
 
+    def safe(self, position: Position) -> Position:
+        """Through where the slot may move, of everything up to ``position``."""
+        return position if self._safe is None else min(position, self._safe)
+
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()

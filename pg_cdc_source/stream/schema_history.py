@@ -234,7 +234,8 @@ def _is_wanted_now(options: StreamOptions, sent: SentRelation) -> bool:
                 # A table that is new looks like one that is not published any more, until its transaction is seen.
                 wait_until_seen(session, sent.xid)
                 published = publication.read_publication(session, options.publications)
-                if published is not None and not _is_published(published, oid, dotted(schema, name)):
+                # Or it is called otherwise by now.
+                if published is not None and oid not in {table.relation.oid for table in published.tables}:
                     log.warning(
                         "rows of %s before the commit at %s are passed over: the table came and went, or left the "
                         "publication, before the stream had read so far",

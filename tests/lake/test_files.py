@@ -80,6 +80,20 @@ def test_a_file_says_between_which_numbers_its_rows_are(tmp_path: Path, monkeypa
     assert file["stats"] == {"numRecords": 2, "nullCount": nulls, **bounds}
 
 
+def test_a_file_says_of_which_columns_a_row_group_has_no_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_files, "ROW_GROUP_BYTES", 0)
+    # A row group of nothing but NULLs has none to say.
+    rows = [(1, "a" * 4096), (2, None), (3, "b" * 4097)]
+    (row,) = values_of(tmp_path, *((TABLE, [row], None) for row in rows))
+    file = json.loads(row["after"])
+    assert pq.read_metadata(file["place"]).num_row_groups == 3
+    assert file["unbounded"] == ["v"]
+    (row,) = values_of(tmp_path, *((TABLE, [row], None) for row in rows[:2]))
+    assert json.loads(row["after"])["unbounded"] == []
+
+
 def test_columns_have_the_numbers_of_a_new_table(tmp_path: Path) -> None:
     (row,) = values_of(tmp_path, (TABLE, [(1, "a")], None))
     schema = pq.read_schema(json.loads(row["after"])["place"])
