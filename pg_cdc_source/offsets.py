@@ -250,6 +250,11 @@ class StreamOffset:
                 remedy="run the release that wrote the checkpoint until a batch ends with its commit; or start with a "
                 "new checkpoint and slot",
             )
+        if strange := sorted(offset.keys() - _KEYS):
+            raise DefiniteError(
+                f"the checkpoint's offset says {', '.join(strange)}, which this release does not know",
+                remedy="continue with the release that wrote the checkpoint, or start with a new checkpoint and slot",
+            )
         try:
             snapshot = offset.get("snapshot") or {"tables": "", "done": 0}
             found = cls(
@@ -278,6 +283,10 @@ class StreamOffset:
             ) from None
 
 
+_KEYS = frozenset((
+    *("version", "system", "timeline", "database", "slot", "origin", "publication", "tables", "snapshot", "due"),
+    *("gaps", "lsn", "change", "layouts", "seen"),
+))  # fmt: skip
 _VERSION = 2
 _VERSION_WITHOUT_MEMBERS = 1  # of release 0.1.0
 

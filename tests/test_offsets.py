@@ -239,6 +239,12 @@ def test_an_offset_with_tables_has_the_second_version() -> None:
 GOOD = StreamOffset(IDENTITY, Lsn(5), ("public.a", "public.b"), 1, Position(Lsn(7), 3)).to_json()
 
 
+def test_an_offset_that_says_more_than_this_release_knows_is_refused() -> None:
+    """It would be forgotten."""
+    with pytest.raises(DefiniteError, match="says asked, owed, which this release does not know"):
+        StreamOffset.from_json({**GOOD, "owed": "public.t", "asked": 1})
+
+
 @pytest.mark.parametrize("version", [None, 0, 3, "1", [1]])
 def test_another_releases_offset_is_refused(version: object) -> None:
     with pytest.raises(DefiniteError, match=r"has version .*, this release reads 1 and 2") as caught:

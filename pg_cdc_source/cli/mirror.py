@@ -60,7 +60,7 @@ def mirror(
             show_default="merge",
         ),
     ] = None,
-    deletes: Annotated[str, typer.Option(help="What becomes of deleted rows with merge: hard or soft.")] = "hard",
+    deletes: Annotated[str, typer.Option(help="With merge: remove deleted rows (hard) or mark them (soft).")] = "hard",
     on_schema_change: Annotated[
         str, typer.Option(help="Which changes of columns are taken over: evolve (all), additive or fail.")
     ] = "evolve",

@@ -31,16 +31,18 @@ def _counter(name: str, text: str, value: Callable[[Decoding], int]) -> Metric:
 
 METRICS = (
     _gauge("active", "1 while a session reads the slot, else 0.", lambda m: m.usage.slot.active_pid is not None),
-    _gauge("lost", "1 if the server has given the slot up, else 0.", lambda m: m.usage.slot.invalidation is not None),
+    _gauge(
+        "lost", "1 if the server has invalidated the slot, else 0.", lambda m: m.usage.slot.invalidation is not None
+    ),
     _gauge("lag_bytes", "WAL that is not confirmed.", lambda m: m.usage.lag_bytes),
-    _gauge("lag_seconds", "The WAL that is not confirmed is at least so old.", lambda m: m.lag_seconds),
+    _gauge("lag_seconds", "Minimum age of the oldest WAL that is not confirmed, in seconds.", lambda m: m.lag_seconds),
     _gauge("retained_bytes", "WAL that the server keeps for the slot.", lambda m: m.usage.held_bytes),
     _gauge("safe_bytes", "WAL that may be written before the slot may be lost.", lambda m: m.safe_bytes),
     _counter("spilled_transactions", "Transactions spilled to the server's disk.", lambda d: d.spilled_transactions),
-    _counter("spills", "Times that transactions were spilled.", lambda d: d.spills),
+    _counter("spills", "Number of spills to the server's disk.", lambda d: d.spills),
     _counter("spilled_bytes", "Changes spilled to the server's disk.", lambda d: d.spilled_bytes),
     _counter("streamed_transactions", "Transactions sent before they ended.", lambda d: d.streamed_transactions),
-    _counter("streams", "Times that transactions were sent before they ended.", lambda d: d.streams),
+    _counter("streams", "Number of parts of transactions sent before their end.", lambda d: d.streams),
     _counter("streamed_bytes", "Changes sent before their transaction ended.", lambda d: d.streamed_bytes),
     _counter("decoded_transactions", "Transactions decoded.", lambda d: d.transactions),
     _counter("decoded_bytes", "Changes decoded.", lambda d: d.bytes),

@@ -40,7 +40,8 @@ def resnapshot(
     """Ask a stream to read tables again, while it runs and without a new checkpoint.
 
     The request is a message in the WAL, at one exact place. The query that reads the slot then gives a truncate row of
-    each table, the table's rows, and the changes after them. One that does not run now does so when it runs again.
+    each table, the table's rows, and the changes after them. If the query does not run now, the request waits until
+    it does.
     """
     if every == bool(table):
         raise typer.BadParameter("give --table (once or more) or --all, not both", param_hint="--table")

@@ -36,7 +36,10 @@ class DeltaTable(SparkTable):
         # Delta enables it by itself for the columns that a table begins with, and not for one that is added.
         "delta.feature.timestampNtz": "supported",
     }
-    housekeeping = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "REORG", "COMPUTE STATS"))
+    housekeeping = frozenset((
+        *("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "REORG"),
+        *("COMPUTE STATS", "CLUSTER BY"),
+    ))  # fmt: skip
 
     @classmethod
     def configure(cls, session: SparkSession, template: str) -> None:
@@ -84,6 +87,13 @@ class DeltaTable(SparkTable):
         else:
             conf.unset("spark.databricks.delta.write.txnAppId")
             conf.unset("spark.databricks.delta.write.txnVersion")
+
+    def only_says(self, operation: str) -> bool:
+        if operation != "CHANGE COLUMN":
+            return False
+        columns = self._spark.table(self._name).schema
+        said = {field.name: field.dataType for field in self._columns.schema}
+        return {f.name: f.dataType for f in columns} == said and all(field.nullable for field in columns)
 
     def age(self, version: int | None) -> int:
         return version or 0

@@ -29,7 +29,7 @@ QUERY, BATCH, STEP = "pgcdc_query", "pgcdc_batch", "pgcdc_step"
 _RECENT = 20
 _TRIES = 20  # of reading a log that somebody else is writing
 # What may be done to a mirrored table by others: its rows stay the same.
-_HOUSEKEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES")
+_HOUSEKEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
 
 
 def commit_of(mark: Mark, step: Step | None = None) -> CommitProperties:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import PurePath
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -75,9 +76,19 @@ def absolute(spark: SparkSession, path: str) -> str:
     """A path as Spark understands it: a relative one is in the JVM's directory. Raises OptionError."""
     if "://" in path or path.startswith(("file:", "/")):
         return path
+    if re.match("[A-Za-z][A-Za-z0-9+.-]*:", path):
+        raise OptionError(
+            f"{path} has a scheme without //, which only Hadoop understands",
+            remedy="write scheme://…; on Databricks, /Volumes/… in place of dbfs:/Volumes/…",
+        )
     if is_connect(spark):
         raise OptionError(
             f"{path} is a relative path, and Spark's directory is the server's", remedy="write an absolute path"
+        )
+    if not str(spark.sparkContext.master).startswith("local"):
+        raise OptionError(
+            f"{path} is a relative path, and each host of a cluster has a directory of its own",
+            remedy="write a URI, or an absolute path, that the driver and all executors reach",
         )
     jvm: Any = spark.sparkContext._jvm
     return str(PurePath(jvm.java.lang.System.getProperty("user.dir"), path))

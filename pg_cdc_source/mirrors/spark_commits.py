@@ -100,6 +100,10 @@ class SparkCommits(ABC):
     def age(self, version: int | None) -> int:
         """How many commits the table had at a version; 0 where that is not known."""
 
+    def only_says(self, operation: str) -> bool:
+        """Whether an operation of somebody else's has left all columns as they were, as a comment does."""
+        return False
+
     def alters(self, version: int, before: int) -> bool:
         """Whether a column has another one's place since the version before, where altering columns makes no commit."""
         return False
@@ -219,7 +223,7 @@ class SparkCommits(ABC):
                 # Of a batch before, what the ledger knows would have come first: it is gone.
                 if commit.said["step"] == ANEW_STEP and commit.said["batch"] >= self._mark.batch:
                     return True
-            elif commit.operation not in self.housekeeping:
+            elif commit.operation not in self.housekeeping and not self.only_says(commit.operation):
                 raise foreign(
                     f"{self._name} was changed by somebody else: version {commit.version}, {commit.operation}"
                 )
