@@ -18,7 +18,7 @@ from psycopg2.extensions import connection as Session
 from watch import wait_until
 
 from pg_cdc_source.lake.ledger import LedgerRow
-from pg_cdc_source.lake.sink import CATCHING_UP
+from pg_cdc_source.lake.standing import CATCHING_UP
 from pg_cdc_source.mirrors import spark_commits
 from pg_cdc_source.postgres.publication import identity
 from pg_cdc_source.stream.batch_reading import BatchReading

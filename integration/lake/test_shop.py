@@ -37,7 +37,7 @@ from shop_tables import FEW, TABLES
 
 from pg_cdc_source import mirror_at
 from pg_cdc_source.lake.ledger import LedgerRow
-from pg_cdc_source.lake.sink import CATCHING_UP
+from pg_cdc_source.lake.standing import CATCHING_UP
 from pg_cdc_source.mirrors.query import Format, ledger_at
 
 FORMATS = os.environ.get("SHOP_FORMAT", "deltalake").split()

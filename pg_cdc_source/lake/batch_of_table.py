@@ -179,39 +179,43 @@ class TableBatch:
     def _note(
         self, said: Iterable[Mapping[str, Any]], identity: str, place: Place, *, is_void: bool, is_anew: bool
     ) -> None:
+        is_past = is_void or is_anew
         for change in said:
+            self._refuse(change, is_void=is_void, is_past=is_past)
             kind, attnum = change["change"], change["attnum"]
-            if kind == "added" and attnum is not None:
-                if not self.shape.is_log:
-                    self.fills[attnum] = change["fill"]
-                    self._added[attnum] = place
-            elif kind == "rewritten" and not (is_void or is_anew):
-                # What a log says of rows was so when they were written.
-                self.is_rewritten = not self.shape.is_log
-            elif kind == "renamed" and attnum is None and not (is_void or is_anew):
-                raise SchemaChangedError(
-                    f"{self.table} was called {change['was']} before: the lake has not its rows under this name",
-                    remedy=RESNAPSHOT,
-                )
-            elif kind == "left" and "why" in change and not is_void:
-                raise SchemaChangedError(
-                    f"{self.table} is not streamed any more: {change['why']}",
-                    remedy=f"{change['remedy']}; its rows come again then",
-                )
-            elif kind == "gap":
-                raise SchemaChangedError(f"{self.table}: {change['why']}", remedy=change["remedy"])
-            elif self.shape.is_log:
-                # Nothing is told apart by a key.
+            if self.shape.is_log:
+                # What it says of rows was so when they were written, and nothing is told apart by a key.
                 continue
-            elif kind == "rekeyed" and (self.shape.keeps or not (is_void or is_anew)):
+            if kind == "added" and attnum is not None:
+                self.fills[attnum] = change["fill"]
+                self._added[attnum] = place
+            elif kind == "rewritten" and not is_past:
+                self.is_rewritten = True
+            elif kind == "rekeyed" and (self.shape.keeps or not is_past):
                 self.is_rekeyed = True
-                if not (is_void or is_anew) and identity == "f" and change["name"] != change["was"]:
+                if not is_past and identity == "f" and change["name"] != change["was"]:
                     # The primary key is the catalog's, which may be ahead: it may not have told rows apart here.
                     raise SchemaChangedError(
                         f"{self.table} got another key under REPLICA IDENTITY FULL: {change['name'] or 'none'} instead "
                         f"of {change['was'] or 'none'}",
                         remedy=RESNAPSHOT,
                     )
+
+    def _refuse(self, change: Mapping[str, Any], *, is_void: bool, is_past: bool) -> None:
+        """Raise SchemaChangedError for a change behind which the table cannot go on, whatever it keeps."""
+        kind = change["change"]
+        if kind == "renamed" and change["attnum"] is None and not is_past:
+            raise SchemaChangedError(
+                f"{self.table} was called {change['was']} before: the lake does not have its rows under this name",
+                remedy=RESNAPSHOT,
+            )
+        if kind == "left" and "why" in change and not is_void:
+            raise SchemaChangedError(
+                f"{self.table} is not streamed any more: {change['why']}",
+                remedy=f"{change['remedy']}; its rows come again then",
+            )
+        if kind == "gap":
+            raise SchemaChangedError(f"{self.table}: {change['why']}", remedy=change["remedy"])
 
     def _empty(self) -> None:
         if self.files or not self.segments:

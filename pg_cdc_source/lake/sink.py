@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -11,15 +11,12 @@ from typing import Any
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.ledger import MODES, TEMPLATE, Ledger, LedgerRow
+from pg_cdc_source.lake.standing import CATCHING_UP, Standing
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.offsets import Lsn
 
 log = logging.getLogger(__name__)
-
-# What the ledger says of a table whose rows had to be read again after a crash and could not be turned back: each is as
-# of some point up to this position. It is nobody's to mend.
-CATCHING_UP = "its first rows were read again after a crash, and are not all as of one point before the position "
 
 # So many other tables are looked at to tell a table's fault from the lake's: a version may have expired.
 _TABLES_TO_READ = 3
@@ -108,7 +105,7 @@ class Sink:
         if last is not None and (done > batch_id or (done == batch_id and is_past(last.lsn))):
             raise DefiniteError(
                 f"the checkpoint is older than the ledger {ledger}, which has its batches up to {done}, to LSN "
-                f"{Lsn(last.lsn)}: batch {batch_id} is another one now, and would be taken for one that tables have",
+                f"{Lsn(last.lsn)}: batch {batch_id} has other rows now, and would be passed over as one that tables have",
                 remedy="put the newest copy of the checkpoint back; where that is lost, start with a new checkpoint, a "
                 "new slot, a new ledger and a new target",
             )
@@ -137,51 +134,11 @@ class Sink:
                 "move the other's ledger and tables away first",
             )
 
-    def _row(self, start: LedgerRow, batch_id: int, outcomes: list[Mapping[str, Any]]) -> LedgerRow:
-        versions, set_aside = dict(start.tables), dict(start.set_aside)
-        new = {o["table"]: o["error"] for o in outcomes if o["error"] is not None and o["table"] not in set_aside}
-        # What a table itself is the reason of is definite.
-        strange = {table: error for table, error in new.items() if error.startswith(("[TRANSIENT]", "Spark: "))}
-        is_everywhere = len(strange) == sum(o["table"] not in (None, *set_aside) for o in outcomes)
-        if strange and is_everywhere and not self._can_read(versions, {*strange, *set_aside}):
-            table, error = min(strange.items())
-            raise DefiniteError(
-                f"no table of batch {batch_id} could be written; {table}: {error}",
-                remedy="start the query again once that is mended: it goes on with this batch",
-            )
-        for outcome in outcomes:
-            table = outcome["table"]
-            if outcome["error"] is not None:
-                if set_aside.get(table) != outcome["error"]:
-                    log.error("%s is set aside: %s", table, outcome["error"])
-                set_aside[table] = outcome["error"]
-            elif outcome["version"] is not None:
-                versions[table] = outcome["version"]
-                why = set_aside.get(table, CATCHING_UP)
-                if not why.startswith(CATCHING_UP):
-                    del set_aside[table]
-                    log.info("%s is taken up again", table)
-                if outcome["through"]:
-                    set_aside[table] = f"{CATCHING_UP}{outcome['through']}"
-        last = {outcome["table"]: (outcome["lsn"], outcome["seq"]) for outcome in outcomes}
-        for gone in [gone for outcome in outcomes for gone in outcome["gone"]]:
-            table, since = gone["table"], (gone["lsn"], gone["seq"])
-            # Another one may have come under the name.
-            if last.get(table, since) <= since:
-                set_aside.pop(table, None)
-                if versions.pop(table, None) is not None:
-                    log.info("%s is not streamed any more: the lake keeps its rows, mirror_at() leaves it out", table)
+    def _row(self, start: LedgerRow, batch_id: int, outcomes: Sequence[Mapping[str, Any]]) -> LedgerRow:
+        self._require_lake(start, batch_id, outcomes)
         lsn = max([start.lsn, *(outcome["lsn"] for outcome in outcomes)])
-        for table in [table for table, why in set_aside.items() if _is_over(why, lsn)]:
-            del set_aside[table]
-        # A table that is new does not stop the others.
-        in_order = [*start.tables, *sorted(versions.keys() - start.tables.keys())]
-        for table, error in self._targets.shared(in_order).items():
-            if not start.tables:
-                raise error
-            log.error("%s is set aside: %s", table, error)
-            set_aside[table] = str(error)
-            versions.pop(table, None)
+        standing = Standing(start)
+        standing.behind(outcomes, lsn, self._targets)
         times = [o["commit_ts"] for o in outcomes if o["commit_ts"] is not None]
         return LedgerRow(
             start.query,
@@ -190,10 +147,24 @@ class Sink:
             max(times, default=start.commit_ts),
             # A clock may be set back.
             max(datetime.now(timezone.utc), start.applied_at + timedelta(microseconds=1)),
-            versions,
-            set_aside,
+            standing.versions,
+            standing.set_aside,
             not any(o["is_within"] for o in outcomes),
         )
+
+    def _require_lake(self, start: LedgerRow, batch_id: int, outcomes: Sequence[Mapping[str, Any]]) -> None:
+        """Raise DefiniteError where all tables of the batch would be set aside, and others cannot be read either."""
+        aside = start.set_aside
+        new = {o["table"]: o["error"] for o in outcomes if o["error"] is not None and o["table"] not in aside}
+        # What a table itself is the reason of is definite.
+        strange = {table: error for table, error in new.items() if error.startswith(("[TRANSIENT]", "Spark: "))}
+        is_everywhere = len(strange) == sum(o["table"] not in (None, *aside) for o in outcomes)
+        if strange and is_everywhere and not self._can_read(start.tables, {*strange, *aside}):
+            table, error = min(strange.items())
+            raise DefiniteError(
+                f"no table of batch {batch_id} could be written; {table}: {error}",
+                remedy="start the query again once that is mended: it goes on with this batch",
+            )
 
     def _can_read(self, versions: Mapping[str, int], without: Collection[str]) -> bool:
         """Whether the lake is there: whether any of some tables ``without`` these can be read."""
@@ -206,8 +177,3 @@ class Sink:
             except Exception as error:
                 log.warning("%s cannot be read either: %s", table, error)
         return False
-
-
-def _is_over(why: str, lsn: int) -> bool:
-    """Whether a table has caught up with its rows."""
-    return why.startswith(CATCHING_UP) and lsn >= int(why.removeprefix(CATCHING_UP))

@@ -12,7 +12,8 @@ from runs import Change, Row, changed, layout, truncated, written
 from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Work
 from pg_cdc_source.lake.shape import Shape, Shapes
-from pg_cdc_source.lake.sink import CATCHING_UP, Sink
+from pg_cdc_source.lake.sink import Sink
+from pg_cdc_source.lake.standing import CATCHING_UP
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start, Task
 
