@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,15 +12,17 @@ import pytest
 from databases import connect
 from driving import run
 from pgbouncer import pgbouncer
+from psycopg2.errors import OutOfMemory
 from psycopg2.extensions import connection as Session
 from threads import at_work
 from watch import wait_until
 
-from pg_cdc_source.errors import TransientError
+from pg_cdc_source.errors import SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec, make_snapshot
 from pg_cdc_source.snapshot.board import holder_name
 from pg_cdc_source.snapshot.keeper.readers import unlock
+from pg_cdc_source.stream import held_snapshot
 
 WAITERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 LOCKS = "SELECT count(DISTINCT pid) FROM pg_locks WHERE relation = '{}'::regclass AND mode = 'AccessShareLock'"
@@ -94,6 +96,44 @@ def test_the_keeper_lets_tables_go_that_ddl_waits_for(is_pooled: bool, db: str, 
             wait_until(lambda: run(pg, WAITERS) == [(1,)])
             unlock(pg, "k", executions, {shared: oids})
         assert run(pg, LOCKS.format("a")) == [(0,)]
+
+
+def test_a_server_without_room_for_further_locks_has_it_back(held: Held, db: str, pg: Session) -> None:
+    run(pg, "DO $$ BEGIN FOR i IN 1 .. 60 LOOP EXECUTE format('CREATE TABLE many_%s (id int PRIMARY KEY)', i);"
+            " END LOOP; END $$")  # fmt: skip
+    oids = [oid for (oid,) in run(pg, "SELECT oid::bigint FROM pg_class WHERE relname LIKE 'many%' AND relkind = 'r'")]
+    of_holders = "SELECT count(*) FROM pg_locks WHERE relation = ANY (%s)"
+    with connect(db) as other, contextlib.ExitStack() as stack:
+        with pytest.raises(OutOfMemory):
+            run(other, "SELECT pg_advisory_lock(n) FROM generate_series(1, 1000000) AS n")
+        stack.callback(run, other, "SELECT pg_advisory_unlock_all()")
+        with pytest.raises(ServerSetupError, match="no room for further locks: out of shared memory"):
+            held.lock(oids, within_seconds=60)
+        with pg.cursor() as cursor:
+            cursor.execute(of_holders, (oids,))
+            assert cursor.fetchone() == (0,)
+
+
+def test_tables_of_a_stream_are_locked_a_part_at_a_time(
+    held: Held, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most: list[int] = []
+    lock = Held.lock
+
+    def noting(self: Held, oids: Sequence[int], *, within_seconds: float) -> None:
+        lock(self, oids, within_seconds=within_seconds)
+        most.append(run(pg, "SELECT count(DISTINCT relation) FROM pg_locks WHERE relation > 16383 AND granted")[0][0])
+
+    monkeypatch.setattr(held_snapshot, "_LOCKED_AT_ONCE", 1)
+    monkeypatch.setattr(Held, "lock", noting)
+    planned: list[Any] = [
+        Mock(oid=oid) for name in "ab" for (oid,) in run(pg, f"SELECT '{name}'::regclass::oid::bigint")
+    ]
+    held_snapshot.check_files(held, planned)
+    assert most == [1, 1]
+    run(pg, "TRUNCATE b")
+    with pytest.raises(SchemaChangedError, match="b was truncated or rewritten"):
+        held_snapshot.check_files(held, planned)
 
 
 def test_locks_stay_while_nobody_waits_for_them(held: Held, db: str, pg: Session) -> None:

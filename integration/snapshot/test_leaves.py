@@ -180,6 +180,20 @@ def test_tables_that_inherit_are_not_read_one_by_one_where_timescaledb_is(db: st
             assert [not scan_range.pieces for scan_range in found[2]] == [whole]
 
 
+def test_a_distributed_table_of_citus_is_read_as_a_whole_and_said_to_be_of_no_point(
+    db: str, pg: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As far as the catalog shows it."""
+    run(pg, "CREATE TABLE t AS SELECT generate_series(1, 10) AS id", "CREATE TABLE plain AS SELECT 1 AS id",
+        "CREATE FUNCTION citus_truncate_trigger() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER truncate_trigger_1 AFTER TRUNCATE ON t EXECUTE FUNCTION citus_truncate_trigger()")  # fmt: skip
+    with open_snapshot(db, tables=[]) as opened:
+        for table, whole in (("t", True), ("plain", False)):
+            assert [not scan_range.pieces for scan_range in planned(opened, dbtable=table)[2]] == [whole]
+    assert caplog.text.count("is a distributed table of Citus") == 1
+    assert "public.t is a distributed table of Citus" in caplog.text
+
+
 def test_a_predicate_may_qualify_columns_with_the_tables_name(shared: str, session: Session) -> None:
     run(session, "CREATE TABLE flagged AS SELECT id FROM p WHERE id % 10000 = 3")
     with open_snapshot(shared) as opened:

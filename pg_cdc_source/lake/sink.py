@@ -105,7 +105,7 @@ class Sink:
         if last is not None and (done > batch_id or (done == batch_id and is_past(last.lsn))):
             raise DefiniteError(
                 f"the checkpoint is older than the ledger {ledger}, which has its batches up to {done}, to LSN "
-                f"{Lsn(last.lsn)}: batch {batch_id} has other rows now, and would be passed over as one that tables have",
+                f"{Lsn(last.lsn)}: batch {batch_id} has other rows now, which would be passed over",
                 remedy="put the newest copy of the checkpoint back; where that is lost, start with a new checkpoint, a "
                 "new slot, a new ledger and a new target",
             )

@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
 
-from pg_cdc_source.errors import SchemaChangedError, TransientError
+from pg_cdc_source.errors import SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import Relation
@@ -86,6 +87,11 @@ def lock_relations(sessions: Sequence[Session], oids: Collection[int], *, within
             return
         except _LockedError as error:
             locked = error.what
+        except ServerSetupError:
+            # Nobody else can lock anything either.
+            for session in sessions:
+                release_locks(session)
+            raise
         if any(map(_is_waited_for, sessions)):
             for session in sessions:
                 release_locks(session)
@@ -105,33 +111,43 @@ def _try_to_lock(session: Session, oid: int) -> None:
     kinds that LOCK TABLE refuses. For 2,000 partitions it takes 0.2 s of the server's CPU, LOCK TABLE 10 ms.
     """
     with translated(f"locking the relation with oid {oid}"), session.cursor() as cursor:
-        cursor.execute(_READ_NAMES, (oid, oid))
-        row = cursor.fetchone()
-        if row is None:
-            return
-        name, name_now, lockable = row
-        if name_now is None:
-            raise _dropped(name)
-        cursor.execute("SAVEPOINT locks")
         try:
-            if lockable:
-                lock = "LOCK TABLE {} IN ACCESS SHARE MODE NOWAIT"
-                search_path.execute_by_role(cursor, sql.SQL(lock).format(sql.SQL(name_now)))
-            else:
-                with waiting_for_nobody(cursor, within="1ms"):
-                    search_path.execute_by_role(cursor, sql.SQL("SELECT FROM {} LIMIT 0").format(sql.SQL(name_now)))
-        except psycopg2.errors.UndefinedTable:
-            cursor.execute("ROLLBACK TO locks")
-            raise _dropped(name) from None
-        except psycopg2.errors.LockNotAvailable:
-            cursor.execute("ROLLBACK TO locks")
-            raise _LockedError(f"{name} could not be locked for its readers") from None
-        except psycopg2.Error:
-            # The snapshot has to survive a lock that was not granted.
-            cursor.execute("ROLLBACK TO locks")
-            raise
-        finally:
-            cursor.execute("RELEASE locks")
+            _lock(cursor, oid)
+        except psycopg2.errors.OutOfMemory as error:
+            raise ServerSetupError(
+                f"the server has no room for further locks: {error.diag.message_primary}",
+                remedy="raise max_locks_per_transaction; or read fewer tables at a time",
+            ) from None
+
+
+def _lock(cursor: Cursor, oid: int) -> None:
+    cursor.execute(_READ_NAMES, (oid, oid))
+    row = cursor.fetchone()
+    if row is None:
+        return
+    name, name_now, lockable = row
+    if name_now is None:
+        raise _dropped(name)
+    cursor.execute("SAVEPOINT locks")
+    try:
+        if lockable:
+            lock = "LOCK TABLE {} IN ACCESS SHARE MODE NOWAIT"
+            search_path.execute_by_role(cursor, sql.SQL(lock).format(sql.SQL(name_now)))
+        else:
+            with waiting_for_nobody(cursor, within="1ms"):
+                search_path.execute_by_role(cursor, sql.SQL("SELECT FROM {} LIMIT 0").format(sql.SQL(name_now)))
+    except psycopg2.errors.UndefinedTable:
+        cursor.execute("ROLLBACK TO locks")
+        raise _dropped(name) from None
+    except psycopg2.errors.LockNotAvailable:
+        cursor.execute("ROLLBACK TO locks")
+        raise _LockedError(f"{name} could not be locked for its readers") from None
+    except psycopg2.Error:
+        # The snapshot has to survive a lock that was not granted.
+        cursor.execute("ROLLBACK TO locks")
+        raise
+    finally:
+        cursor.execute("RELEASE locks")
 
 
 def _is_waited_for(session: Session) -> bool:

@@ -134,6 +134,10 @@ FROM (
     SELECT pid, 2
     FROM pg_catalog.pg_stat_activity
     WHERE application_name = %(snapshot)s
+        -- One of another database has another slot of this name in mind.
+        AND datname = coalesce(
+            (SELECT database FROM pg_catalog.pg_replication_slots WHERE slot_name = %(slot)s), datname
+        )
 ) AS u
 LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = u.pid
 ORDER BY u.place

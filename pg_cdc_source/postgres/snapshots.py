@@ -389,6 +389,8 @@ FROM pg_catalog.pg_stat_activity AS a
 JOIN pg_catalog.pg_locks AS l ON l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1
 WHERE a.application_name LIKE 'pgsnapshot:%%'
     AND right(a.application_name, %s) = %s
+    -- Whoever may connect may call a session so.
+    AND a.datname = current_database() AND a.usename = session_user
 LIMIT 1
 """
 

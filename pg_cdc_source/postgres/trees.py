@@ -162,6 +162,13 @@ _READS_OTHERWISE = f"""(%(virtual)s AND EXISTS (
         AND pg_get_expr(expected.adbin, expected.adrelid) <> pg_get_expr(d.adbin, d.adrelid)
 ) OR %(whole_row)s AND {_COLUMN_NAMES.format("tree.oid")} IS DISTINCT FROM {_COLUMN_NAMES.format("tree.root")})"""
 
+# Citus has such a trigger on every table whose rows are on other nodes, which know nothing of the snapshot.
+_IS_DISTRIBUTED = """EXISTS (
+    SELECT
+    FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
+    WHERE t.tgrelid = c.oid AND p.proname = 'citus_truncate_trigger'
+)"""
+
 _READ_HEAPS = f"""
 WITH RECURSIVE {_TREE_AS_READ}
 SELECT c.oid, n.nspname, c.relname, c.relkind,
@@ -172,7 +179,8 @@ SELECT c.oid, n.nspname, c.relname, c.relkind,
         AND NOT (
             (c.relhassubclass OR EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhrelid = c.oid))
             AND EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'timescaledb')
-        ),
+        )
+        AND NOT {_IS_DISTRIBUTED},
     has_table_privilege(c.oid, 'SELECT')
         AND has_schema_privilege(n.oid, 'USAGE')
         AND (c.oid = tree.root OR NOT row_security_active(c.oid))
@@ -183,6 +191,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind,
         FROM unnest(%(columns)s::pg_catalog.text[]) WITH ORDINALITY AS w (name, i)
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = w.name AND NOT a.attisdropped
     ),
+    {_IS_DISTRIBUTED},
     (SELECT {IDENTITY})
 FROM tree
 JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
@@ -208,8 +217,9 @@ def read_heaps(
     ``whole_row`` whether rows as such may be read besides the columns. The number is that of :func:`identify_heaps`.
 
     As a whole: views, foreign tables, tables of other access methods, catalogs with a mapped file, tables of
-    TimescaleDB's, servers without TID range scans; and trees in which this role may read the root but not each leaf, or
-    in which a leaf has policies, expressions of generated columns or a row type that do not apply through the root.
+    TimescaleDB's and distributed ones of Citus, servers without TID range scans; and trees in which this role may read
+    the root but not each leaf, or in which a leaf has policies, expressions of generated columns or a row type that do
+    not apply through the root.
     """
     if relation.kind == "f":
         _warn_of_foreign(relation)
@@ -223,8 +233,14 @@ def read_heaps(
         rows = [row for row in cursor if row[3] != "p" and (not only or row[0] == relation.oid)]
     if foreign := [row for row in rows if row[3] == "f"]:
         _warn_of_foreign(Relation(*foreign[0][:4]))
+    if any(is_distributed for *_, is_distributed, _ in rows):
+        log.warning(
+            "%s is a distributed table of Citus: it has the rows of the moment at which each node reads, not the "
+            "snapshot's",
+            relation,
+        )
     heaps = []
-    for oid, schema, name, kind, has_all_rows, readable, size_bytes, attnums, _ in rows:
+    for oid, schema, name, kind, has_all_rows, readable, size_bytes, attnums, *_ in rows:
         if not has_all_rows or not readable or size_bytes is None:
             return None
         heaps.append(Heap(Relation(oid, schema, name, kind), -(-size_bytes // server.block_size), tuple(attnums or ())))

@@ -49,7 +49,8 @@ def project(
     PostgreSQL now, with the connection's options (``url`` and the others). ``asString``, ``numericAs``,
     ``unrepresentable`` and ``beforeImage`` mean what they mean for ``pgcdc``. A column that a row of the envelope
     lacks, because it was added later or the publication does not send it, is NULL and listed in ``_unchanged``. Rows
-    ``schema`` are left out.
+    ``schema`` are left out. Columns are told by their names: a row from before names were exchanged or used again has
+    its values under the names of then.
 
     Raises OptionError and the errors of looking up a table. The query raises UnrepresentableError, and
     SchemaChangedError if rows have other columns than the table has now.
@@ -58,6 +59,8 @@ def project(
     plan = make_plan(_projection_options(table, url, options))
     assert plan.relation is not None
     name = str(QualifiedName((plan.relation.schema, plan.relation.name)))
+    if plan.relation.kind not in "rp":
+        raise OptionError(f"{name} is no table, so a stream has no rows of it", remedy="name a table of the stream")
     codecs = tuple(plan.codecs)
     projection = _Projection(name, codecs, plan.spec.unrepresentable, beforeImage)
 

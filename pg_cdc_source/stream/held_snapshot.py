@@ -64,6 +64,10 @@ class SnapshotPart:
     rewound: Rewound | None
 
 
+# A server has some thousands of locks for everybody, and a table's indexes are locked with it.
+_LOCKED_AT_ONCE = 500
+
+
 class HeldSnapshot:
     """Holds the snapshot. ``created`` is where the slot begins, if this process has made it."""
 
@@ -231,12 +235,14 @@ def _has_same_columns(present: PlannedTable | None, said: PlannedTable) -> bool:
 
 def check_files(held: Held, tables: Sequence[PlannedTable]) -> None:
     """Make sure that no table was rewritten between its plan and the snapshot, under locks that do not stay."""
-    try:
-        held.lock([planned.oid for planned in tables], within_seconds=60)
-        for session, _ in held.holders:
-            locks.check_files(session, "starting the snapshot")
-    finally:
-        held.unlock()
+    oids = [planned.oid for planned in tables]
+    for begin in range(0, len(oids), _LOCKED_AT_ONCE):
+        try:
+            held.lock(oids[begin : begin + _LOCKED_AT_ONCE], within_seconds=60)
+            for session, _ in held.holders:
+                locks.check_files(session, "starting the snapshot")
+        finally:
+            held.unlock()
 
 
 def emptying_rows(plan: StreamPlan, rows: BatchRows, had: Mapping[int, Position]) -> Chunk:
