@@ -64,6 +64,25 @@ class SnapshotPart:
     rewound: Rewound | None
 
 
+_BYTES_OF_KEYS = 256 << 20
+
+
+def _fewer(ranges: list[ScanRange], most: int) -> list[ScanRange]:
+    """Put neighbours together, where there are more than ``most`` ranges; at least one is left."""
+    step = -(-len(ranges) // max(1, most))
+    groups = (ranges[begin : begin + step] for begin in range(0, len(ranges), max(1, step)))
+    return [
+        ScanRange(
+            tuple(piece for part in group for piece in part.pieces),
+            group[0].heaps,
+            sum(part.size_bytes or 0 for part in group),
+        )
+        if len(group) > 1
+        else group[0]
+        for group in groups
+    ]
+
+
 # A server has some thousands of locks for everybody, and a table's indexes are locked with it.
 _LOCKED_AT_ONCE = 500
 
@@ -166,6 +185,8 @@ class HeldSnapshot:
             if rewound is not None and rewound.whole:
                 ranges = [scan.WHOLE]
             if rewound is not None:
+                # Each part carries all keys.
+                ranges = _fewer(ranges, _BYTES_OF_KEYS // max(1, len(rewound.keys)))
                 olds += rewound.old_rows
                 # They come once; every part would carry them.
                 rewound = replace(rewound, old_rows=())

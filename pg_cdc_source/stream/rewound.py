@@ -50,13 +50,28 @@ class Rewound:
             yield from _without_copies(batches, Counter(keys.column(0).to_pylist()))
             return
         changed = pa.Table.from_batches([keys])
-        for batch in batches:
-            rows = pa.table(
-                {**{name: batch.column(name) for name in keys.schema.names}, _ROW_COLUMN: np.arange(batch.num_rows)}
-            )
+        for some in _in_groups(batches, min(keys.nbytes, _BYTES_PER_JOIN)):
+            columns = {name: some.column(name) for name in keys.schema.names}
+            rows = pa.table({**columns, _ROW_COLUMN: np.arange(some.num_rows)})
             kept = rows.join(changed, keys.schema.names, join_type="left anti", use_threads=False)
-            if kept.num_rows:
-                yield batch.take(pa.array(np.sort(kept.column(_ROW_COLUMN).to_numpy())))
+            found = some.take(pa.array(np.sort(kept.column(_ROW_COLUMN).to_numpy())))
+            yield from (batch for batch in found.to_batches() if batch.num_rows)
+
+
+# Arrow builds the table of all keys for each join, which takes a second for a million of them.
+_BYTES_PER_JOIN = 64 << 20
+
+
+def _in_groups(batches: Iterable[pa.RecordBatch], least_bytes: int) -> Iterator[pa.Table]:
+    """Yield the rows of several batches at a time, of so many bytes; the last ones may be less."""
+    group: list[pa.RecordBatch] = []
+    for batch in batches:
+        group.append(batch)
+        if sum(some.nbytes for some in group) >= least_bytes:
+            yield pa.Table.from_batches(group)
+            group = []
+    if group:
+        yield pa.Table.from_batches(group)
 
 
 # A name that no column of PostgreSQL can have: it is longer than 63 bytes.
@@ -92,6 +107,9 @@ class Images:
             self.end("it was truncated in between")
         elif identity != "f" and ("update" in kinds or "delete" in kinds):
             self.end("changes in between did not say what rows were before: its replica identity was not FULL")
+        elif _lacks_old_rows(batch):
+            # They are labelled by the root.
+            self.end("changes in between did not say what rows were before: a partition was not FULL, as its root is")
         elif self.missing is None:
             self.batches.append(batch)
 
@@ -99,6 +117,11 @@ class Images:
         """Give up: the table is taken as it is."""
         self.missing = missing
         self.batches.clear()
+
+
+def _lacks_old_rows(batch: pa.RecordBatch) -> bool:
+    is_update = pc.equal(batch.column("_change_type"), "update")
+    return bool(pc.any(pc.and_(is_update, batch.column(BEFORE).is_null())).as_py())
 
 
 def turn_back(
@@ -152,13 +175,15 @@ def _before_and_after(images: Images, columns: list[str], plain: pa.Schema) -> t
 def _tell_rows(keys: Sequence[str], rows: pa.Table) -> bool:
     """Whether each of ``rows`` is found by the keys.
 
-    Arrow joins by no list, a key that is not sent tells nothing, and NULL stands for each value that its type cannot
-    hold (unrepresentable=null).
+    Arrow joins by no list, a key that is not sent tells nothing, NULL stands for each value that its type cannot hold
+    (unrepresentable=null), and a floating one for several: of numeric (numericAs=double), or of the bits of NaN.
     """
-    return bool(keys) and all(
-        key in rows.column_names and not pa.types.is_nested(rows.field(key).type) and not rows.column(key).null_count
-        for key in keys
-    )
+
+    def tells(key: str) -> bool:
+        kind = rows.field(key).type
+        return not (pa.types.is_nested(kind) or pa.types.is_floating(kind) or rows.column(key).null_count)
+
+    return bool(keys) and all(key in rows.column_names and tells(key) for key in keys)
 
 
 def _table_texts(table: pa.Table, columns: list[str]) -> list[str]:
