@@ -89,7 +89,7 @@ class DeltaTable(SparkTable):
             conf.unset("spark.databricks.delta.write.txnVersion")
 
     def only_says(self, operation: str) -> bool:
-        if operation != "CHANGE COLUMN":
+        if operation not in ("CHANGE COLUMN", "CHANGE COLUMNS"):
             return False
         columns = self._spark.table(self._name).schema
         said = {field.name: field.dataType for field in self._columns.schema}

@@ -14,7 +14,7 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
 
-from pg_cdc_source.errors import SchemaChangedError, ServerSetupError, TransientError
+from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import Relation
@@ -87,7 +87,7 @@ def lock_relations(sessions: Sequence[Session], oids: Collection[int], *, within
             return
         except _LockedError as error:
             locked = error.what
-        except ServerSetupError:
+        except _NoRoomError:
             # Nobody else can lock anything either.
             for session in sessions:
                 release_locks(session)
@@ -98,6 +98,10 @@ def lock_relations(sessions: Sequence[Session], oids: Collection[int], *, within
             missing = wanted
     lockers = describe_lockers(sessions[0])
     raise TransientError(f"{locked} within {within_seconds:g} s" + (f"; locked are {lockers}" if lockers else ""))
+
+
+class _NoRoomError(TransientError):
+    """The server has no memory for a lock, which all sessions share."""
 
 
 class _LockedError(TransientError):
@@ -114,9 +118,9 @@ def _try_to_lock(session: Session, oid: int) -> None:
         try:
             _lock(cursor, oid)
         except psycopg2.errors.OutOfMemory as error:
-            raise ServerSetupError(
+            raise _NoRoomError(
                 f"the server has no room for further locks: {error.diag.message_primary}",
-                remedy="raise max_locks_per_transaction; or read fewer tables at a time",
+                remedy="if that does not pass, raise max_locks_per_transaction, or read fewer tables at a time",
             ) from None
 
 
