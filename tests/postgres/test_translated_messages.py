@@ -1,4 +1,4 @@
-"""What servers say in other languages, after their own translations (PostgreSQL 15)."""
+"""What servers say in other languages, after the translations of PostgreSQL 15, and of others where these differ."""
 
 from __future__ import annotations
 
@@ -45,6 +45,10 @@ SAID = {
         zh_TW  密碼驗證使用者 "a" 失敗
         zh_TW  LDAP 驗證使用者 "a" 失敗
         zh_TW  憑證驗證使用者 "a" 失敗
+        pt_BR  autenticação do tipo password falhou para usuário "a"
+        pl  autoryzacja hasłem nie powiodła się dla użytkownika "a"
+        tr  "a" kullanıcısı için şifre doğrulaması başarısız oldu
+        tr  "a" kullanıcısı için LDAP kimlik doğrulaması başarısız
     """,
     "does not exist": """
         de  Rolle »a« existiert nicht
@@ -71,6 +75,9 @@ SAID = {
         zh_CN  数据库 "a" 不存在
         zh_TW  角色 "a" 不存在
         zh_TW  資料庫 "a" 不存在
+        pt_BR  banco de dados "a" não existe
+        pl  rola "a" nie istnieje
+        tr  "a" rolü mevcut değil
     """,
     "is not permitted to log in": """
         de  Rolle »a« hat keine Berechtigung zum Einloggen
@@ -85,6 +92,9 @@ SAID = {
         uk  для ролі "a" вхід не дозволений
         zh_CN  不允许角色 "a" 进行登录
         zh_TW  不允許角色 "a" 登入
+        pt_BR  role "a" não tem permissão para entrar
+        pl  rola "a" nie zezwala na logowanie
+        tr  "a" rolünun sisteme giriş hakkı yoktur
     """,
     "too many clients": """
         de  tut mir leid, schon zu viele Verbindungen
@@ -123,6 +133,12 @@ SAID = {
         zh_CN  角色 "a" 的连接过多
         zh_TW  資料庫 "a" 的連線太多
         zh_TW  角色 "a" 的連線太多
+        pt_BR  desculpe, muitos clientes conectados
+        pl  przepraszamy, mamy już zbyt wiele klientów
+        tr  üzgünüm, istemci sayısı çok fazla
+        pt_BR  muitas conexões para role "a"
+        pl  zbyt wiele połączeń do bazy "a"
+        tr  "a" rol bağlantı sayısı aşılmıştır
     """,
     "remaining connection slots": """
         de  die verbleibenden Verbindungen sind für Superuser auf Nicht-Replikationsverbindungen reserviert
@@ -136,6 +152,11 @@ SAID = {
         uk  слоти підключень, які залишились, зарезервовані для підключень суперкористувача (не для реплікації)
         zh_CN  剩余连接槽位保留给超级用户的非复制连接
         zh_TW  剩餘的連線槽保留給非複寫的超級使用者連線
+        pl  pozostałe gniazda połączeń są zarezerwowane dla niereplikacyjnych połączeń superużytkowników
+        ja  残りの接続枠は5属性を持つロールのために予約されています
+        uk  слоти підключення, що залишилися, зарезервовані для ролей з атрибутом 5
+        de  die verbleibenden Verbindungen sind für Rollen mit dem 5-Attribut reserviert
+        tr  kalan bağlantı sayısı, replikasyon dışındaki superuser bağlantıları için ayrıldı
     """,
     "to start WAL sender": """
         de  nur Superuser und Replikationsrollen können WAL-Sender starten
@@ -149,6 +170,14 @@ SAID = {
         uk  для запуску процесу walsender потребується роль реплікації або бути суперкористувачем
         zh_CN  必须是超级用户或复制角色才能启动 walsender
         zh_TW  必須是超級使用者或複寫角色才能啟動 walsender
+        de  keine Berechtigung, um WAL-Sender zu starten
+        es  se ha denegado el permiso para iniciar “WAL sender”
+        ja  WAL送信プロセスを開始する権限がありません
+        ko  WAL 송신기 시작할 권한 없음
+        ru  нет прав для запуска процесса, передающего WAL
+        sv  rättighet saknas för att starta WAL-skickare
+        uk  немає дозволу для запуску відправника WAL
+        pt_BR  deve ser super-usuário ou role de replicação para iniciar walsender
     """,
 }
 CASES = [(english, *line.split(maxsplit=1)) for english, lines in SAID.items() for line in lines.strip().splitlines()]
