@@ -47,7 +47,6 @@ SETTINGS_OF_ROLES = {
     "client_encoding": "LATIN1",
     "enable_seqscan": "off",
     "xmlbinary": "hex",
-    "lc_monetary": "de_DE.UTF-8",
     "search_path": "decoy",
 }
 

@@ -215,12 +215,12 @@ def test_a_keeper_ends_with_the_command_that_is_refused(
     run(pg, "CREATE TABLE t AS SELECT 1 AS id", f"GRANT SELECT ON t TO {reader['user']}")
     switch = tmp_path / "switch"
     switch.write_text(f"cat {rotation.file}\n")
-    # Where its snapshot ended meanwhile, the keeper would say so, and end before it is asked for another one.
-    first = load(spark, url, dbtable="t", passwordCommand=f"sh {switch}", snapshotIdle="10min")
+    # The keeper stays for as long as it holds a snapshot.
+    first = load(spark, url, dbtable="t", passwordCommand=f"sh {switch}", snapshotIdle="30s")
     assert first.count() == 1
     switch.write_text("echo wrong\n")
-    refusal(lambda: load(spark, url, dbtable="t", passwordCommand=f"sh {switch}").count(), "ConnectError", "password")
     # Planning gets in with another command; the keeper that runs has only the first one, and an LSN takes a session.
     good = {"dbtable": "t", "passwordCommand": f"cat {rotation.file}", "lsnColumn": "lsn"}
     refusal(lambda: load(spark, url, **good).count(), "SnapshotLostError", "load the DataFrame again")
     assert load(spark, url, **good).count() == 1
+    refusal(lambda: load(spark, url, dbtable="t", passwordCommand=f"sh {switch}").count(), "ConnectError", "password")
