@@ -86,6 +86,13 @@ def going_on(driver: Driver, until: Callable[[], object], seconds: float = 60) -
     wait_until(look, seconds)
 
 
+def the_slot_moves_on(driver: Driver, pg: Session) -> None:
+    """Behind what is in the WAL now, as soon as a change comes."""
+    [(end,)] = run(pg, "SELECT pg_current_wal_lsn()::text")
+    run(pg, "INSERT INTO t VALUES (3, 'c')")
+    going_on(driver, lambda: run(pg, f"SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn >= '{end}'"), 30)
+
+
 def standing(drive: Drive, pg: Session, *statements: str, **options: str) -> Driver:
     """A stream that has read its tables, after these statements."""
     run(pg, *statements)
@@ -359,9 +366,7 @@ def test_the_slot_moves_on_where_a_table_is_gone_whose_snapshot_came_to_nothing(
     run(pg, *U)
     going_on(driver, refused.is_set)
     run(pg, "DROP TABLE u")
-    [(end,)] = run(pg, "SELECT pg_current_wal_lsn()::text")
-    run(pg, "INSERT INTO t VALUES (3, 'c')")
-    going_on(driver, lambda: run(pg, f"SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn >= '{end}'"), 30)
+    the_slot_moves_on(driver, pg)
 
 
 def test_the_slot_moves_on_though_spark_does_not_name_the_batch_in_which_a_table_joined(
@@ -375,9 +380,7 @@ def test_the_slot_moves_on_though_spark_does_not_name_the_batch_in_which_a_table
     run(pg, "INSERT INTO t VALUES (2, 'b')")
     driver.take(1)
     driver.names_commits = True
-    [(end,)] = run(pg, "SELECT pg_current_wal_lsn()::text")
-    run(pg, "INSERT INTO t VALUES (3, 'c')")
-    going_on(driver, lambda: run(pg, f"SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn >= '{end}'"), 30)
+    the_slot_moves_on(driver, pg)
 
 
 def test_what_the_checkpoint_may_not_have_yet_is_there_after_a_crash(

@@ -11,7 +11,7 @@ import pytest
 from documents import PAGES, blocks, name_of
 from driving import drop_slots, run
 from psycopg2.extensions import connection as Session
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from watch import wait_until
@@ -56,6 +56,66 @@ def start(
     for query in queries:
         query.stop()
     drop_slots(pg)
+
+
+class Clock:
+    """Time that passes without waiting."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Query:
+    """One that ends with ``error`` after ``seconds`` by ``clock``."""
+
+    def __init__(self, clock: Clock, seconds: float, error: Exception) -> None:
+        self._clock, self._seconds, self._error = clock, seconds, error
+
+    def awaitTermination(self) -> None:  # noqa: N802 - Spark's name
+        self._clock.sleep(self._seconds)
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        # What needs somebody, whatever it quotes.
+        ("[DEFINITE] no table could be written; t: [TRANSIENT] away", 1),
+        ("[STREAM_FAILED] without a code of ours", 1),
+        ("[SCHEMA_CHANGED] t: a column was added", 2),
+        # Nothing helps for a quarter of an hour.
+        ("[TRANSIENT] away", 83),
+        ("[SERVER_FULL] no connection is left", 83),
+    ],
+)
+def test_the_loop_ends_where_starting_again_does_not_help(
+    text: str, most: int, supervise: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, starts = Clock(), 0
+    monkeypatch.setitem(supervise.__globals__, "time", clock)
+
+    def start() -> Query:
+        nonlocal starts
+        starts += 1
+        return Query(clock, 1, PySparkException(text))
+
+    with pytest.raises(PySparkException):
+        supervise(start)
+    assert starts == most
+
+
+def test_the_loop_goes_on_with_runs_that_get_somewhere(supervise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lost = Clock(), PySparkException("[TRANSIENT] the session was lost")
+    monkeypatch.setitem(supervise.__globals__, "time", clock)
+    queries = iter([*(Query(clock, 600, lost) for _ in range(50)), Query(clock, 1, PySparkException("[WIRE] end"))])
+    with pytest.raises(PySparkException, match="end"):
+        supervise(lambda: next(queries))
 
 
 def test_a_query_goes_on_after_columns_have_changed(
