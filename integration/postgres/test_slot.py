@@ -39,8 +39,8 @@ from pg_cdc_source.postgres import connection as postgres_connection
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slot_creation import require_consistent_point
-from pg_cdc_source.postgres.slots import Slot, read_end_of_wal, read_slot, read_user, wait_for_end_of_wal
-from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
+from pg_cdc_source.postgres.slots import Slot, read_end_of_wal, read_slot, read_usages, read_user, wait_for_end_of_wal
+from pg_cdc_source.postgres.snapshots import SnapshotSpec, announced_lsn, make_snapshot
 
 
 def run(pg: Session, *statements: str) -> list[tuple[Any, ...]]:
@@ -481,3 +481,29 @@ def test_a_new_slot_waits_for_one_transaction_longer_than_others_wait_for_a_lock
         wait_until(lambda: making.done() or run(pg, waits))
         run(writer, "COMMIT")
         assert making.result() is not None
+
+
+def test_sessions_that_are_only_called_like_ours_do_not_count(db: str, pg: Session) -> None:
+    """Whoever may connect to the server may call a session as they like."""
+    run(pg, "SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    try:
+        named = make_dsn(db, dbname="postgres", application_name="pgcdc:s:snapshot")
+        with connect(named), open_session(db) as session:
+            assert read_user(session, "s", with_snapshot=True) is None
+            [usage] = [usage for usage in read_usages(session) if usage.slot.name == "s"]
+            assert usage.running is None
+        with connect(make_dsn(db, application_name="pgcdc:s:snapshot")), open_session(db) as session:
+            assert read_user(session, "s", with_snapshot=True) is not None
+            [usage] = [usage for usage in read_usages(session) if usage.slot.name == "s"]
+            assert usage.running == "pgcdc"
+    finally:
+        run(pg, "SELECT pg_drop_replication_slot('s')")
+
+
+def test_an_lsn_is_only_that_of_a_session_of_the_same_role(db: str, pg: Session) -> None:
+    with role(pg, db) as other, connect(conninfo(other)) as namesake, open_session(db) as session:
+        run(namesake, "SELECT pg_advisory_lock_shared(4660)", "SET application_name = 'pgsnapshot:evil:00000003-1'")
+        assert announced_lsn(session, "00000003-1") is None
+        run(pg, "SELECT pg_advisory_lock_shared(291)", "SET application_name = 'pgsnapshot:k:1:00000003-1'")
+        assert announced_lsn(session, "00000003-1") == Lsn(291)
+        run(pg, "SELECT pg_advisory_unlock_all()", "RESET application_name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,15 +82,20 @@ def read_usages(session: Session) -> list[Usage]:
     with translated("reading the slots"), session.cursor() as cursor:
         cursor.execute(_READ_LOGICAL_SLOTS)
         slots = [_slot(row) for (row,) in cursor]
-        cursor.execute("SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE application_name <> ''")
-        names: dict[int, str] = dict(cursor.fetchall())
+        cursor.execute(
+            "SELECT datname, pid, application_name FROM pg_catalog.pg_stat_activity WHERE application_name <> ''"
+        )
+        # A session of another database has another slot of the name in mind.
+        names: dict[str | None, dict[int, str]] = defaultdict(dict)
+        for database, pid, name in cursor:
+            names[database][pid] = name
     # Read after the slots, which only move forward, so that none is ahead of it.
     end = read_end_of_wal(session)
     return [
         Usage(
             slot,
-            None if slot.active_pid is None else names.get(slot.active_pid),
-            _running(slot, names),
+            None if slot.active_pid is None else names[slot.database].get(slot.active_pid),
+            _running(slot, names[slot.database]),
             _bytes_between(slot.confirmed_flush, end),
             _bytes_between(slot.restart_lsn, end),
         )
