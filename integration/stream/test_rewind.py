@@ -299,6 +299,27 @@ def test_what_cannot_be_turned_back_converges_and_is_logged(
     assert why in warning
 
 
+def test_what_the_publication_leaves_out_is_not_called_exact(
+    db: str, pg: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(
+        pg,
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION rewound FOR TABLE t WITH (publish = 'insert')",
+        "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 9) AS i",
+    )
+    with source(db, dbtable="public.t", publication="rewound") as first:
+        end = first.next(None)
+        first.rows(None, end)
+    run(pg, "UPDATE t SET v = 'w' WHERE id = 1", "DELETE FROM t WHERE id = 2", "INSERT INTO t VALUES (10, 'new')")
+    with source(db, dbtable="public.t", publication="rewound") as again:
+        rows = again.rows(None, end)
+        [part] = again.capture.batch(None, end).parts
+    assert sorted((row["id"], row["v"]) for row in rows) == [(1, "w"), *((i, "v") for i in range(3, 10))]
+    assert part.through > part.lsn
+    warnings = [record.getMessage() for record in caplog.records if record.name == rewind.__name__]
+    assert "what updates, deletes, truncates did to them in between, which the publication leaves out" in warnings[0]
+
+
 @pytest.mark.parametrize("layout", ["dbtable", "tables"])
 def test_a_key_that_came_after_the_point_tells_no_rows_of_it_apart(db: str, pg: Session, layout: str) -> None:
     run(pg, "CREATE TABLE t (id int, v text); ALTER TABLE t REPLICA IDENTITY FULL",

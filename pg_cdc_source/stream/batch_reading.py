@@ -102,7 +102,9 @@ class BatchReading:
             rows = self._as_said(rows)
             if not parts.snapshot.keep_for(rows):
                 parts.reader.close()
-            scans, olds = parts.snapshot.parts(plan, layouts.match_back(plan), rows, parts.reader.safe(begin).next_lsn)
+            scans, olds = parts.snapshot.parts(
+                plan, membership.mark, layouts.match_back(plan), rows, parts.reader.safe(begin).next_lsn
+            )
         changes += layouts.left(start, end, membership.published.refused)
         changes += layouts.gaps(start, end, rows.missing)
         # Of a slot that was lost, some tables come again in later batches.

@@ -29,6 +29,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import locks, slot_creation, snapshots
 from pg_cdc_source.postgres.connection import FULL_SECONDS
 from pg_cdc_source.postgres.lasting_keys import read_lasting_keys
+from pg_cdc_source.postgres.publication import find_left_out
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
 from pg_cdc_source.protocol.layout import TRUNCATED, StreamedTable
@@ -52,7 +53,8 @@ log = logging.getLogger(__name__)
 class SnapshotPart:
     """One range of a table of the snapshot. ``rewound`` says what to leave out, None being nothing.
 
-    Rows may be as of any point from ``lsn`` through ``through``: these differ where a table could not be turned back.
+    Rows may be as of any point from ``lsn`` through ``through``: these differ where a table could not be turned back,
+    or not exactly.
     """
 
     scan: Plan
@@ -164,14 +166,14 @@ class HeldSnapshot:
         return [column.name for column in planned.scan.columns] != said
 
     def parts(
-        self, plan: StreamPlan, match: Match, rows: BatchRows, confirmed: Lsn
+        self, plan: StreamPlan, mark: str, match: Match, rows: BatchRows, confirmed: Lsn
     ) -> tuple[list[SnapshotPart], list[Chunk]]:
-        """What ``rows`` consist of: ranges, and old rows.
+        """What ``rows`` consist of: ranges, and old rows. ``mark`` is the publication's.
 
         Where the snapshot is not held, the slot is read, so nobody else may. It stays at ``confirmed``.
         """
         if self._point != rows.point:
-            self._rewind(plan, match, rows, confirmed)
+            self._rewind(plan, mark, match, rows, confirmed)
         assert self._held is not None
         parts: list[SnapshotPart] = []
         olds: list[Chunk] = []
@@ -190,7 +192,7 @@ class HeldSnapshot:
                 olds += rewound.old_rows
                 # They come once; every part would carry them.
                 rewound = replace(rewound, old_rows=())
-            through = read_at if rewound is None else lsn
+            through = lsn if rewound is not None and rewound.is_exact else read_at
             parts += [SnapshotPart(planned.scan, planned.table, source, part, lsn, through, rewound) for part in ranges]
         return parts, olds
 
@@ -213,7 +215,7 @@ class HeldSnapshot:
             full_seconds=FULL_SECONDS,
         )
 
-    def _rewind(self, plan: StreamPlan, match: Match, rows: BatchRows, confirmed: Lsn) -> None:
+    def _rewind(self, plan: StreamPlan, mark: str, match: Match, rows: BatchRows, confirmed: Lsn) -> None:
         self.end()
         self._history.require_free(Position.before(rows.point))
         held = self._make(None)
@@ -228,6 +230,7 @@ class HeldSnapshot:
                 # Not those whose columns were altered since: they are taken as they are.
                 tables,
                 self._find_keyed(plan, tables),
+                {planned.oid: find_left_out(mark, planned.member.entry) for planned in rows.unread},
                 match,
                 rows.point,
                 held.lsn,

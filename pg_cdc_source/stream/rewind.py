@@ -15,6 +15,8 @@ and t2, and under REPLICA IDENTITY FULL each of them says what the row was befor
   t2 are taken as they are. The stream repeats the changes since t1 on top of them, so an upsert by key still ends where
   the source is; but not for a key that was changed with a value that did not travel (TOAST), which is in neither. The
   log says which tables that happens to.
+- What a publication leaves out (``keyless=insertOnly``, ``publish = 'insert'``) is not in the slot. Such a table is
+  turned back by what it sends, and the log says so.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
 import pyarrow as pa
 
 from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.options.names import listed
 from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
@@ -49,6 +52,7 @@ def rewind(
     schema: pa.Schema,
     tables: Sequence[StreamedTable],
     keyed: Collection[int],
+    left_out: Mapping[int, Sequence[str]],
     match: Match,
     origin: Lsn,
     snapshot_lsn: Lsn,
@@ -57,9 +61,10 @@ def rewind(
 ) -> dict[int, Rewound]:
     """Find out how to turn tables back from a snapshot that contains ``snapshot_lsn`` to the point ``origin``.
 
-    ``keyed`` are the oids of tables that have had no two rows of one key since ``origin``. Reads the slot and confirms
-    nothing beyond ``confirmed``. ``require_driver`` raises where nobody waits for it any more. Tables that are missing
-    in the result are taken as they are, and so logged.
+    ``keyed`` are the oids of tables that have had no two rows of one key since ``origin``, and ``left_out`` has the
+    kinds of changes that are not sent of a table. Reads the slot and confirms nothing beyond ``confirmed``.
+    ``require_driver`` raises where nobody waits for it any more. Tables that are missing in the result are taken as
+    they are, and so logged.
     """
     found = _read(connect, tables, match, layout, origin, snapshot_lsn, confirmed, require_driver)
     rewound = {}
@@ -80,10 +85,21 @@ def rewind(
                 else "some of them twice",
             )
             continue
-        log.info("the initial snapshot of %s was interrupted and is turned back to %s exactly", table.name, origin)
-        rewound[table.oid] = turn_back(
-            table, images, layout, schema, Lsn(origin - 1), table.key if table.oid in keyed else ()
-        )
+        lacking = left_out.get(table.oid, ())
+        if lacking:
+            log.warning(
+                "the initial snapshot of %s was interrupted and is read again as of %s: its rows are turned back to "
+                "%s, but not what %s did to them in between, which the publication leaves out",
+                table.name,
+                snapshot_lsn,
+                origin,
+                listed(lacking),
+            )
+        else:
+            log.info("the initial snapshot of %s was interrupted and is turned back to %s exactly", table.name, origin)
+        key = table.key if table.oid in keyed else ()
+        back = turn_back(table, images, layout, schema, Lsn(origin - 1), key)
+        rewound[table.oid] = replace(back, is_exact=not lacking)
     return rewound
 
 

@@ -36,12 +36,13 @@ class Rewound:
     """How to turn one table back: leave out the rows with a key of ``keys``, and add ``old_rows``.
 
     ``whole``: no key tells rows apart; then ``keys`` are whole rows as text, each to be left out once for every time it
-    stands there. Both are Arrow IPC.
+    stands there. Both are Arrow IPC. Rows that are not ``is_exact`` may be as of any point up to that of the snapshot.
     """
 
     keys: bytes
     whole: bool
     old_rows: tuple[Chunk, ...]
+    is_exact: bool = True
 
     def leave_out(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of ``batches`` that were there at the earlier point as they are."""

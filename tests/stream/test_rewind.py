@@ -50,7 +50,9 @@ def match(sent: SentRelation, position: Position) -> Described | None:
 
 def turned_back(server: Any, through: int, how: Any = match) -> dict[int, Rewound]:
     schema = TYPED.schema([FULL])
-    return rewind(server.connect, TYPED, schema, [FULL], {FULL.oid}, how, ORIGIN, Lsn(through), ORIGIN, lambda: None)
+    return rewind(
+        server.connect, TYPED, schema, [FULL], {FULL.oid}, {}, how, ORIGIN, Lsn(through), ORIGIN, lambda: None
+    )
 
 
 @examples(40)
@@ -109,6 +111,7 @@ def test_a_process_whose_driver_is_gone_does_not_wait() -> None:
             TYPED.schema([FULL]),
             [FULL],
             {FULL.oid},
+            {},
             match,
             ORIGIN,
             Lsn(1 << 30),

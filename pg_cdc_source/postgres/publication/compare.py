@@ -13,6 +13,7 @@ from pg_cdc_source.postgres.publication.read import Publication, PublishedTable
 # Before it, an ATTACH needs ALTER PUBLICATION ... SET (see ``before_15``), which so is no sign of a gap.
 _SETTINGS_VERSION = 150000
 
+_KINDS = {"i": "inserts", "u": "updates", "d": "deletes", "t": "truncates"}
 _ALTERED = "was altered (ALTER PUBLICATION ... SET or OWNER TO), and may have left out changes for a while"
 
 
@@ -59,13 +60,20 @@ def find_change(mark: str, now: str) -> str:
     oid_now, sent_now, altered_now = _parsed_mark(now)
     if oid != oid_now:
         return "was dropped and created again"
-    kinds = {"i": "inserts", "u": "updates", "d": "deletes", "t": "truncates"}
-    lost = [what for letter, what in kinds.items() if letter in sent and letter not in sent_now]
+    lost = [what for letter, what in _KINDS.items() if letter in sent and letter not in sent_now]
     if lost:
         return f"leaves out {', '.join(lost)} now"
     if altered and altered_now and altered != altered_now:
         return _ALTERED
     return ""
+
+
+def find_left_out(mark: str, entry: str) -> list[str]:
+    """The kinds of changes that are not sent of a table. Nothing where the mark is not known."""
+    _, sent, _ = _parsed_mark(mark)
+    if sent and "i" in entry:
+        sent = "i"
+    return [what for letter, what in _KINDS.items() if letter not in sent] if sent else []
 
 
 def _parsed_mark(mark: str) -> tuple[str, str, int]:
