@@ -40,10 +40,15 @@ from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import Changes, TransactionAssembler
 from pg_cdc_source.protocol.walsender import Keepalive
 from pg_cdc_source.stream.buffer import Match, Matched
-from pg_cdc_source.stream.rewound import Images, Rewound, turn_back
+from pg_cdc_source.stream.changed_rows import AmbiguousKeyError, ChangedRows
+from pg_cdc_source.stream.rewound import Rewound, turn_back
 from pg_cdc_source.stream.spill import Spill
 
 log = logging.getLogger(__name__)
+
+# Of rows that were changed, in the driver's memory: a process that is killed for it would never be done.
+_MOST_BYTES = 4 << 30
+_BYTES_PER_FOLD = 256 << 20
 
 
 def rewind(
@@ -66,20 +71,24 @@ def rewind(
     ``require_driver`` raises where nobody waits for it any more. Tables that are missing in the result are taken as
     they are, and so logged.
     """
-    found = _read(connect, tables, match, layout, origin, snapshot_lsn, confirmed, require_driver)
+    keys = {table.oid: table.key for table in tables if table.oid in keyed}
+    while True:
+        try:
+            found = _read(connect, tables, keys, match, layout, origin, snapshot_lsn, confirmed, require_driver)
+            break
+        except AmbiguousKeyError as error:
+            keys.pop(error.oid)
     rewound = {}
     for table in tables:
-        images = found[table.oid]
-        if not table.codecs:
-            images.missing = "it has no columns to tell rows by"
-        if images.missing is not None:
+        changed = found[table.oid]
+        if changed.missing is not None:
             log.warning(
                 "the initial snapshot of %s was interrupted and is read again as of %s instead of %s: %s; rows may "
                 "come in the state of a later change, %s",
                 table.name,
                 snapshot_lsn,
                 Lsn(origin - 1),
-                images.missing,
+                changed.missing,
                 "which an upsert by key mends, but for large values of a row whose key was changed meanwhile"
                 if table.key or table.identity in "di"
                 else "some of them twice",
@@ -97,8 +106,7 @@ def rewind(
             )
         else:
             log.info("the initial snapshot of %s was interrupted and is turned back to %s exactly", table.name, origin)
-        key = table.key if table.oid in keyed else ()
-        back = turn_back(table, images, layout, schema, Lsn(origin - 1), key)
+        back = turn_back(table, changed, layout, schema, Lsn(origin - 1))
         rewound[table.oid] = replace(back, is_exact=not lacking)
     return rewound
 
@@ -106,43 +114,64 @@ def rewind(
 def _read(
     connect: Callable[[Position], ReplicationStream],
     tables: Sequence[StreamedTable],
+    keys: Mapping[int, Sequence[str]],
     match: Match,
     layout: Layout,
     origin: Lsn,
     snapshot_lsn: Lsn,
     confirmed: Lsn,
     require_driver: Callable[[], None],
-) -> dict[int, Images]:
+) -> dict[int, ChangedRows]:
     """The changes of ``tables`` from ``origin`` up to and including ``snapshot_lsn``."""
     with_images = Layout(envelope=False, before_image=True, unrepresentable=layout.unrepresentable, on_truncate="emit")
     decoders = {table.oid: ChangeDecoder(with_images, _numbered_schema(table)) for table in tables}
-    images = {table.oid: Images([]) for table in tables}
+    changed = {table.oid: ChangedRows(table, keys.get(table.oid, ())) for table in tables}
+    for table in tables:
+        if not table.codecs:
+            changed[table.oid].end("it has no columns to tell rows by")
     matched = Matched(match)
     assembler = TransactionAssembler(
         Position.before(origin), lambda: StreamedTransaction(Spill), renewed_before=sys.maxsize
     )
 
+    room = _BYTES_PER_FOLD
+
     def keep(changes: Changes) -> None:
+        nonlocal room
         last_seq = 0
         for oid, decoder in decoders.items():
 
             def of_one(other: int, position: Position, oid: int = oid) -> Described | None:
-                if other != oid or images[oid].missing is not None:
+                if other != oid or changed[oid].missing is not None:
                     return None
                 described = matched.of(changes, other, position)
                 if described is None:
-                    images[oid].end("its columns were changed in between")
+                    changed[oid].end("its columns were changed in between")
                 return described
 
             batch, last_seq = decoder.decode(changes.messages, changes.runs, of_one, changes.after)
             if batch.num_rows:
-                images[oid].add(batch, changes.relation(oid).relation.identity)
+                changed[oid].add(batch, changes.relation(oid).relation.identity)
+                room -= batch.nbytes
+        if room < 0:
+            room = max(_BYTES_PER_FOLD, _fold(changed.values()) // 2)
         assembler.kept(changes, last_seq)
 
     with closing(connect(Position.before(origin))) as stream:
         for changes in _changes(stream, assembler, snapshot_lsn, confirmed, require_driver):
             keep(changes)
-    return images
+    _fold(changed.values())
+    return changed
+
+
+def _fold(changed: Collection[ChangedRows]) -> int:
+    """Fold all of them, and give up the largest where they have not room enough. Return how many bytes they take."""
+    for rows in changed:
+        rows.fold()
+    while (taken := sum(rows.nbytes for rows in changed)) > _MOST_BYTES:
+        largest = max(changed, key=lambda rows: rows.nbytes)
+        largest.end(f"the rows that were changed in between take {largest.nbytes >> 20} MB of the driver's memory")
+    return taken
 
 
 def _numbered_schema(table: StreamedTable) -> pa.Schema:

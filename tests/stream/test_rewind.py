@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from messages import BY_KEY, TYPED, described, streamed, update
+from messages import BY_KEY, TYPED, described, insert, streamed, update
 from transactions import RELATION, Server, Transaction, begin, commit
 from trials import examples
 
@@ -16,6 +16,7 @@ from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import Described
 from pg_cdc_source.protocol.transactions import SentRelation
+from pg_cdc_source.stream import rewind as rewind_module
 from pg_cdc_source.stream.chunks import from_ipc
 from pg_cdc_source.stream.rewind import rewind
 from pg_cdc_source.stream.rewound import Rewound
@@ -90,6 +91,30 @@ def test_a_table_whose_old_rows_did_not_travel_is_taken_as_it_is_and_the_log_say
         found = turned_back(Server([Updates(200, 1), Inserts(300, 2)]), 305, lambda sent, position: described(BY_KEY))
     assert found == {}
     assert "its replica identity was not FULL" in caplog.text
+
+
+class WithoutKey(Inserts):
+    """A row whose key is NULL here, as one that its type cannot hold is with unrepresentable=null."""
+
+    def messages(self) -> list[bytes]:
+        return [begin(self.lsn), FULL_RELATION, insert(BY_KEY.oid, (None, "a", "0.50")), commit(self.lsn)]
+
+
+def test_the_slot_is_read_once_more_where_a_key_turns_out_to_tell_no_rows_apart() -> None:
+    server = Server([Inserts(200, 1), WithoutKey(300, 1)])
+    rewound = turned_back(server, 305)[FULL.oid]
+    assert server.sessions == 2
+    assert rewound.whole
+    assert from_ipc(rewound.keys).num_rows == 2
+
+
+def test_a_table_that_takes_more_memory_than_there_is_is_taken_as_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewind_module, "_MOST_BYTES", 1000)
+    assert FULL.oid in turned_back(Server([Inserts(200, 5)]), 205)
+    assert turned_back(Server([Inserts(200, 500)]), 205) == {}
+    assert "the rows that were changed in between take 0 MB of the driver's memory" in caplog.text
 
 
 def test_what_cannot_be_understood_ends_it() -> None:

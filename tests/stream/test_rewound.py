@@ -18,8 +18,9 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.layout import BEFORE, Layout, StreamedTable
 from pg_cdc_source.stream import rewound as rewound_rows
+from pg_cdc_source.stream.changed_rows import AmbiguousKeyError, ChangedRows
 from pg_cdc_source.stream.chunks import from_ipc
-from pg_cdc_source.stream.rewound import Images, Rewound, turn_back
+from pg_cdc_source.stream.rewound import turn_back
 from pg_cdc_source.values.registry import CatalogType, Column, plan
 
 pytestmark = pytest.mark.usefixtures("accelerated")
@@ -65,17 +66,20 @@ class History:
         self.changes.append(("update", self.rows[i], row))
         self.rows[i] = row
 
-    def images(self, of: StreamedTable, rows_per_batch: int) -> Images:
-        """The changes as the decoder gives them."""
+    def changed(self, of: StreamedTable, keys: Sequence[str], rows_per_batch: int, folds: int) -> ChangedRows:
+        """The changes as the decoder gives them, folded behind each of so many batches."""
         schema = WITH_IMAGES.schema([of])
         names = [codec.column.name for codec in of.codecs]
-        found = Images([])
+        found = ChangedRows(of, keys)
         for start in range(0, len(self.changes), rows_per_batch):
             rows: list[dict[str, Any]] = []
             for kind, before, after in self.changes[start : start + rows_per_batch]:
                 old = None if before is None else dict(zip(names, before, strict=True))
                 rows.append({**dict(zip(names, after, strict=True)), "_change_type": kind, BEFORE: old})
             found.add(pa.RecordBatch.from_pylist(rows, schema), "f")
+            if start // rows_per_batch % folds == 0:
+                found.fold()
+        found.fold()
         return found
 
 
@@ -86,10 +90,14 @@ def batches(rows: Sequence[Row], of: StreamedTable, rows_per_batch: int) -> Iter
         yield pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in some], schema)
 
 
-def turned_back(history: History, of: StreamedTable, rows_per_batch: int = 3) -> Counter[str]:
+def turned_back(history: History, of: StreamedTable, rows_per_batch: int = 3, folds: int = 1) -> Counter[str]:
     """The rows that a replay consists of."""
     schema = LAYOUT.schema([of])
-    rewound = turn_back(of, history.images(of, rows_per_batch), LAYOUT, schema, ORIGIN, of.key)
+    try:
+        changed = history.changed(of, of.key, rows_per_batch, folds)
+    except AmbiguousKeyError:
+        changed = history.changed(of, (), rows_per_batch, folds)
+    rewound = turn_back(of, changed, LAYOUT, schema, ORIGIN)
     found = [row for batch in rewound.leave_out(batches(history.rows, of, rows_per_batch)) for row in batch.to_pylist()]
     for chunk in rewound.old_rows:
         olds = from_ipc(chunk.data())
@@ -135,14 +143,19 @@ def change_at_random(history: History, chance: random.Random, changes: int, *, k
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-@given(seed=st.integers(0, 1 << 32), changes=st.integers(0, 25), rows_per_batch=st.integers(1, 9))
-def test_any_history_is_undone(keyed: bool, seed: int, changes: int, rows_per_batch: int) -> None:
+@given(
+    seed=st.integers(0, 1 << 32),
+    changes=st.integers(0, 25),
+    rows_per_batch=st.integers(1, 9),
+    folds=st.integers(1, 4),
+)
+def test_any_history_is_undone(keyed: bool, seed: int, changes: int, rows_per_batch: int, folds: int) -> None:
     chance = random.Random(seed)
     start: list[Row] = [("a", i if keyed else i % 3, 0.5) for i in range(chance.randrange(8))]
     history = History(list(start))
     change_at_random(history, chance, changes, keyed=keyed)
     chance.shuffle(history.rows)
-    assert turned_back(history, KEYED if keyed else KEYLESS, rows_per_batch) == expected(start)
+    assert turned_back(history, KEYED if keyed else KEYLESS, rows_per_batch, folds) == expected(start)
 
 
 def test_keys_of_several_columns_are_told_apart_by_all_of_them() -> None:
@@ -224,7 +237,7 @@ def test_where_all_is_left_out_no_batch_comes() -> None:
     history.insert(("a", 1, None))
     schema = LAYOUT.schema([KEYED])
     for of in (KEYED, KEYLESS):
-        rewound: Rewound = turn_back(of, history.images(of, 3), LAYOUT, schema, ORIGIN, of.key)
+        rewound = turn_back(of, history.changed(of, of.key, 3, 1), LAYOUT, schema, ORIGIN)
         assert list(rewound.leave_out(batches(history.rows, of, 3))) == []
         assert rewound.old_rows == ()
 
@@ -244,13 +257,26 @@ def test_where_all_is_left_out_no_batch_comes() -> None:
 )
 def test_old_images_are_missing_where_a_change_did_not_bring_one(kind: str, identity: str, missing: str | None) -> None:
     schema = WITH_IMAGES.schema([KEYED])
-    images = Images([])
-    images.add(pa.RecordBatch.from_pylist([{"id": 1, "_change_type": "insert"}], schema), "f")
-    images.add(pa.RecordBatch.from_pylist([{"id": 1, "_change_type": kind}], schema), identity)
-    images.add(pa.RecordBatch.from_pylist([{"id": 2, "_change_type": "insert"}], schema), "f")
+    changed = ChangedRows(KEYED, KEYED.key)
+    changed.add(pa.RecordBatch.from_pylist([{"id": 1, "_change_type": "insert"}], schema), "f")
+    changed.add(pa.RecordBatch.from_pylist([{"id": 1, "_change_type": kind}], schema), identity)
+    changed.add(pa.RecordBatch.from_pylist([{"id": 2, "_change_type": "insert"}], schema), "f")
     if missing is None:
-        assert images.missing is None
-        assert len(images.batches) == 3
+        assert changed.missing is None
+        assert changed.nbytes
     else:
-        assert missing in str(images.missing)
-        assert images.batches == []
+        assert missing in str(changed.missing)
+        assert changed.nbytes == 0
+
+
+@pytest.mark.parametrize("of", [KEYED, KEYLESS])
+def test_memory_grows_with_rows_and_not_with_their_changes(of: StreamedTable) -> None:
+    def taken(changes: int) -> int:
+        history = History([("a", i, 0.5) for i in range(20)])
+        for change in range(changes):
+            history.update(change % 20, (f"{change:09}", change % 20, 0.5))
+        changed = history.changed(of, of.key, 50, 1)
+        assert len(changed.old_rows()) == 20
+        return changed.nbytes
+
+    assert taken(2000) < 1.5 * taken(100)
