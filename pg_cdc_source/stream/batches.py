@@ -41,6 +41,9 @@ def end_of_batch(
     for chunk in chunks:
         if chunk.last <= start:
             continue
+        if ceiling is not None and chunk.last > ceiling:
+            # Rows come in order, so all that are not beyond it are here, also of a commit that is not yet complete.
+            bound = ceiling
         if ceiling is not None and chunk.first > ceiling:
             break
         opening = opening or chunk

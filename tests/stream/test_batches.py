@@ -95,6 +95,13 @@ def test_nothing_beyond_the_ceiling_is_taken(ceiling: Position, end: Position) -
     assert end_of_batch(CHUNKS, START, Limits(100, MANY), COMPLETE, ceiling, is_stuck=False) == end
 
 
+@pytest.mark.parametrize("is_stuck", [True, False])
+@pytest.mark.parametrize("ceiling", [at(100), at(150), at(200, 1), at(250)])
+def test_rows_beyond_the_ceiling_show_that_all_before_it_is_there(ceiling: Position, is_stuck: bool) -> None:
+    """As where a commit that does not fit into memory comes right behind it: nothing more comes before it is taken."""
+    assert end_of_batch(CHUNKS, START, Limits(100, MANY), START, ceiling, is_stuck=is_stuck) == ceiling
+
+
 def test_a_commit_that_goes_on_waits_unless_it_is_stuck() -> None:
     for is_stuck, end in ((False, at(100)), (True, at(300, 1))):
         assert end_of_batch(CHUNKS, START, Limits(100, MANY), at(100), None, is_stuck=is_stuck) == end
