@@ -269,8 +269,11 @@ def test_a_whole_schema_is_every_table_there_that_can_be_published(pg: Session, 
         "CREATE SCHEMA other; CREATE TABLE other.c (id int PRIMARY KEY); CREATE VIEW va AS TABLE a;"
         " CREATE UNLOGGED TABLE u (id int PRIMARY KEY); CREATE MATERIALIZED VIEW m AS TABLE a;"
         " CREATE TABLE other.sales_3 PARTITION OF sales FOR VALUES IN (3)",
+        # As PostGIS has one.
+        "CREATE EXTENSION hstore; CREATE TABLE spatial (id int PRIMARY KEY); ALTER EXTENSION hstore ADD TABLE spatial",
     )
     assert streamed(session, tables="public.*") == ["public.a", "public.b", "public.sales"]
+    assert streamed(session, tables="spatial", publication="named") == ["public.spatial"]
     assert streamed(session, tables="*", publication="all") == ["other.c", "public.a", "public.b", "public.sales"]
     assert streamed(session, tables="other.c, public.*", publication="two") == published(pg, "two")
     refused(OptionError, session, "matches no table", tables="nothing.*", publication="none")

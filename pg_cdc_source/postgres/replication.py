@@ -9,11 +9,11 @@ stream; messages are received and answered here, by libpq's own functions.
 from __future__ import annotations
 
 import ctypes
-import select
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import connection
 
 import psycopg2.extras
 from psycopg2 import sql
@@ -135,8 +135,8 @@ class ReplicationStream:
 
     def wait(self, wake: socket.socket, seconds: float) -> None:
         """Wait until something arrives, here or on ``wake``."""
-        readable, _, _ = select.select([self.fileno(), wake.fileno()], [], [], seconds)
-        if wake.fileno() in readable:
+        # Not select(), which does not take more than 1,024 files.
+        if wake in connection.wait([self.fileno(), wake], seconds):
             wake.recv(4096)
 
     def _ended(self) -> PgCdcError:

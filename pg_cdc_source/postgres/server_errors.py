@@ -41,6 +41,10 @@ class _Failure:
     remedy: str
 
 
+class UnknownHostError(ConnectError):
+    """The host's name has no address. Where it had one before, as during a failover, it may have one again."""
+
+
 _IN_SETTINGS = _Failure(
     ("of service", "service file", "invalid "), ConnectError, "check the connection options"
 )  # what libpq finds wrong before it connects
@@ -49,9 +53,19 @@ _OTHERWISE = _Failure((), TransientError, "check that the server runs and that t
 # Of every method that takes a password: "password authentication failed for user", "PAM authentication failed", ….
 _REFUSED_LOGIN = "authentication failed"
 
+# What a server that wants TLS says of a connection without, as "no pg_hba.conf entry for host …, no encryption". The
+# second one is of those before 14.
+_WITHOUT_TLS = (", no encryption", ", SSL off")
+
 # libpq gives no SQLSTATE for a failed connection, so texts decide, the first match first. An unknown one counts as
 # transient and is tried again within the caller's bound.
 _FAILURES = (
+    _Failure(
+        _WITHOUT_TLS,
+        ConnectError,
+        "check the server's pg_hba.conf; if it lets this role in with TLS only (hostssl), set sslmode=verify-full, or "
+        "require",
+    ),
     _Failure(
         (_REFUSED_LOGIN, "no password supplied", "pg_hba.conf"),
         ConnectError,
@@ -80,14 +94,19 @@ _FAILURES = (
         ConnectError,
         "the server cannot send text of the database's encoding as UTF-8: read a copy of it in another encoding",
     ),
-    # A resolver or a server that is away for a moment. These stand in the same texts as what comes next.
+    # A resolver or a server that is away for a moment, whose connection ends while TLS is being agreed upon, too. These
+    # stand in the same texts as what comes next. The resolver's own are those of glibc and of musl.
     _Failure(
-        ("Temporary failure in name", "SSL SYSCALL error", "server closed the connection", "Connection reset"),
+        (
+            *("Temporary failure in name", "Try again", "System error", "No address associated"),
+            *("server closed the connection", "Connection reset", "could not send SSL negotiation packet"),
+            *("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof", "alert internal error"),
+        ),
         _OTHERWISE.error,
         _OTHERWISE.remedy,
     ),
     _Failure(
-        ("could not translate host name",), ConnectError, "check the host name and the DNS of driver and executors"
+        ("could not translate host name",), UnknownHostError, "check the host name and the DNS of driver and executors"
     ),
     _Failure(
         ("certificate", "SSL", "channel binding"),
@@ -163,14 +182,22 @@ _OF_HOST = re.compile(
 def _by_host(text: str) -> list[str]:
     """libpq's message, split by host where it tells of several.
 
-    A host's addresses, and its attempts with TLS and without, are not told apart: a server may listen on one address.
+    A host's addresses are not told apart: a server may listen on one of them. By default (sslmode=prefer), an attempt
+    without TLS follows one with it that failed, and a server that wants TLS refuses it whatever had happened before.
     """
     begins = list(_OF_HOST.finditer(text))
     ends = [*(begin.start() for begin in begins[1:]), len(text)]
-    by_host: dict[tuple[str | None, ...], str] = {}
+    by_host: dict[tuple[str | None, ...], list[str]] = {}
     for begin, end in zip(begins, ends, strict=False):
-        by_host[begin.groups()] = by_host.get(begin.groups(), "") + text[begin.start() : end]
-    return list(by_host.values()) if len(by_host) > 1 else [text]
+        by_host.setdefault(begin.groups(), []).append(text[begin.start() : end])
+    if not by_host:
+        return [text]
+    telling = {host: [said for said in all_of_it if not _is_without_tls(said)] for host, all_of_it in by_host.items()}
+    return ["".join(telling[host] or all_of_it) for host, all_of_it in by_host.items()]
+
+
+def _is_without_tls(text: str) -> bool:
+    return "pg_hba.conf" in text and any(words in text for words in _WITHOUT_TLS)
 
 
 _WORD = re.compile(r"[^\W\d]+(?:\.[^\W\d]+)*")

@@ -159,9 +159,7 @@ def _wait(session: Session, slot: NewSlot, created: threading.Event, watcher: Se
     while not created.wait(min(_LOOK_SECONDS, max(deadline - time.monotonic(), 0.0))):
         now = time.monotonic()
         if now >= deadline or (slot.given_up is not None and slot.given_up.is_set()):
-            # Again until it has come: the request is not encrypted, has no answer, and may be lost.
-            with contextlib.suppress(psycopg2.Error):
-                session.cancel()
+            _cancel(session, slot, watcher)
             created.wait(_LOOK_SECONDS)
             continue
         if now >= say_at:
@@ -170,6 +168,24 @@ def _wait(session: Session, slot: NewSlot, created: threading.Event, watcher: Se
             with contextlib.suppress(PgCdcError):
                 waited = f"slot {slot.name} has waited {now - began:.0f} s for its consistent point"
                 log.warning("%s: %s", waited, _waits_for(watcher, server))
+
+
+_CANCEL = """
+SELECT pg_catalog.pg_cancel_backend(active_pid)
+FROM pg_catalog.pg_replication_slots
+WHERE slot_name = %s AND active_pid IS NOT NULL
+"""
+
+
+def _cancel(session: Session, slot: NewSlot, watcher: Session) -> None:
+    with contextlib.suppress(psycopg2.Error), watcher.cursor() as cursor:
+        # Behind a pooler, the session does not know its own process.
+        cursor.execute(_CANCEL, (slot.name,))
+        if cursor.fetchone() == (True,):
+            return
+    # Not encrypted, without an answer, and lost where only TLS is let through: so this comes second.
+    with contextlib.suppress(psycopg2.Error):
+        session.cancel()
 
 
 def _creation_error(error: psycopg2.Error, slot: NewSlot, watcher: Session, server: Server) -> PgCdcError:

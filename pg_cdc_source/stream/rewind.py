@@ -96,7 +96,7 @@ def rewind(
             continue
         lacking = left_out.get(table.oid, ())
         if lacking:
-            log.warning(
+            log.info(
                 "the initial snapshot of %s was interrupted and is read again as of %s: its rows are turned back to "
                 "%s, but not what %s did to them in between, which the publication leaves out",
                 table.name,

@@ -21,16 +21,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import connection
 
-from pg_cdc_source.errors import START_OVER, PgCdcError, ServerSetupError, SlotLostError, TransientError
+from pg_cdc_source.errors import (
+    START_OVER,
+    DefiniteError,
+    PgCdcError,
+    ServerSetupError,
+    SlotLostError,
+    TransientError,
+)
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
+from pg_cdc_source.postgres.server_errors import UnknownHostError
 from pg_cdc_source.postgres.slots import may_be_within_a_record
 from pg_cdc_source.stream.buffer import ChangeBuffer, Request, Waiting
 from pg_cdc_source.stream.chunks import Chunk
@@ -221,8 +229,9 @@ class SlotReader:
                 with contextlib.closing(self._open_stream()) as stream:
                     opened, followed = time.monotonic(), True
                     self._follow(stream)
-            except (TransientError, ServerSetupError) as error:
-                if isinstance(error, ServerSetupError) and not (followed and opened is None):
+            except (TransientError, ServerSetupError, UnknownHostError) as error:
+                # A server that was there may come back under its name, or have room again.
+                if isinstance(error, DefiniteError) and not (followed and opened is None):
                     self._fail(error)
                     return
                 # Each session is answered, also where each ends at the same place. A quiet one brings nothing.
@@ -279,7 +288,7 @@ class SlotReader:
                 raise TransientError(f"reading the slot: the server has said nothing for {longest:g} s")
             if not more and not answers.is_awaited:
                 if something:
-                    select.select([self._wake], [], [], PAUSE_SECONDS)
+                    connection.wait([self._wake], PAUSE_SECONDS)
                 stream.wait(self._wake, IDLE_ASK_SECONDS)
 
     def _is_full(self) -> bool:

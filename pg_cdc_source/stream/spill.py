@@ -15,7 +15,10 @@ class Spill:
     """Byte strings in one file, each known by its place. ``users`` counts those still needed; the owner counts."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="pg_cdc_source-spill-")  # noqa: SIM115 - closed with its owner
+        try:
+            self._file = tempfile.TemporaryFile(prefix="pg_cdc_source-spill-")  # noqa: SIM115 - closed with its owner
+        except OSError as error:
+            raise _no_room(error) from error
         self._end = 0
         self.users = 0
 
@@ -32,11 +35,7 @@ class Spill:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            raise DefiniteError(
-                f"changes that wait for Spark cannot be written into a file in {tempfile.gettempdir()} on the driver: "
-                f"{error.strerror}",
-                remedy="make room there, or set TMPDIR to a directory that has some, and start the query again",
-            ) from error
+            raise _no_room(error) from error
         self._end += len(data)
         return place
 
@@ -48,3 +47,11 @@ class Spill:
         # What could not be written is tried once more, and nobody wants it.
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def _no_room(error: OSError) -> DefiniteError:
+    directory = tempfile.tempdir or "one of the directories for temporary files"
+    return DefiniteError(
+        f"changes that wait for Spark cannot be written into a file in {directory} on the driver: {error.strerror}",
+        remedy="make room there, or set TMPDIR to a directory that has some, and start the query again",
+    )

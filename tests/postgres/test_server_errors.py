@@ -18,7 +18,7 @@ from pg_cdc_source.errors import (
     UnrepresentableError,
 )
 from pg_cdc_source.options.given import parse_connection_options
-from pg_cdc_source.postgres.server_errors import classified, connect_error, translated
+from pg_cdc_source.postgres.server_errors import UnknownHostError, classified, connect_error, translated
 
 OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland dbname=shop"})
 
@@ -28,7 +28,12 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
     [
         ('FATAL:  password authentication failed for user "me"', ConnectError, "check user, password"),
         ("fe_sendauth: no password supplied", ConnectError, "check user, password"),
-        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", SSL off', ConnectError, "check user, password"),
+        (
+            'FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "me", SSL off',
+            ConnectError,
+            "set sslmode=verify-full",
+        ),
+        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "me", no encryption', ConnectError, "sslmode"),
         ("FATAL:  pg_hba.conf rejects connection for host", ConnectError, "pg_hba.conf"),
         ('FATAL:  permission denied for database "shop"', ConnectError, "GRANT CONNECT ON DATABASE shop TO me"),
         ('FATAL:  unrecognized configuration parameter "serch_path"', ConnectError, "connection option options"),
@@ -36,7 +41,7 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
         ("FATAL:  conversion between UTF8 and MULE_INTERNAL is not supported", ConnectError, "as UTF-8"),
         ('FATAL:  database "shop" does not exist', ConnectError, "database and role names"),
         ('FATAL:  role "me" is not permitted to log in', ConnectError, "database and role names"),
-        ('could not translate host name "db" to address', ConnectError, "check the host name"),
+        ('could not translate host name "db" to address', UnknownHostError, "check the host name"),
         ("server does not support SSL, but SSL was required", ConnectError, "check certificates"),
         ('root certificate file "/none" does not exist', ConnectError, "check sslrootcert"),
         ('private key file "/key" has group or world access', ConnectError, "check sslrootcert, sslcert, sslkey"),
@@ -70,6 +75,12 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
         ),
         ("SSL negotiation: Connection reset by peer", TransientError, "check that the server runs"),
         ("SSL SYSCALL error: Connection timed out", TransientError, "check that the server runs"),
+        ("SSL connection has been closed unexpectedly", TransientError, "check that the server runs"),
+        ("SSL error: unexpected eof while reading", TransientError, "check that the server runs"),
+        ("SSL error: tlsv1 alert internal error", TransientError, "check that the server runs"),
+        ("could not send SSL negotiation packet: Resource temporarily unavailable", TransientError, "server runs"),
+        ('could not translate host name "db" to address: Try again', TransientError, "check that the server runs"),
+        ('could not translate host name "db" to address: System error', TransientError, "server runs"),
         ('SSL error: certificate verify failed; FATAL: role "me" does not exist', ConnectError, "role names"),
         ("SSL error: certificate verify failed", ConnectError, "check certificates"),
     ],
@@ -131,7 +142,7 @@ def test_several_hosts_are_tried_again_where_one_of_them_may_let_in_later(text: 
         # Each remedy is named, that of the class first.
         (UNKNOWN_HOST + said_of("pg-1", "session is read-only"), TransientError, [SERVER_RUNS, HOST_NAME]),
         (NO_RESOLVER + said_of("pg-1", "session is read-only"), TransientError, [SERVER_RUNS]),
-        (UNKNOWN_HOST + UNKNOWN_HOST.replace("pg-0", "pg-1"), ConnectError, [HOST_NAME]),
+        (UNKNOWN_HOST + UNKNOWN_HOST.replace("pg-0", "pg-1"), UnknownHostError, [HOST_NAME]),
         (
             UNKNOWN_HOST + said_of("pg-1", 'FATAL:  database "shop" does not exist'),
             ConnectError,
@@ -182,6 +193,28 @@ def test_several_messages_of_one_host_are_one(text: str, remedy: str) -> None:
     found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text))
     assert type(found) is ConnectError
     assert remedy in found.remedy
+
+
+WITHOUT_TLS = 'FATAL:  no pg_hba.conf entry for host "10.0.0.9", user "me", database "shop", no encryption'
+
+
+@pytest.mark.parametrize(
+    ("with_tls", "error"),
+    [
+        ("FATAL:  sorry, too many clients already", ServerFullError),
+        ("SSL SYSCALL error: EOF detected", TransientError),
+        ("Connection reset by peer", TransientError),
+        ("SSL error: certificate verify failed", ConnectError),
+    ],
+)
+def test_a_server_that_wants_tls_is_told_by_its_answer_to_tls(with_tls: str, error: type[PgCdcError]) -> None:
+    """By default (sslmode=prefer), libpq tries again without it, and that is refused whatever had happened."""
+    text = said_of("pg-0", with_tls) + said_of("pg-0", WITHOUT_TLS)
+    for said in (text, text + said_of("pg-1", "session is read-only")):
+        found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(said))
+        expected = error if said == text or issubclass(error, TransientError) else TransientError
+        assert isinstance(found, expected)
+        assert "pg_hba" not in found.remedy
 
 
 def test_a_remedy_does_without_names_that_the_options_do_not_have() -> None:

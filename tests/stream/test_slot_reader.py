@@ -17,9 +17,10 @@ from messages import BY_KEY, TYPED, described
 from transactions import OTHER_RELATION, Server, Session, Transaction, keepalive, match
 from trials import examples
 
-from pg_cdc_source.errors import SchemaChangedError, ServerSetupError, TransientError
+from pg_cdc_source.errors import PgCdcError, SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.server_errors import UnknownHostError
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import SentRelation, TransactionAssembler
@@ -276,17 +277,21 @@ def test_an_error_that_comes_back_in_each_session_ends_the_stream(monkeypatch: p
 
 
 class WithoutRoom(Server):
-    """Its first session is lost, and counts as a walsender for a while."""
+    """Its first session is lost, and counts as a walsender for a while; or the server has no address for a while."""
+
+    why: PgCdcError = ServerSetupError("number of requested standby connections exceeds max_wal_senders")
 
     def connect(self, received: Position) -> Any:
         session = super().connect(received)
         if self.sessions in (2, 3):
-            raise ServerSetupError("number of requested standby connections exceeds max_wal_senders")
+            raise self.why
         return session
 
 
-def test_a_server_has_time_to_find_room_for_a_session_that_was_lost() -> None:
+@pytest.mark.parametrize("why", [WithoutRoom.why, UnknownHostError("could not translate host name")])
+def test_a_server_has_time_to_find_room_for_a_session_that_was_lost(why: PgCdcError) -> None:
     server = WithoutRoom([Transaction(200, 3)], losses=[2])
+    server.why = why
     with reading(server) as reader:
         reader.read_through(Position(Lsn(200)), lambda: None)
     assert server.sessions == 4

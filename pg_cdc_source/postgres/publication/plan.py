@@ -201,11 +201,19 @@ WHERE c.relkind IN ('r', 'p')
     AND NOT c.relispartition
     AND pg_relation_is_publishable(c.oid)
     AND coalesce(n.nspname = %s, true)
+    AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_depend AS d
+        WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid
+            AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass AND d.deptype = 'e'
+    )
 """
 
 
 def _publishable_tables(session: Session, pattern: TablePattern) -> list[Relation]:
-    """What a publication for ``schema.*`` has to list: every table that can be published, partitions by their root."""
+    """What a publication for ``schema.*`` has to list: every table that can be published, partitions by their root.
+
+    Tables of extensions (PostGIS' ``spatial_ref_sys``) are not the user's data, and often not theirs to publish.
+    """
     with translated(f"looking for {pattern}"), session.cursor() as cursor:
         cursor.execute(_READ_PUBLISHABLE, (pattern.schema,))
         relations = [Relation(*row) for row in cursor]

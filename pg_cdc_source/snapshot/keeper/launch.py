@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as Session
@@ -156,7 +156,8 @@ def _first_line(process: subprocess.Popen[bytes], settings: str) -> str:
             process.kill()
             process.wait()
             raise _late() from None
-        if not select.select([process.stdout], [], [], _START_SECONDS)[0]:
+        # Not select(), which does not take more than 1,024 files.
+        if not wait([process.stdout.fileno()], _START_SECONDS):
             raise _late()
         return process.stdout.readline().decode().strip()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
-import select
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
 
 Finish = Callable[[], None]
 
@@ -32,7 +32,7 @@ class Workers:
 
     def finish(self) -> None:
         """Do in this thread what finished works have left to do."""
-        while select.select([self._wake_read], [], [], 0)[0]:
+        while wait([self._wake_read], 0):
             os.read(self._wake_read, 4096)
         while not self._done.empty():
             self._done.get()()
