@@ -525,6 +525,9 @@ def begin_iceberg(format: str, begin: Begin, monkeypatch: pytest.MonkeyPatch) ->
     return begin_iceberg
 
 
+IDS_AS_TEXTS = "SELECT CAST(id AS string) AS id, v"
+
+
 def alter(lake: CatalogLake, *clauses: str) -> None:
     for clause in clauses:
         lake._spark.sql(f"ALTER TABLE {lake.targets['public.t']} {clause}")
@@ -569,6 +572,9 @@ def test_a_column_that_somebody_else_put_in_the_place_of_another_is_noticed(
         ("DROP COLUMN v", "additive"),
         ("RENAME COLUMN v TO x", "evolve"),
         ("ADD COLUMN x int", "evolve"),
+        # The property that says which columns it has stays.
+        (IDS_AS_TEXTS, "evolve"),
+        (IDS_AS_TEXTS, "additive"),
     ],
 )
 def test_a_table_whose_columns_somebody_else_has_altered_is_made_anew_for_rows_that_come_again(
@@ -580,7 +586,15 @@ def test_a_table_whose_columns_somebody_else_has_altered_is_made_anew_for_rows_t
         pytest.skip("PostgreSQL 14 has messages")
     lake = begin(*T, changes=evolution)
     assert isinstance(lake, CatalogLake)
-    alter(lake, clause)
+    if clause != IDS_AS_TEXTS:
+        alter(lake, clause)
+    elif format == "iceberg":
+        name = lake.targets["public.t"]
+        lake._spark.sql(f"CREATE OR REPLACE TABLE {name} USING iceberg AS {IDS_AS_TEXTS} FROM {name}")
+    else:
+        rows = lake._spark.sql(f"{IDS_AS_TEXTS} FROM {lake.targets['public.t']}").localCheckpoint()
+        writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+        writer.saveAsTable(lake.targets["public.t"])
     run(pg, "INSERT INTO t VALUES (3, 'c')")
     wait_until(lambda: "changed by somebody else" in set_aside(lake).get("public.t", ""))
     run(pg, """SELECT pg_logical_emit_message(true, 'pgcdc', '{"snapshot": ["public.t"]}')""")
@@ -588,6 +602,7 @@ def test_a_table_whose_columns_somebody_else_has_altered_is_made_anew_for_rows_t
     run(pg, "INSERT INTO t VALUES (4, 'd')")
     wait_until(is_same(lake, pg, "t"))
     assert set_aside(lake) == {}
+    assert dict(lake._spark.table(lake.targets["public.t"]).dtypes)["id"] == "int"
 
 
 def test_what_somebody_else_says_of_a_delta_table_changes_no_row(format: str, pg: Session, begin: Begin) -> None:

@@ -22,6 +22,11 @@ from pg_cdc_source.spark.edge import spark_schema
 _WIDER = {("smallint", "int"), ("int", "bigint"), ("float", "double")}
 
 
+def _stored(kind: str) -> str:
+    # Iceberg has no shorter one.
+    return "int" if kind in ("tinyint", "smallint") else kind
+
+
 @dataclass(frozen=True)
 class Columns:
     """A table's columns in their order; ``numbers`` are pg_attribute.attnum, 0 where PostgreSQL did not know it."""
@@ -49,6 +54,13 @@ class Columns:
     def text(self) -> str:
         """The columns as JSON, for the table's property."""
         return json.dumps({"schema": self.schema.jsonValue(), "numbers": self.numbers}, separators=(",", ":"))
+
+    def are_those_of(self, schema: StructType) -> bool:
+        """Whether a table with this schema has these columns, in any order, and takes each of their values."""
+        there, these = (
+            {f.name: _stored(f.dataType.simpleString()) for f in fields} for fields in (schema, self.schema)
+        )
+        return there == these and all(field.nullable for field in schema)
 
     def described(self) -> list[tuple[int, str, str]]:
         """Each column's number, name and type."""

@@ -95,8 +95,11 @@ class DeltaRsTable(DeltaRsCommits):
             )
             return
         present = pa.schema(self.table.schema().to_arrow())
-        require_table(self._name, self.table.metadata().configuration, layout)
-        if _told(present) == _told(wanted):
+        metadata = self.table.metadata()
+        require_table(self._name, metadata.configuration, layout)
+        # Only somebody else makes it so. Files with all columns are added to it, and rows with NULL.
+        is_altered = bool(metadata.partition_columns) or not all(field.nullable for field in present)
+        if _told(present) == _told(wanted) and not is_altered:
             return
         there = present
         if self._shape.is_log:
@@ -128,9 +131,9 @@ class DeltaRsTable(DeltaRsCommits):
             if _number(was) != _number(field):
                 said = {ATTNUM: str(_number(field))}
                 self.table.alter.set_column_metadata(field.name, said, commit_properties=self._commit())
-        if _told(present) == _told(wanted):
+        if _told(present) == _told(wanted) and not is_altered:
             return
-        if _told(wanted)[: len(present)] == _told(present):
+        if _told(wanted)[: len(present)] == _told(present) and not is_altered:
             self._add(wanted, len(present), layout, fills)
         else:
             self._rewrite(wanted, places, layout, fills)
@@ -174,7 +177,9 @@ class DeltaRsTable(DeltaRsCommits):
         self._overwrite(pa.RecordBatchReader.from_batches(wanted, batches()), self._commit())
 
     def _overwrite(self, rows: pa.Table | pa.RecordBatchReader, commit: CommitProperties) -> None:
-        write_deltalake(self.table, rows, mode="overwrite", schema_mode="overwrite", commit_properties=commit)
+        write_deltalake(
+            self.table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[], commit_properties=commit
+        )
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class SparkTable(SparkCommits):
         if self._shape.keeps_columns:
             wanted = wanted.with_kept(present, self._table, self._shape)
         # Somebody else may have altered the table and not what it says; all rows come, and nothing of that stays.
-        is_altered = anew and set(self._spark.table(self._name).columns) != set(present.schema.names)
+        is_altered = anew and not present.are_those_of(self._spark.table(self._name).schema)
         if said == wanted and not is_altered:
             return
         require_allowed(self._table, self._shape, wanted.described(), present.described())

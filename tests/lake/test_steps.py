@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 from runs import Change, Row, announced, changed, layout, truncated
 
@@ -107,7 +107,7 @@ def expect_same_behind_a_kill(
     return wanted
 
 
-def snapshot(lsn: int, *rows: list[str], table: StreamedTable = T) -> list[Row]:
+def snapshot(lsn: int, *rows: list[str | None], table: StreamedTable = T) -> list[Row]:
     return [{**row, "after": None} for row in changed(table, *(Change("snapshot", (lsn, 0), row) for row in rows))]
 
 
@@ -290,6 +290,30 @@ def test_a_new_tables_commits_that_have_expired_are_not_guessed_at(tmp_path: Pat
     lake.apply(0, BATCH)
     [why] = lake.set_aside().values()
     assert "does not say any more which steps of batch 0 are done" in why
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(is_soft=True), Shape("history")], ids=lambda shape: shape.text)
+@pytest.mark.parametrize("partitions", [["v"], ["id"], []])
+def test_a_table_that_somebody_else_has_partitioned_takes_rows_that_come_again(
+    tmp_path: Path, shape: Shape, partitions: list[str]
+) -> None:
+    """So does one whose columns take no NULL any more. Its own metadata stay, so it looks like the mirror's."""
+    lake = Lake(tmp_path, shape)
+    lake.apply(0, snapshot(5, ["1", "a"], ["2", "b"], ["3", "c"]))
+    table = DeltaTable(str(tmp_path / "t"))
+    rows = table.to_pyarrow_table().select(["id", "v"])
+    others = table.to_pyarrow_table().drop_columns(["id", "v"])
+    for name in rows.column_names:
+        others = others.append_column(rows.schema.field(name).with_nullable(bool(partitions)), rows.column(name))
+    write_deltalake(table, others, mode="overwrite", schema_mode="overwrite", partition_by=partitions)
+    lake.apply(1, changed(T, Change("update", (50, 1), ["1", "x"])))
+    assert "changed by somebody else" in lake.set_aside()["public.t"]
+    again = {**truncated(T, (60, 0)), "_xid": None, "_commit_ts": None}
+    lake.apply(2, [again, *snapshot(61, ["1", None], ["2", "b"], ["3", "c"])])
+    lake.apply(3, changed(T, Change("update", (70, 1), ["2", "y"])))
+    assert lake.set_aside() == {}
+    found = [(row["id"], row["v"]) for row in lake.rows() if row.get("_valid_to") is None]
+    assert sorted(found, key=str) == [(1, None), (2, "y"), (3, "c")]
 
 
 def test_foreign_commits_that_the_log_has_lost_are_missed(tmp_path: Path) -> None:
