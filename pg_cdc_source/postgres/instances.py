@@ -38,16 +38,16 @@ class Instance:
         return f"{kind}{f' at {self.address}' if self.address else ''}, started at {self.started}"
 
 
-_READ = """
-SELECT (pg_postmaster_start_time() AT TIME ZONE 'UTC')::text,
+# Expressions of Instance's fields.
+INSTANCE = """
+    (pg_postmaster_start_time() AT TIME ZONE 'UTC')::text,
     coalesce(host(inet_server_addr()) || ':' || inet_server_port(), ''),
-    pg_is_in_recovery()
-"""
+    pg_is_in_recovery()"""
 
 
 def read_instance(session: Session) -> Instance:
     with translated("reading which server this is"), session.cursor() as cursor:
-        cursor.execute(_READ)
+        cursor.execute(f"SELECT {INSTANCE}")
         return Instance(*cursor.fetchone())
 
 

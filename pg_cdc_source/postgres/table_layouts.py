@@ -14,22 +14,11 @@ from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.columns import HAS_NO_NULL, read_type_names, read_types
 from pg_cdc_source.postgres.publication.identity import read_identities
 from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.trees import PARTITIONS
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, TypeFacts
 from pg_cdc_source.values import registry
 from pg_cdc_source.values.registry import Column
 from pg_cdc_source.values.spark_names import spark_name
-
-# Partitions are looked up without locks, for which DDL in progress would let everything wait.
-_TREE = """
-WITH RECURSIVE tree (root, oid) AS (
-    SELECT oid, oid FROM unnest(%(oids)s::oid[]) AS given (oid)
-    UNION
-    SELECT t.root, i.inhrelid
-    FROM tree AS t
-    JOIN pg_catalog.pg_inherits AS i ON i.inhparent = t.oid
-    JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
-)
-"""
 
 # A table's rows are in its file; a partitioned table's in those of its partitions, which come and go. A table's first
 # file has its oid for a number (heap.c, heap_create), so those that count are later ones; and the columns in which
@@ -38,7 +27,7 @@ WITH RECURSIVE tree (root, oid) AS (
 # columns, too. A row of pg_attribute has another xmin after each ALTER TABLE of its column. A partition may be given
 # another expression for a stored generated column alone.
 _READ_TABLES = f"""
-{_TREE}
+{PARTITIONS}
 SELECT c.oid::bigint, left(md5(concat_ws(' ', f.later, several.attnums)), 12),
     left(md5(concat(
         (
@@ -90,7 +79,7 @@ LEFT JOIN (
 
 # A partitioned table has no rows. Each of its partitions knows what its own have.
 _READ_COLUMNS = f"""
-{_TREE}
+{PARTITIONS}
 SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid, a.atttypmod, {HAS_NO_NULL}, a.attgenerated::text, m.missing
 FROM pg_catalog.pg_attribute AS a
 LEFT JOIN (

@@ -53,16 +53,20 @@ class Node:
     access_method: str | None
 
 
-# Changes of partitions may come under their root. A table that inherits is a table of its own to a publication.
-_READ_TREES = """
+# Changes of partitions may come under their root. A table that inherits is a table of its own to a publication. They
+# are looked up without locks, for which DDL in progress would let everything wait.
+PARTITIONS = """
 WITH RECURSIVE tree (root, oid) AS (
-    SELECT oid, oid FROM unnest(%(roots)s::oid[]) AS given (oid)
+    SELECT oid, oid FROM unnest(%(oids)s::oid[]) AS given (oid)
     UNION
     SELECT tree.root, i.inhrelid
     FROM tree
     JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
     JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
 )
+"""
+_READ_TREES = f"""
+{PARTITIONS}
 SELECT tree.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, pg_relation_is_publishable(c.oid),
     (SELECT amname FROM pg_catalog.pg_am WHERE oid = c.relam AND c.relkind = 'r')
 FROM tree
@@ -75,7 +79,7 @@ ORDER BY tree.root, tree.oid <> tree.root, n.nspname COLLATE "C", c.relname COLL
 def read_trees(session: Session, relations: Sequence[Relation]) -> dict[int, list[Node]]:
     """Each relation with all partitions below it, itself first, by its oid."""
     with translated("reading partitions"), session.cursor() as cursor:
-        cursor.execute(_READ_TREES, {"roots": [relation.oid for relation in relations]})
+        cursor.execute(_READ_TREES, {"oids": [relation.oid for relation in relations]})
         trees: dict[int, list[Node]] = {}
         for root, oid, schema, name, kind, *rest in cursor:
             trees.setdefault(root, []).append(Node(Relation(oid, schema, name, kind), *rest))

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.protocol.ipc import from_ipc, to_ipc
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, PACKED_SCHEMA, RUNS_SCHEMA, StreamedTable
 from pg_cdc_source.values import registry
 from pg_cdc_source.values.arrow import from_numpy, from_texts, null, to_numpy
@@ -25,8 +26,6 @@ from pg_cdc_source.values.ndarrays import Flags, Ints
 # What ``_change_type`` says of runs; a snapshot's rows say the same. Other rows are as in the JSON envelope.
 CHANGES, SNAPSHOT = "changes", "snapshot"
 
-_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_READ = pa.ipc.IpcReadOptions(use_threads=False)
 _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 
 
@@ -140,9 +139,6 @@ def _run(part: pa.RecordBatch, layout: str) -> Mapping[str, Any]:
     arrays += [part.column(name) for name in _CHANGE_NAMES]
     names += _CHANGE_NAMES
     run = pa.RecordBatch.from_arrays(arrays, names=names)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, run.schema, options=_LZ4) as writer:
-        writer.write_batch(run)
     last = {name: part.column(name)[-1].as_py() for name in ("_table", "_commit_lsn", "_seq", "_commit_ts", "_xid")}
     is_snapshot = part.column("_change_type")[0].as_py() == SNAPSHOT
     return {
@@ -150,7 +146,7 @@ def _run(part: pa.RecordBatch, layout: str) -> Mapping[str, Any]:
         "_change_type": SNAPSHOT if is_snapshot else CHANGES,
         "rows": part.num_rows,
         "layout": layout,
-        "data": sink.getvalue().to_pybytes(),
+        "data": to_ipc(run),
         "key": None,
         "after": None,
     }
@@ -174,5 +170,4 @@ def read_run(data: bytes) -> pa.RecordBatch:
 
     Where any change has an old row, there are ``b0``, ``b1``, … and ``has_old`` as well.
     """
-    with pa.ipc.open_stream(data, options=_READ) as reader:
-        return reader.read_next_batch()
+    return from_ipc(data)

@@ -17,6 +17,7 @@ from pg_cdc_source.lake.first_rows import written
 from pg_cdc_source.offsets import INITIAL, Lsn, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions, parse_stream_options
 from pg_cdc_source.protocol.changelog import changelog_rows, changelog_schema
+from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import runs_of
 from pg_cdc_source.protocol.stream_rows import position_row, snapshot_rows, with_unsent
@@ -29,7 +30,7 @@ from pg_cdc_source.spark.worker_tuning import small_task
 from pg_cdc_source.stream.batch_log import described, log_batch
 from pg_cdc_source.stream.batch_reading import Batch
 from pg_cdc_source.stream.capture import Capture
-from pg_cdc_source.stream.chunks import Chunk, from_ipc
+from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.held_snapshot import SnapshotPart
 from pg_cdc_source.stream.stream_plan import layout_of, read_typed_schema
 

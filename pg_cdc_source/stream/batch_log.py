@@ -13,8 +13,8 @@ from typing import Any
 from pg_cdc_source.logs import fields
 from pg_cdc_source.offsets import ALL, Lsn, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.stream.batch_reading import Batch
-from pg_cdc_source.stream.chunks import from_ipc
 from pg_cdc_source.stream.lag import Standing
 
 log = logging.getLogger(__name__)

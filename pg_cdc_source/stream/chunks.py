@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.ipc import from_ipc, to_ipc
 from pg_cdc_source.protocol.stream_rows import rows_through
 from pg_cdc_source.stream.spill import Spill
 
@@ -21,8 +22,6 @@ from pg_cdc_source.stream.spill import Spill
 MEMORY_BYTES = 64 << 20
 
 # By Arrow's threads it takes half as much CPU again: a chunk's buffers are small. Reading gains nothing from them.
-_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 @dataclass(slots=True)
@@ -160,15 +159,3 @@ class ChunkStore:
 def position_of(batch: pa.RecordBatch, row: int) -> Position:
     """The position of a row of the stream."""
     return Position(Lsn(batch.column("_commit_lsn")[row].as_py()), batch.column("_seq")[row].as_py())
-
-
-def to_ipc(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_LZ4) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-def from_ipc(payload: bytes) -> pa.RecordBatch:
-    with pa.ipc.open_stream(payload, options=_READ) as reader:
-        return reader.read_next_batch()

@@ -22,10 +22,11 @@ import numpy as np
 import pyarrow as pa
 
 from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.ipc import from_ipc, to_ipc
 from pg_cdc_source.protocol.layout import Layout, StreamedTable
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
 from pg_cdc_source.stream.changed_rows import ORDER, ChangedRows, one_batch, texts_of
-from pg_cdc_source.stream.chunks import Chunk, from_ipc, to_ipc
+from pg_cdc_source.stream.chunks import Chunk
 
 ROWS_PER_CHUNK = 65_536
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn, Position
+from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.stream import spill
-from pg_cdc_source.stream.chunks import ChunkStore, from_ipc
+from pg_cdc_source.stream.chunks import ChunkStore
 from pg_cdc_source.stream.spill import Spill
 
 START = Position.before(100)

@@ -15,9 +15,9 @@ from trials import examples
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import Described
+from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.transactions import SentRelation
 from pg_cdc_source.stream import rewind as rewind_module
-from pg_cdc_source.stream.chunks import from_ipc
 from pg_cdc_source.stream.rewind import rewind
 from pg_cdc_source.stream.rewound import Rewound
 

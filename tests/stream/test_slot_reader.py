@@ -22,12 +22,13 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.server_errors import UnknownHostError
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
+from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import SentRelation, TransactionAssembler
 from pg_cdc_source.stream import slot_reader
 from pg_cdc_source.stream.batches import Limits
 from pg_cdc_source.stream.buffer import ChangeBuffer
-from pg_cdc_source.stream.chunks import ChunkStore, from_ipc
+from pg_cdc_source.stream.chunks import ChunkStore
 from pg_cdc_source.stream.slot_reader import SlotReader
 from pg_cdc_source.stream.spill import Spill
 

@@ -16,7 +16,7 @@ from pg_cdc_source.errors import ServerFullError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import FULL_SECONDS
-from pg_cdc_source.postgres.instances import Instance
+from pg_cdc_source.postgres.instances import INSTANCE, Instance
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot.board import Request, keeper_name
 from pg_cdc_source.snapshot.driver import driver_process
@@ -46,15 +46,13 @@ class Site:
 # Backends with a database are those of clients, and workers of autovacuum; of others' sessions a role sees no more. One
 # statement, because each is a round trip of planning; without the view pg_stat_activity, because the names of roles and
 # databases would take as long as all the rest.
-_READ_SITE = """
+_READ_SITE = f"""
 WITH sessions AS MATERIALIZED (
     SELECT pid, datid, usesysid, application_name, backend_start
     FROM pg_catalog.pg_stat_get_activity(NULL)
     WHERE datid IS NOT NULL
 )
-SELECT (pg_postmaster_start_time() AT TIME ZONE 'UTC')::text,
-    coalesce(host(inet_server_addr()) || ':' || inet_server_port(), ''),
-    pg_is_in_recovery(),
+SELECT {INSTANCE},
     current_database(),
     session_user::text,
     (
