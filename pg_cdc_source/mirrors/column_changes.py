@@ -9,7 +9,18 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DecimalType, StringType, StructField, StructType, VariantType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    IntegerType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredLayout
@@ -22,9 +33,27 @@ from pg_cdc_source.spark.edge import spark_schema
 _WIDER = {("smallint", "int"), ("int", "bigint"), ("float", "double")}
 
 
-def _stored(kind: str) -> str:
-    # Iceberg has no shorter one.
-    return "int" if kind in ("tinyint", "smallint") else kind
+def _takes(there: DataType, ours: DataType, *, is_iceberg: bool) -> bool:
+    """Whether a column of a lake's table is as it is made for ours, and takes NULL wherever ours may have one."""
+    if isinstance(there, ArrayType) and isinstance(ours, ArrayType):
+        return there.containsNull and _takes(there.elementType, ours.elementType, is_iceberg=is_iceberg)
+    if isinstance(there, MapType) and isinstance(ours, MapType):
+        values, our_values = there.valueType, ours.valueType
+        return (
+            there.valueContainsNull
+            and _takes(there.keyType, ours.keyType, is_iceberg=is_iceberg)
+            and _takes(values, our_values, is_iceberg=is_iceberg)
+        )
+    if isinstance(there, StructType) and isinstance(ours, StructType):
+        return there.names == ours.names and all(
+            field.nullable and _takes(field.dataType, our.dataType, is_iceberg=is_iceberg)
+            for field, our in zip(there, ours, strict=True)
+        )
+    if isinstance(there, StringType) and isinstance(ours, StringType):
+        # A catalog may give its strings a collation.
+        return True
+    # Iceberg has no shorter integer.
+    return there == ours or (is_iceberg and isinstance(ours, ShortType) and isinstance(there, IntegerType))
 
 
 @dataclass(frozen=True)
@@ -55,12 +84,10 @@ class Columns:
         """The columns as JSON, for the table's property."""
         return json.dumps({"schema": self.schema.jsonValue(), "numbers": self.numbers}, separators=(",", ":"))
 
-    def are_those_of(self, schema: StructType) -> bool:
-        """Whether a table with this schema has these columns, in any order, and takes each of their values."""
-        there, these = (
-            {f.name: _stored(f.dataType.simpleString()) for f in fields} for fields in (schema, self.schema)
-        )
-        return there == these and all(field.nullable for field in schema)
+    def are_those_of(self, schema: StructType, *, is_iceberg: bool) -> bool:
+        """Whether a table with this schema has these columns as they are made for it, in any order."""
+        there = StructType(sorted(schema, key=lambda field: field.name))
+        return _takes(there, StructType(sorted(self.schema, key=lambda field: field.name)), is_iceberg=is_iceberg)
 
     def described(self) -> list[tuple[int, str, str]]:
         """Each column's number, name and type."""

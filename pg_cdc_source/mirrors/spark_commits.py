@@ -145,6 +145,10 @@ class SparkCommits(ABC):
             for commit in self._of_query(self._commits)
         )
 
+    def has_begun(self) -> bool:
+        """Whether the table has a commit of this batch."""
+        return any(commit.said["batch"] == self._mark.batch for commit in self._of_query(self._commits))
+
     def _require_all_steps(self) -> None:
         """Raise ForeignWriterError where only some of the batch's commits are left: a step would be done twice."""
         commits = self._commits

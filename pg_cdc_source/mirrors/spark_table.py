@@ -85,7 +85,11 @@ class SparkTable(SparkCommits):
         if self._shape.keeps_columns:
             wanted = wanted.with_kept(present, self._table, self._shape)
         # Somebody else may have altered the table and not what it says; all rows come, and nothing of that stays.
-        is_altered = anew and not present.are_those_of(self._spark.table(self._name).schema)
+        is_altered = (
+            anew
+            and not self.has_begun()
+            and not present.are_those_of(self._spark.table(self._name).schema, is_iceberg=self.provider == "iceberg")
+        )
         if said == wanted and not is_altered:
             return
         require_allowed(self._table, self._shape, wanted.described(), present.described())

@@ -20,7 +20,13 @@ from pg_cdc_source.options.session_settings import SESSION_SETTINGS
 from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.passwords import ask_password
-from pg_cdc_source.postgres.server_errors import connect_error, is_refused_login, translate, translated
+from pg_cdc_source.postgres.server_errors import (
+    UnknownHostError,
+    connect_error,
+    is_refused_login,
+    translate,
+    translated,
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +72,14 @@ def connect(
     replication: bool = False,
     retry_seconds: float = 0,
     full_seconds: float = 0,
+    was_there: bool = False,
 ) -> Session:
     """Open a read-only session in autocommit mode with this package's settings.
 
     A server that does not answer is tried again for ``retry_seconds``, one that has no connection left for
-    ``full_seconds`` where that is longer; a refused login is not, but with a password that is asked for again. Raises
-    ConnectError, or TransientError when the time is over.
+    ``full_seconds`` where that is longer; a refused login is not, but with a password that is asked for again. Nor is a
+    host whose name has no address, unless it ``was_there`` before, as before a failover. Raises ConnectError, or
+    TransientError when the time is over.
     """
     began = time.monotonic()
     away = Backoff(0.1, longest_seconds=2.0, within_seconds=retry_seconds).pauses()
@@ -90,11 +98,17 @@ def connect(
                 said = True
             # Those who wait, on many hosts, are not to come all at once.
             time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - nobody has to guess it
-        except TransientError:
-            pause_seconds = next(away, None)
-            if pause_seconds is None:
+            continue
+        except TransientError as error:
+            away_error = error
+        except UnknownHostError as error:
+            if not was_there:
                 raise
-            time.sleep(pause_seconds)
+            away_error = TransientError(error.what, remedy=error.remedy)
+        pause_seconds = next(away, None)
+        if pause_seconds is None:
+            raise away_error
+        time.sleep(pause_seconds)
 
 
 def _still_full(error: ServerFullError, seconds: float) -> ServerFullError:

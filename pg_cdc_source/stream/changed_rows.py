@@ -163,7 +163,8 @@ class _ByKey:
         return one_batch(self._firsts.select(self._keys))
 
     def clear(self) -> None:
-        self.olds, self._firsts = self.olds.slice(0, 0), self._firsts.slice(0, 0)
+        # A slice would keep all of it in memory.
+        self.olds, self._firsts = self.olds.schema.empty_table(), self._firsts.schema.empty_table()
 
 
 class _ByRow:
@@ -193,11 +194,11 @@ class _ByRow:
         return True
 
     def left_out(self) -> pa.RecordBatch:
-        texts = pa.array((+self._surplus).elements(), pa.string())
+        texts = pa.array((+self._surplus).elements(), pa.large_string())
         return pa.RecordBatch.from_arrays([texts], names=["row"])
 
     def clear(self) -> None:
-        self.olds = self.olds.slice(0, 0)
+        self.olds = self.olds.schema.empty_table()
         self._surplus.clear()
 
     def _texts(self, rows: pa.Table) -> list[str]:

@@ -14,7 +14,6 @@ the tables that are left are read at a later point and turned back (``rewind``):
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from pg_cdc_source.postgres import locks, slot_creation, snapshots
 from pg_cdc_source.postgres.connection import FULL_SECONDS
 from pg_cdc_source.postgres.lasting_keys import read_lasting_keys
 from pg_cdc_source.postgres.publication import find_left_out
+from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
 from pg_cdc_source.protocol.layout import TRUNCATED, StreamedTable
@@ -217,6 +217,12 @@ class HeldSnapshot:
 
     def _rewind(self, plan: StreamPlan, mark: str, match: Match, rows: BatchRows, confirmed: Lsn) -> None:
         self.end()
+
+        def connect(position: Position) -> ReplicationStream:
+            # The slot may be read twice, and its server takes a moment to notice that a session has ended.
+            self._history.require_free(position)
+            return self._history.connect_stream(position, streaming=False)
+
         self._history.require_free(Position.before(rows.point))
         held = self._make(None)
         try:
@@ -224,7 +230,7 @@ class HeldSnapshot:
             assert held.lsn is not None
             tables = [planned.table for planned in rows.unread if _has_same_columns(plan.find(planned.oid), planned)]
             rewound = rewind(
-                functools.partial(self._history.connect_stream, streaming=False),
+                connect,
                 plan.layout,
                 plan.schema,
                 # Not those whose columns were altered since: they are taken as they are.

@@ -33,6 +33,7 @@ class SourceSession:
         self._options = options
         self._name = session_name(options, "source")
         self._session = KeptSession(self._begin)
+        self._has_begun = False
 
     def open(self) -> Session:
         """The session. Raises what keeps a stream of this server from working."""
@@ -40,7 +41,9 @@ class SourceSession:
 
     def _begin(self) -> Session:
         options = self._options
-        session = connect(options.connection, self._name, retry_seconds=30, full_seconds=FULL_SECONDS)
+        session = connect(
+            options.connection, self._name, retry_seconds=30, full_seconds=FULL_SECONDS, was_there=self._has_begun
+        )
         try:
             refuse_transaction_pooler(options.connection, session, self._name)
             server = catalog.read_server(session)
@@ -51,6 +54,7 @@ class SourceSession:
         except BaseException:
             session.close()
             raise
+        self._has_begun = True
         return session
 
     def ask(self, question: Callable[[Session], T]) -> T:
@@ -89,7 +93,9 @@ class SourceSession:
         """The one row that a command of the replication protocol gives, in a session of its own."""
 
         def run() -> tuple[Any, ...]:
-            opened = connect(self._options.connection, self._name, replication=True, retry_seconds=30)
+            opened = connect(
+                self._options.connection, self._name, replication=True, retry_seconds=30, was_there=self._has_begun
+            )
             with (
                 contextlib.closing(opened) as session,
                 translated("identifying the server"),

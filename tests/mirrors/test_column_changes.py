@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.mirrors.column_changes import Columns
@@ -114,3 +125,41 @@ def test_a_decimal_takes_more_digits_before_the_point(precision: int, scale: int
 
 def test_columns_come_back_from_a_property() -> None:
     assert Columns.read(BEFORE.text) == BEFORE
+
+
+IDS = StructField("id", IntegerType())
+SHORTS = StructField("n", ArrayType(ShortType()))
+THEIRS = Columns(StructType([IDS, StructField("v", StringType()), SHORTS]), (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("there", "of_delta", "of_iceberg"),
+    [
+        (THEIRS.schema, True, True),
+        ([SHORTS, IDS, StructField("v", StringType())], True, True),
+        # As Iceberg keeps them.
+        ([*THEIRS.schema[:2], StructField("n", ArrayType(IntegerType()))], False, True),
+        # As a catalog may have it by default.
+        ([IDS, StructField("v", StringType("UNICODE")), SHORTS], True, True),
+        (THEIRS.schema[:2], False, False),
+        ([*THEIRS.schema, StructField("x", IntegerType())], False, False),
+        ([IDS, StructField("x", StringType()), SHORTS], False, False),
+        ([StructField("id", StringType()), *THEIRS.schema[1:]], False, False),
+        ([StructField("id", LongType()), *THEIRS.schema[1:]], False, False),
+        ([StructField("id", ShortType()), *THEIRS.schema[1:]], False, False),
+        ([StructField("id", IntegerType(), nullable=False), *THEIRS.schema[1:]], False, False),
+        ([*THEIRS.schema[:2], StructField("n", ArrayType(ShortType(), containsNull=False))], False, False),
+        ([*THEIRS.schema[:2], StructField("n", ArrayType(IntegerType(), containsNull=False))], False, False),
+    ],
+)
+def test_what_somebody_else_has_altered_is_told(there: Sequence[StructField], of_delta: bool, of_iceberg: bool) -> None:
+    schema = StructType(list(there))
+    assert THEIRS.are_those_of(schema, is_iceberg=False) == of_delta
+    assert THEIRS.are_those_of(schema, is_iceberg=True) == of_iceberg
+
+
+def test_a_map_takes_values_that_are_null() -> None:
+    made = Columns(StructType([StructField("m", MapType(StringType(), StringType()))]), (1,))
+    assert made.are_those_of(made.schema, is_iceberg=False)
+    narrower = StructType([StructField("m", MapType(StringType(), StringType(), valueContainsNull=False))])
+    assert not made.are_those_of(narrower, is_iceberg=False)

@@ -88,6 +88,13 @@ def test_what_is_done_is_found_where_the_commits_lead_to_what_was_before(
     assert [table.has(step) for step in (EMPTIED, FILES)] == done
 
 
+@pytest.mark.parametrize(
+    ("commits", "begun"), [([(13, 7, "files 0")], True), ([(13, 7, ANEW_STEP)], True), ([(13, 6, "files 0")], False)]
+)
+def test_a_batch_that_has_begun_does_not_begin_the_table_anew(commits: list[tuple[int, int, str]], begun: bool) -> None:
+    assert Table([commit(*one) for one in commits], 12).has_begun() == begun
+
+
 def test_a_history_of_somebody_else_alone_says_that_nothing_is_done() -> None:
     assert not Table([FOREIGN], 10).has(FILES)
 

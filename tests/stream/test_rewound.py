@@ -280,3 +280,15 @@ def test_memory_grows_with_rows_and_not_with_their_changes(of: StreamedTable) ->
         return changed.nbytes
 
     assert taken(2000) < 1.5 * taken(100)
+
+
+@pytest.mark.parametrize("of", [KEYED, KEYLESS])
+def test_a_table_that_is_given_up_takes_no_memory(of: StreamedTable) -> None:
+    history = History([(f"{i:0200}", i, 0.5) for i in range(2000)])
+    for i in range(2000):
+        history.update(i, ("b", i, 0.5))
+    before = pa.total_allocated_bytes()
+    changed = history.changed(of, of.key, 500, 1)
+    assert pa.total_allocated_bytes() > before + 200 * 2000
+    changed.end("too large")
+    assert pa.total_allocated_bytes() < before + 10_000

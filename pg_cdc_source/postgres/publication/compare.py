@@ -72,7 +72,7 @@ def find_left_out(mark: str, entry: str) -> list[str]:
     """The kinds of changes that are not sent of a table. Nothing where the mark is not known."""
     _, sent, _ = _parsed_mark(mark)
     if sent and "i" in entry:
-        sent = "i"
+        sent = "it"  # as the publication for inserts is made
     return [what for letter, what in _KINDS.items() if letter not in sent] if sent else []
 
 

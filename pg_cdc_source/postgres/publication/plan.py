@@ -220,7 +220,7 @@ def _publishable_tables(session: Session, pattern: TablePattern) -> list[Relatio
     if not relations:
         raise OptionError(
             f"tables: {pattern} matches no table that can be published",
-            remedy="check the schema's name; quote it if it is not all lower case",
+            remedy="check the schema's name; quote it if it is not all lower case; name the tables of an extension",
         )
     return relations
 
