@@ -17,10 +17,11 @@ from rewinding import SLOT, Rows, Sink, Start, counted, source
 from watch import session_names, wait_until
 
 from pg_cdc_source.errors import TransientError
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.snapshot.driver import Process
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import rewind
+from pg_cdc_source.stream import rewind, slot_history
 
 
 @pytest.fixture(autouse=True)
@@ -297,6 +298,21 @@ def test_what_cannot_be_turned_back_converges_and_is_logged(
     [warning] = [record.getMessage() for record in warnings if record.name == rewind.__name__]
     assert warning.startswith("the initial snapshot of public.t was interrupted and is read again as of ")
     assert why in warning
+
+
+def test_another_process_with_the_same_checkpoint_does_not_take_the_snapshot_for_lost(
+    db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot itself is free while the first one's tasks read."""
+    monkeypatch.setattr(slot_history, "IN_USE", Backoff(0.1, attempts=2))
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'v')")
+    with source(db, dbtable="public.t") as first:
+        end = first.next(None)
+        with source(db, dbtable="public.t") as second, pytest.raises(TransientError, match=f"slot {SLOT}"):
+            second.rows(None, end)
+        assert [row["id"] for row in first.rows(None, end)] == [1]
+    with source(db, dbtable="public.t") as again:
+        assert [row["id"] for row in again.rows(None, end)] == [1]
 
 
 def test_what_the_publication_leaves_out_is_not_called_exact(

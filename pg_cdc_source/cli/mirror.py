@@ -198,7 +198,7 @@ def _follow(query: StreamingQuery, batches: SimpleQueue[Applied]) -> bool:
             if has_ended or (stops and (is_between_batches or _is_impatient(stops))):
                 break
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if (error := query.exception()) is not None and not stops:
+    if (error := query.exception()) is not None:
         typer.echo(f"pg-cdc: {_reason(str(error))}", err=True)
         raise typer.Exit(1)
     return bool(stops)

@@ -104,7 +104,9 @@ class Progress:
 def line_of(batch: Applied, now: datetime) -> str:
     """Where all tables stand after a batch, and which of them it changed."""
     row, names = batch.row, sorted(batch.rows)
-    behind = "" if row.commit_ts is None else f", {max(0.0, (now - row.commit_ts).total_seconds()):.1f} s behind"
+    # Without a change, its time is that of an older one.
+    at = row.commit_ts if names else None
+    behind = "" if at is None else f", {max(0.0, (now - at).total_seconds()):.1f} s behind"
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     changed = ", ".join(names[:_MOST_NAMED]) + more
     return f"LSN {Lsn(row.lsn)}, batch {row.batch_id}{behind}: {changed or 'nothing changed'}"

@@ -24,6 +24,7 @@ from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_FROM_TS, Shape
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import SNAPSHOT, read_run
+from pg_cdc_source.values.arrow import in_utc
 
 FILE_BYTES = 128 << 20
 # Of a file's rows in memory, so that a task needs not all of them at once.
@@ -48,7 +49,7 @@ class FileWriter:
         """Return rows of ``RUNS_SCHEMA`` with a row ``file`` instead of runs of a snapshot, or a row ``refused``."""
         for batch in batches:
             others = []
-            for row in batch.to_pylist():
+            for row in in_utc(batch).to_pylist():
                 if row["_change_type"] != SNAPSHOT:
                     others.append(row)
                     continue

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 # What a ledger says of its tables, as its properties: where they are, and what they keep (``Shapes.digest``). The first
 # ledgers say only where they are.
-TEMPLATE, MODES = "pgcdc.target", "pgcdc.modes"
+TEMPLATE, MODES, FORMAT = "pgcdc.target", "pgcdc.modes", "pgcdc.format"
 LEDGER_SCHEMA = pa.schema(
     [
         pa.field("query", pa.string()),

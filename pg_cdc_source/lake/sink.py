@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -10,7 +11,7 @@ from typing import Any
 
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.lake.bring import Mark
-from pg_cdc_source.lake.ledger import MODES, TEMPLATE, Ledger, LedgerRow
+from pg_cdc_source.lake.ledger import FORMAT, MODES, TEMPLATE, Ledger, LedgerRow
 from pg_cdc_source.lake.standing import CATCHING_UP, Standing
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 # So many other tables are looked at to tell a table's fault from the lake's: a version may have expired.
 _TABLES_TO_READ = 3
+# No other driver has a batch of this one sooner: it starts a JVM, and the slot has to be free.
+_TAKEN_OVER_SECONDS = 10.0
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -38,8 +41,9 @@ class Applied:
 class Sink:
     """The tables of one query.
 
-    ``on_batch`` is told of each batch when the ledger has it. ``read`` reads something of a table's version, and raises
-    where that cannot be had now. ``modes`` is what each table keeps (``Shapes.digest``), for the ledger to say.
+    ``on_batch`` is told of each batch when the ledger has it. ``read`` reads something of a table's version, and
+    raises where that cannot be had now. ``modes`` is what each table keeps (``Shapes.digest``), and ``format`` what
+    writes them, for the ledger to say.
     """
 
     def __init__(
@@ -50,12 +54,13 @@ class Sink:
         read: Callable[[str, int], object] | None = None,
         *,
         modes: str = "",
+        format: str = "",
     ) -> None:
         self._targets = targets
         self._ledger = ledger
         self._on_batch = on_batch
         self._read = read
-        self._said = {TEMPLATE: targets.template, MODES: modes}
+        self._said = {TEMPLATE: targets.template, MODES: modes, FORMAT: format}
         self._last: LedgerRow | None = None
 
     def apply(self, query: str, batch_id: int, run: Run, is_past: Callable[[int], bool]) -> LedgerRow:
@@ -70,6 +75,8 @@ class Sink:
         last = self._last
         if last is not None and last.batch_id >= batch_id:
             return last
+        # Not a clock that stands still while the machine does.
+        began = time.time()
         start = last or LedgerRow(query, -1, 0, None, _LONG_AGO)
         set_aside = {table: why for table, why in start.set_aside.items() if not why.startswith(CATCHING_UP)}
         catching_up = frozenset(start.set_aside.keys() - set_aside.keys())
@@ -78,6 +85,8 @@ class Sink:
         if last is None:
             # Another one may have loaded its first rows at the same time.
             self._require_alone()
+        elif time.time() - began > _TAKEN_OVER_SECONDS:
+            self._require_newest(last)
         self._ledger.append(row)
         self._last = row
         rows = {o["table"]: o["rows"] for o in outcomes if o["version"] is not None}
@@ -120,9 +129,24 @@ class Sink:
                 remedy="start with that target, in the format that it has; or mirror into this one with another "
                 "checkpoint, slot and ledger",
             )
+        if (format := said.get(FORMAT, self._said[FORMAT])) != self._said[FORMAT]:
+            raise DefiniteError(
+                f"the ledger {ledger} is of tables that format={format} has written, and not {self._said[FORMAT]}",
+                remedy="start with that format; or mirror into another target, with another checkpoint and slot",
+            )
         if not self._said.items() <= said.items():
             self._ledger.note(self._said)
         return last
+
+    def _require_newest(self, last: LedgerRow) -> None:
+        """Raise DefiniteError where another driver of this query has gone on meanwhile."""
+        found = self._ledger.last(query=last.query)
+        if found is None or found.batch_id != last.batch_id:
+            raise DefiniteError(
+                f"another driver of this mirror has applied batch {-1 if found is None else found.batch_id} meanwhile, "
+                f"so this one does not write into the ledger {self._targets.ledger}",
+                remedy="let one driver run with a checkpoint; nothing has to be done for the tables",
+            )
 
     def _require_alone(self) -> None:
         """Raise DefiniteError where the ledger has rows of another query, and none of this one."""

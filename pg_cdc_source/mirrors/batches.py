@@ -29,6 +29,7 @@ class Batches:
         checkpoint: str,
         targets: Targets,
         modes: str,
+        format: str,
         open_lake: Callable[[SparkSession], Lake],
         on_batch: Callable[[Applied], None] | None,
         lake: Lake,
@@ -36,6 +37,7 @@ class Batches:
         self._checkpoint = checkpoint
         self._targets = targets
         self._modes = modes
+        self._format = format
         self._open_lake = open_lake
         self._on_batch = on_batch
         self._lake: Lake | None = lake
@@ -56,6 +58,7 @@ class Batches:
                 self._on_batch,
                 lambda table, version: lake.read(table, version).head(),
                 modes=self._modes,
+                format=self._format,
             )
         if self._query is None:
             self._query = query_of(batch, self._checkpoint)

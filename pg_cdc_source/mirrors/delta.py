@@ -36,6 +36,8 @@ class DeltaTable(SparkTable):
         # Delta enables it by itself for the columns that a table begins with, and not for one that is added.
         "delta.feature.timestampNtz": "supported",
     }
+    # A log has a column _change_type, which Delta keeps for its own feed. A cluster may enable that for all tables.
+    properties_of_logs: ClassVar = {"delta.enableChangeDataFeed": "false"}
     housekeeping = frozenset((
         *("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "REORG"),
         *("COMPUTE STATS", "CLUSTER BY"),

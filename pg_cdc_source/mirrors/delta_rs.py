@@ -21,10 +21,11 @@ from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileType
 
 from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import Patience, Step, Work, bring
+from pg_cdc_source.lake.bring import Patience, Step, Work, bring, foreign
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
@@ -45,6 +46,7 @@ from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, kept_name
 from pg_cdc_source.lake.tasks import Task
 from pg_cdc_source.mirrors.delta_rs_commits import DeltaRsCommits
 from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
+from pg_cdc_source.options.names import listed
 from pg_cdc_source.values.arrow import from_numpy
 
 ATTNUM = "pgcdc.attnum"
@@ -192,6 +194,7 @@ class DeltaRsTable(DeltaRsCommits):
                 f"{self._name}: column {min(written - there)} was dropped right behind the rows that came anew",
                 remedy=RESNAPSHOT,
             )
+        self._require_files(part)
         if part.again and self._shape.is_soft:
             self._remove_rows_of(part)
         actions: list[AddAction | RemoveAction] = [
@@ -201,6 +204,13 @@ class DeltaRsTable(DeltaRsCommits):
         mode: Literal["overwrite", "append"] = "append" if self._shape.keeps or not part.again else "overwrite"
         self.table.create_write_transaction(actions, mode, self.table.schema(), commit_properties=self._commit(step))
         self.table.update_incremental()
+
+    def _require_files(self, part: Files) -> None:
+        """Raise ForeignWriterError where files are gone: a VACUUM removes those that no commit has."""
+        filesystem, root = open_directory(self.path)
+        infos = filesystem.get_file_info([f"{root}/{file['name']}" for file in part.files])
+        if gone := [info.base_name for info in infos if info.type != FileType.File]:
+            raise foreign(f"files of rows that {self._name} was to get were removed by somebody else: {listed(gone)}")
 
     def _remove_rows_of(self, part: Files) -> None:
         """Remove rows that have the keys of files."""

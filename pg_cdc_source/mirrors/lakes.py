@@ -17,6 +17,7 @@ from pg_cdc_source.mirrors.sessions import parallelism
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
 from pg_cdc_source.spark.edge import short_errors, spark_schema
 from pg_cdc_source.spark.worker_tuning import small_task
+from pg_cdc_source.values.arrow import in_utc
 
 Outcome = dict[str, Any]
 
@@ -60,7 +61,7 @@ def run_task(batch: DataFrame, task: Task, files: FirstFiles) -> list[Outcome]:
 
     def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():
-            rows = [row for batch in batches for row in batch.to_pylist()]
+            rows = [row for batch in batches for row in in_utc(batch).to_pylist()]
             yield pa.RecordBatch.from_pylist(task.outcomes(rows), schema=OUTCOME_SCHEMA)
 
     written = batch.mapInArrow(write_files, spark_schema(RUNS_SCHEMA))
@@ -68,5 +69,5 @@ def run_task(batch: DataFrame, task: Task, files: FirstFiles) -> list[Outcome]:
         apply, spark_schema(OUTCOME_SCHEMA)
     )
     # Not collect(), whose times have lost their zone.
-    found: list[Outcome] = outcomes.toArrow().to_pylist()
+    found: list[Outcome] = in_utc(outcomes.toArrow()).to_pylist()
     return found

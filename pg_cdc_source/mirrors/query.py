@@ -104,7 +104,7 @@ def mirror(
     writer = stream.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
     if is_by_spark:
         writer = writer.trigger(availableNow=True)
-    query = writer.foreachBatch(Batches(checkpoint, targets, shapes.digest, open_lake, on_batch, lake)).start()
+    query = writer.foreachBatch(Batches(checkpoint, targets, shapes.digest, format, open_lake, on_batch, lake)).start()
     if once and not is_by_spark:
         threading.Thread(target=_stop_when_done, args=(query,), name="pgcdc-stop-when-done", daemon=True).start()
     return query

@@ -13,6 +13,7 @@ from pg_cdc_source.lake.ledger import LEDGER_SCHEMA, OF_BATCH, TEMPLATE, LedgerR
 from pg_cdc_source.mirrors.catalog_names import backquoted
 from pg_cdc_source.mirrors.catalog_tables import create_namespace, read_properties, refresh, veiled
 from pg_cdc_source.spark.edge import spark_schema
+from pg_cdc_source.values.arrow import in_utc
 
 # With these Delta passes over a commit as one that was made before, and Iceberg does not publish it.
 _NOT_PUBLISHED = ("spark.databricks.delta.write.txnAppId", "spark.wap.id", "spark.wap.branch")
@@ -77,7 +78,7 @@ class SparkLedger:
             return None
         of_batch = rows.where((F.col("query") == batch[0].query) & (F.col("batch_id") == batch[0].batch_id))
         # Not collect(), whose times have lost their zone.
-        return LedgerRow.of(of_batch.orderBy(*newest).limit(1).toArrow().to_pylist()[0])
+        return LedgerRow.of(in_utc(of_batch.orderBy(*newest).limit(1).toArrow()).to_pylist()[0])
 
     def queries(self) -> frozenset[str]:
         if not self._is_there():

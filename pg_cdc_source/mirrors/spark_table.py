@@ -49,6 +49,7 @@ class SparkTable(SparkCommits):
     provider: ClassVar[str]
     properties: ClassVar[Mapping[str, str]]
     upkeep: ClassVar[Mapping[str, str]] = {}  # those of them that the ledger has as well
+    properties_of_logs: ClassVar[Mapping[str, str]] = {}  # besides, of a table in mode append
     properties_of_variants: ClassVar[Mapping[str, str]] = {}  # besides, of a table that may have VARIANT
 
     @classmethod
@@ -155,6 +156,7 @@ class SparkTable(SparkCommits):
         self._signed(ANEW_STEP)
         said = {OF_TABLE: self._table, COLUMNS: columns.text}
         given = {**self.properties, **properties_of(self._shape, layout)}
+        given |= self.properties_of_logs if self._shape.is_log else {}
         given |= self.properties_of_variants if self._shape.has_variants else {}
         veils = {key: veiled(text) for key, text in said.items()}
         self._write_empty(columns.schema, given | veils, replaces=self._said is not None)

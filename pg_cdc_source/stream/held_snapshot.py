@@ -223,7 +223,7 @@ class HeldSnapshot:
             self._history.require_free(position)
             return self._history.connect_stream(position, streaming=False)
 
-        self._history.require_free(Position.before(rows.point))
+        self._history.require_free(Position.before(rows.point), with_snapshot=True)
         held = self._make(None)
         try:
             check_files(held, rows.unread)

@@ -122,13 +122,18 @@ class SlotHistory:
 
         IN_USE.retrying(drop)
 
-    def require_free(self, position: Position) -> None:
-        """Raise where the slot lacks what comes after ``position``, or somebody else reads it for longer."""
+    def require_free(self, position: Position, *, with_snapshot: bool = False) -> None:
+        """Raise where the slot lacks what comes after ``position``, or somebody else reads it for longer.
+
+        ``with_snapshot``: or the tables that come before, as another process with the same checkpoint does meanwhile.
+        """
 
         def check() -> None:
             session = self._source.open()
             slot = self._slot_with(session, position.next_lsn)
-            if slot.active_pid is not None:
+            if with_snapshot:
+                require_unused(session, slot)
+            elif slot.active_pid is not None:
                 raise in_use_error(session, slot)
 
         IN_USE.retrying(check)

@@ -7,7 +7,7 @@ each process that Spark starts. The functions here do not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from pg_cdc_source.values import native
 from pg_cdc_source.values.decoder import Field, NotUtf8Error
 from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
 from pg_cdc_source.values.wire import WireBuffer
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 def bitmap(valid: Flags | None) -> pa.Buffer | None:
@@ -47,6 +49,18 @@ def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
         bits = np.unpackbits(np.frombuffer(data, np.uint8), count=end, bitorder="little")
         return bits[array.offset :].view(np.bool_)
     return np.frombuffer(data, array.type.to_pandas_dtype())[array.offset : end]
+
+
+def in_utc(rows: Rows) -> Rows:
+    """The rows with their times in UTC: Spark names the session's zone, and Python does not know all of these names."""
+    fields = [
+        field.with_type(pa.timestamp(field.type.unit, "UTC"))
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None
+        else field
+        for field in rows.schema
+    ]
+    arrays = [column.cast(field.type) for column, field in zip(rows.columns, fields, strict=True)]
+    return type(rows).from_arrays(arrays, schema=pa.schema(fields))
 
 
 def from_texts(texts: Sequence[str]) -> pa.StringArray:

@@ -108,9 +108,11 @@ def test_a_line_says_where_all_tables_stand_and_what_has_changed() -> None:
     many = {f"public.{name}": 1 for name in "gfedcba"}
     changed = "public.a, public.b, public.c, public.d, public.e and 2 more"
     assert line_of(batch(7, many, applied=4), at(5)) == f"LSN 0/1A2B3C8, batch 7: {changed}"
-    assert line_of(batch(8, {}, applied=4, committed=2), at(5)) == (
-        "LSN 0/1A2B3C8, batch 8, 3.0 s behind: nothing changed"
+    assert line_of(batch(8, {"public.a": 1}, applied=4, committed=2), at(5)) == (
+        "LSN 0/1A2B3C8, batch 8, 3.0 s behind: public.a"
     )
+    # The last change is an older batch's, and may have been long ago.
+    assert line_of(batch(9, {}, applied=4, committed=2), at(5)) == "LSN 0/1A2B3C8, batch 9: nothing changed"
 
 
 def test_a_table_is_said_to_be_set_aside_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pg_cdc_source.lake.ledger import MODES, TEMPLATE, LedgerRow
+from pg_cdc_source.lake.ledger import FORMAT, MODES, TEMPLATE, LedgerRow
 
 
 @dataclass
@@ -14,18 +14,19 @@ class Rows:
 
     template: str
     modes: str = ""
+    format: str = ""
     rows: list[LedgerRow] = field(default_factory=list)
     noted: list[Mapping[str, str]] = field(default_factory=list)
 
     @property
     def said(self) -> Mapping[str, str]:
-        return {TEMPLATE: self.template, MODES: self.modes}
+        return {TEMPLATE: self.template, MODES: self.modes, FORMAT: self.format}
 
     def create(self, said: Mapping[str, str]) -> None:
         pass
 
     def note(self, said: Mapping[str, str]) -> None:
-        self.template, self.modes = said[TEMPLATE], said[MODES]
+        self.template, self.modes, self.format = said[TEMPLATE], said[MODES], said[FORMAT]
         self.noted.append(said)
 
     def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:

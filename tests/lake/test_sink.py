@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ledgers import Rows
 
 from pg_cdc_source.errors import DefiniteError, OptionError
-from pg_cdc_source.lake.ledger import MODES, TEMPLATE, LedgerRow
+from pg_cdc_source.lake import sink as sink_module
+from pg_cdc_source.lake.ledger import FORMAT, MODES, TEMPLATE, LedgerRow
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
@@ -163,7 +165,45 @@ def test_a_ledger_says_what_its_tables_keep_now() -> None:
     ledger = Rows(TARGETS.template, modes="of before")
     for number, modes in enumerate(["now", "now", "later"]):
         Sink(TARGETS, ledger, modes=modes).apply("q", number, lambda start: [outcome(A)], lambda lsn: False)
-    assert ledger.noted == [{TEMPLATE: TARGETS.template, MODES: modes} for modes in ("now", "later")]
+    said = {TEMPLATE: TARGETS.template, FORMAT: ""}
+    assert ledger.noted == [{**said, MODES: modes} for modes in ("now", "later")]
+
+
+def test_a_ledger_is_of_one_format() -> None:
+    """Delta's jar and delta-rs write the same ledger, and not the same tables."""
+    ledger = Rows(TARGETS.template, format="deltalake")
+    for number in (0, 1):
+        Sink(TARGETS, ledger, format="deltalake").apply("q", number, lambda start: [outcome(A)], lambda lsn: False)
+    with pytest.raises(DefiniteError, match="of tables that format=deltalake has written, and not delta") as refused:
+        Sink(TARGETS, ledger, format="delta").apply("q", 2, lambda start: [outcome(A)], lambda lsn: False)
+    assert refused.value.remedy.startswith("start with that format")
+    assert len(ledger.rows) == 2
+
+
+@pytest.mark.parametrize("seconds", [9, 11])
+def test_a_driver_that_hung_while_another_went_on_writes_no_row(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Rows(TARGETS.template)
+    sink = Sink(TARGETS, ledger)
+    sink.apply("q", 0, lambda start: [outcome(A)], lambda lsn: False)
+    now = 1000.0
+    monkeypatch.setattr(sink_module, "time", SimpleNamespace(time=lambda: now))
+
+    def hang(start: Start) -> list[dict[str, Any]]:
+        nonlocal now
+        now += seconds
+        for number in (1, 2):
+            apply(ledger, number)
+        return [outcome(A)]
+
+    if seconds > 10:
+        with pytest.raises(DefiniteError, match="another driver of this mirror has applied batch 2 meanwhile"):
+            sink.apply("q", 1, hang, lambda lsn: False)
+        assert [row.batch_id for row in ledger.rows] == [0, 1, 2]
+    else:
+        # Nobody takes over so soon, so nobody looks.
+        sink.apply("q", 1, hang, lambda lsn: False)
 
 
 def test_two_mirrors_do_not_have_one_ledger() -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
@@ -314,6 +315,27 @@ def test_a_table_that_somebody_else_has_partitioned_takes_rows_that_come_again(
     assert lake.set_aside() == {}
     found = [(row["id"], row["v"]) for row in lake.rows() if row.get("_valid_to") is None]
     assert sorted(found, key=str) == [(1, None), (2, "y"), (3, "c")]
+
+
+def test_files_that_a_vacuum_has_removed_before_their_commit_are_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, Shape())
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    whole = DeltaRsTable.prepare
+
+    def removing(self: DeltaRsTable, *args: Any, **options: Any) -> None:
+        known = {unquote(uri).rsplit("/", 1)[-1] for uri in DeltaTable(str(tmp_path / "t")).file_uris()}
+        for file in (tmp_path / "t").glob("*.parquet"):
+            if file.name not in known:
+                file.unlink()
+        whole(self, *args, **options)
+
+    monkeypatch.setattr(DeltaRsTable, "prepare", removing)
+    again = {**truncated(T, (60, 0)), "_xid": None, "_commit_ts": None}
+    lake.apply(1, [again, *snapshot(61, ["1", "x"])])
+    assert "files of rows that" in lake.set_aside()["public.t"]
+    assert lake.rows() == [{"id": 1, "v": "a"}]
 
 
 def test_foreign_commits_that_the_log_has_lost_are_missed(tmp_path: Path) -> None:

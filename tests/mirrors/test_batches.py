@@ -28,7 +28,7 @@ def test_a_panic_is_an_error_that_reaches_spark(error: BaseException, monkeypatc
             raise error
 
     lake: Any = SimpleNamespace(ledger=Ledger())
-    apply = Batches("/checkpoint", Targets.of("/lake/{table}", None), "", lambda spark: lake, None, lake)
+    apply = Batches("/checkpoint", Targets.of("/lake/{table}", None), "", "delta", lambda spark: lake, None, lake)
     batch: Any = SimpleNamespace(sparkSession=None)
     wanted = DefiniteError if isinstance(error, PanicException) else type(error)
     with pytest.raises(wanted) as caught:

@@ -129,27 +129,28 @@ def test_columns_come_back_from_a_property() -> None:
 
 IDS = StructField("id", IntegerType())
 SHORTS = StructField("n", ArrayType(ShortType()))
-THEIRS = Columns(StructType([IDS, StructField("v", StringType()), SHORTS]), (1, 2, 3))
+FIELDS = [IDS, StructField("v", StringType()), SHORTS]
+THEIRS = Columns(StructType(FIELDS), (1, 2, 3))
 
 
 @pytest.mark.parametrize(
     ("there", "of_delta", "of_iceberg"),
     [
-        (THEIRS.schema, True, True),
+        (FIELDS, True, True),
         ([SHORTS, IDS, StructField("v", StringType())], True, True),
         # As Iceberg keeps them.
-        ([*THEIRS.schema[:2], StructField("n", ArrayType(IntegerType()))], False, True),
+        ([*FIELDS[:2], StructField("n", ArrayType(IntegerType()))], False, True),
         # As a catalog may have it by default.
         ([IDS, StructField("v", StringType("UNICODE")), SHORTS], True, True),
-        (THEIRS.schema[:2], False, False),
-        ([*THEIRS.schema, StructField("x", IntegerType())], False, False),
+        (FIELDS[:2], False, False),
+        ([*FIELDS, StructField("x", IntegerType())], False, False),
         ([IDS, StructField("x", StringType()), SHORTS], False, False),
-        ([StructField("id", StringType()), *THEIRS.schema[1:]], False, False),
-        ([StructField("id", LongType()), *THEIRS.schema[1:]], False, False),
-        ([StructField("id", ShortType()), *THEIRS.schema[1:]], False, False),
-        ([StructField("id", IntegerType(), nullable=False), *THEIRS.schema[1:]], False, False),
-        ([*THEIRS.schema[:2], StructField("n", ArrayType(ShortType(), containsNull=False))], False, False),
-        ([*THEIRS.schema[:2], StructField("n", ArrayType(IntegerType(), containsNull=False))], False, False),
+        ([StructField("id", StringType()), *FIELDS[1:]], False, False),
+        ([StructField("id", LongType()), *FIELDS[1:]], False, False),
+        ([StructField("id", ShortType()), *FIELDS[1:]], False, False),
+        ([StructField("id", IntegerType(), nullable=False), *FIELDS[1:]], False, False),
+        ([*FIELDS[:2], StructField("n", ArrayType(ShortType(), containsNull=False))], False, False),
+        ([*FIELDS[:2], StructField("n", ArrayType(IntegerType(), containsNull=False))], False, False),
     ],
 )
 def test_what_somebody_else_has_altered_is_told(there: Sequence[StructField], of_delta: bool, of_iceberg: bool) -> None:
