@@ -42,7 +42,7 @@ def main(server: str, url: str, directory: Path, format: Format, target: str) ->
             once=True,
             # The server's process has its own copy of what this is bound to.
             on_batch=lambda batch: print(batch.row.batch_id, file=(directory / "batches").open("a")),
-            maxRowsPerBatch=500,
+            maxRowsPerBatch=1000,
         )
         assert query.awaitTermination(300)
 

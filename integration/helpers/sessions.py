@@ -28,6 +28,9 @@ CONF = {
     "spark.executor.extraJavaOptions": JVM_OPTIONS,
     "spark.executor.memory": "1g",
     "spark.log.level": "ERROR",
+    # Plans are not written out for a UI that is off.
+    "spark.sql.debug.maxToStringFields": "0",
+    "spark.sql.ui.explainMode": "simple",
 }
 if JDBC_DRIVER.exists():
     # In every session, so that tests which compare with Spark's JDBC source start no JVM of their own. It is not on the

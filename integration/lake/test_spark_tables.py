@@ -573,8 +573,8 @@ def test_a_column_that_somebody_else_put_in_the_place_of_another_is_noticed(
         ("RENAME COLUMN v TO x", "evolve"),
         ("ADD COLUMN x int", "evolve"),
         # The property that says which columns it has stays.
-        (IDS_AS_TEXTS, "evolve"),
-        (IDS_AS_TEXTS, "additive"),
+        pytest.param(IDS_AS_TEXTS, "evolve", id="another type-evolve"),
+        pytest.param(IDS_AS_TEXTS, "additive", id="another type-additive"),
     ],
 )
 def test_a_table_whose_columns_somebody_else_has_altered_is_made_anew_for_rows_that_come_again(

@@ -36,7 +36,7 @@ def drop_slot(pg: Session, slot: str) -> None:
 
 
 # Hundreds of transfers in the time of an action, and the cores are Spark's.
-PAUSE_SECONDS = 0.002
+PAUSE_SECONDS = 0.01
 
 
 # --- clusters --------------------------------------------------------------------------------------------------------
