@@ -43,7 +43,7 @@ from pg_cdc_source.protocol.stream_rows import (
 )
 from pg_cdc_source.protocol.tuples import tags_and_oids, walk
 from pg_cdc_source.protocol.walsender import HEADER_BYTES, read_starts
-from pg_cdc_source.values.arrow import from_numpy, null, to_numpy
+from pg_cdc_source.values.arrow import from_numpy, null, one_batch, to_numpy
 from pg_cdc_source.values.decoder import Field, refuse_other_bytes
 from pg_cdc_source.values.ndarrays import Bytes, Flags, Ints
 from pg_cdc_source.values.registry import Codec
@@ -254,7 +254,7 @@ class ChangeDecoder:
         first = 0 if announcements is None else len(announcements[1])
         if announcements is not None:
             parts = [announcements, *parts]
-        batch = pa.concat_batches([part for part, _ in parts])
+        batch = one_batch([part for part, _ in parts])
         message = np.concatenate([message for _, message in parts])
         if first:
             # Each stands right before the row that has its number.

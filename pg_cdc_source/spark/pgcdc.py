@@ -33,6 +33,7 @@ from pg_cdc_source.stream.capture import Capture
 from pg_cdc_source.stream.chunks import Chunk
 from pg_cdc_source.stream.held_snapshot import SnapshotPart
 from pg_cdc_source.stream.stream_plan import layout_of, read_typed_schema
+from pg_cdc_source.values.arrow import one_batch
 
 try:
     # Spark 4.2 and later say where a batch starts and how much it may hold.
@@ -319,7 +320,7 @@ def _joined(payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
         waiting.append(from_ipc(payload))
         rows += waiting[-1].num_rows
         if rows >= _ROWS_PER_JOINED_BATCH:
-            yield pa.concat_batches(waiting)
+            yield one_batch(waiting)
             waiting, rows = [], 0
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield one_batch(waiting)

@@ -152,7 +152,8 @@ def read(
             to 100,000; further actions share a session or wait in line. Each running task has one more; default: a
             third of what the server has left
     """
-    named = {name: value for name, value in locals().items() if name not in ("spark", "libpq")}
+    given = dict(locals())
+    named = {name: value for name, value in given.items() if name not in ("spark", "libpq")}
     ensure_registered(spark)
     return spark.read.format("pgsnapshot").options(**option_texts({**named, **libpq})).load()
 
@@ -259,6 +260,7 @@ def stream(
         slotTimeout: longest wait for the creation of the stream's slot, 100ms to 1d; 600 s for tables that join. Not
             with ``startFrom=slot``, unless ``onNewTable=snapshot`` or ``onSlotLost=resnapshot``; default: ``10s``
     """
-    named = {name: value for name, value in locals().items() if name not in ("spark", "libpq")}
+    given = dict(locals())
+    named = {name: value for name, value in given.items() if name not in ("spark", "libpq")}
     ensure_registered(spark)
     return spark.readStream.format("pgcdc").options(**option_texts({**named, **libpq})).load()

@@ -160,7 +160,7 @@ class _ByKey:
         return True
 
     def left_out(self) -> pa.RecordBatch:
-        return one_batch(self._firsts.select(self._keys))
+        return batch_of(self._firsts.select(self._keys))
 
     def clear(self) -> None:
         # A slice would keep all of it in memory.
@@ -210,6 +210,6 @@ def texts_of(batch: pa.RecordBatch) -> list[str]:
     return [repr(tuple(row.values())) for row in batch.to_pylist()]
 
 
-def one_batch(table: pa.Table) -> pa.RecordBatch:
+def batch_of(table: pa.Table) -> pa.RecordBatch:
     arrays = [column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=table.schema)

@@ -25,7 +25,7 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.ipc import from_ipc, to_ipc
 from pg_cdc_source.protocol.layout import Layout, StreamedTable
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
-from pg_cdc_source.stream.changed_rows import ORDER, ChangedRows, one_batch, texts_of
+from pg_cdc_source.stream.changed_rows import ORDER, ChangedRows, batch_of, texts_of
 from pg_cdc_source.stream.chunks import Chunk
 
 ROWS_PER_CHUNK = 65_536
@@ -96,7 +96,7 @@ def turn_back(table: StreamedTable, changed: ChangedRows, layout: Layout, schema
 def _chunks(rows: pa.Table, table: StreamedTable, layout: Layout, schema: pa.Schema, lsn: Lsn) -> tuple[Chunk, ...]:
     chunks = []
     for start in range(0, rows.num_rows, ROWS_PER_CHUNK):
-        batch = one_batch(rows.slice(start, ROWS_PER_CHUNK))
+        batch = batch_of(rows.slice(start, ROWS_PER_CHUNK))
         arrays = [array.cast(codec.arrow_type) for array, codec in zip(batch.columns, table.codecs, strict=True)]
         out = snapshot_rows(arrays, batch.num_rows, lsn, layout, table, schema)
         chunks.append(Chunk.of(out, Position(lsn, 0), Position(lsn, 0)))

@@ -63,6 +63,14 @@ def in_utc(rows: Rows) -> Rows:
     return type(rows).from_arrays(arrays, schema=pa.schema(fields))
 
 
+def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One or more batches of one schema as one; Arrow itself does so from 19 on."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays(parts) for parts in zip(*(batch.columns for batch in batches), strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
 def from_texts(texts: Sequence[str]) -> pa.StringArray:
     """Return texts as an array without NULLs."""
     octets = [text.encode() for text in texts]

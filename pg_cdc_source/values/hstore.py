@@ -32,7 +32,10 @@ def _maps(items: Field, pairs: Ints, valid: Flags | None) -> pa.Array:
         raise MalformedError("expected a key, got NULL")
     octets = byte_strings(keys, keys.start, keys.length)
     _expect_distinct(octets, np.cumsum(pairs)[:-1])
-    columns = [as_text(octets), utf8_strings(values, values.start, values.length)]
+    texts = as_text(octets)
+    # Before Arrow 26, keys with a validity bitmap end the process, whatever is in it.
+    texts = pa.Array.from_buffers(texts.type, len(texts), [None, *texts.buffers()[1:]], offset=texts.offset)
+    columns = [texts, utf8_strings(values, values.start, values.length)]
     entries = pa.StructArray.from_arrays(columns, fields=[_MAP.key_field, _MAP.item_field])
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(pairs, dtype=np.int32)))
     return pa.Array.from_buffers(_MAP, len(pairs), [bitmap(valid), pa.py_buffer(offsets)], children=[entries])

@@ -16,6 +16,7 @@ from trials import examples
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, PACKED_SCHEMA, RUNS_SCHEMA, StreamedTable
 from pg_cdc_source.protocol.packed import layout_text, read_run, runs_of
+from pg_cdc_source.values.arrow import one_batch
 
 COLUMNS = [(i + 1, f"column {i}", "text") for i in range(3)]
 # Layouts of two tables: one of them with another name, other columns, another key, none at all.
@@ -44,7 +45,7 @@ def streams(draw: st.DrawFn) -> list[tuple[StreamedTable, Change]]:
 
 def batch_of(stream: list[tuple[StreamedTable, Change]]) -> pa.RecordBatch:
     """One batch, as chunks become one that a task joins."""
-    return pa.concat_batches([packed(table, [change]) for table, change in stream])
+    return one_batch([packed(table, [change]) for table, change in stream])
 
 
 def read(runs: pa.RecordBatch) -> list[tuple[str, str, Change]]:
@@ -131,7 +132,7 @@ def test_a_run_ends_where_its_table_is_truncated() -> None:
         packed(TABLES[0], [Change("insert", (1, 4), ["2", None, None])]),
         packed(TABLES[4], [Change("insert", (1, 5), ["2", None, None])]),
     ]
-    found = runs_of(pa.concat_batches(rows)).to_pylist()
+    found = runs_of(one_batch(rows)).to_pylist()
     assert [(run["_table"], run["_change_type"], run["_seq"], run["rows"]) for run in found] == [
         ("public.t", "changes", 1, 1),
         ("public.t", "truncate", 3, 1),
@@ -148,7 +149,7 @@ def test_other_rows_stay_as_they_are(layouts: list[StreamedTable]) -> None:
     message = {"_change_type": "message", "_commit_lsn": 1, "_seq": 9, "key": "p", "after": "{}"}
     batch = pa.RecordBatch.from_pylist([row, message], PACKED_SCHEMA)
     for table in layouts:
-        batch = pa.concat_batches([batch, packed(table, [Change("insert", (2, 1), ["1", None, None])])])
+        batch = one_batch([batch, packed(table, [Change("insert", (2, 1), ["1", None, None])])])
     found = [{k: v for k, v in row.items() if v is not None} for row in runs_of(batch).to_pylist()]
     assert found[:2] == [{**row, "rows": 1}, {**message, "rows": 1}]
     assert [row["_change_type"] for row in found[2:]] == ["changes"] * len(layouts)
