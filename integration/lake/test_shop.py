@@ -56,6 +56,7 @@ REASONS = (
     "lacks a row that was changed, and PostgreSQL did not send all of its values",
     "got another key under REPLICA IDENTITY FULL",
     "public.pairs has no key, or got another one under FULL",
+    "public.empty has no key, or got another one under FULL",
     "was called",
     "rows changed their keys while the table or its key changed",
     "the type of column",

@@ -304,7 +304,7 @@ def test_another_process_with_the_same_checkpoint_does_not_take_the_snapshot_for
     db: str, pg: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slot itself is free while the first one's tasks read."""
-    monkeypatch.setattr(slot_history, "IN_USE", Backoff(0.1, attempts=2))
+    monkeypatch.setattr(slot_history, "LINGERING", Backoff(0.1, attempts=2))
     run(pg, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'v')")
     with source(db, dbtable="public.t") as first:
         end = first.next(None)

@@ -62,6 +62,7 @@ class Sink:
         self._read = read
         self._said = {TEMPLATE: targets.template, MODES: modes, FORMAT: format}
         self._last: LedgerRow | None = None
+        self._seen_at = 0.0  # by a clock that does not stand still while the machine does
 
     def apply(self, query: str, batch_id: int, run: Run, is_past: Callable[[int], bool]) -> LedgerRow:
         """Apply a batch, unless the ledger has it, and return its row.
@@ -71,12 +72,10 @@ class Sink:
         that is no table's fault. And where the ledger is not the one that the query has had from its first batch on.
         """
         if self._last is None:
-            self._last = self._begin(query, batch_id, is_past)
+            self._last, self._seen_at = self._begin(query, batch_id, is_past), time.time()
         last = self._last
         if last is not None and last.batch_id >= batch_id:
             return last
-        # Not a clock that stands still while the machine does.
-        began = time.time()
         start = last or LedgerRow(query, -1, 0, None, _LONG_AGO)
         set_aside = {table: why for table, why in start.set_aside.items() if not why.startswith(CATCHING_UP)}
         catching_up = frozenset(start.set_aside.keys() - set_aside.keys())
@@ -85,10 +84,10 @@ class Sink:
         if last is None:
             # Another one may have loaded its first rows at the same time.
             self._require_alone()
-        elif time.time() - began > _TAKEN_OVER_SECONDS:
+        elif time.time() - self._seen_at > _TAKEN_OVER_SECONDS:
             self._require_newest(last)
         self._ledger.append(row)
-        self._last = row
+        self._last, self._seen_at = row, time.time()
         rows = {o["table"]: o["rows"] for o in outcomes if o["version"] is not None}
         log.info("batch %d: %d rows, %d tables at LSN %d", batch_id, sum(rows.values()), len(row.tables), row.lsn)
         if self._on_batch is not None:

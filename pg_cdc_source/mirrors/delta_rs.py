@@ -20,7 +20,7 @@ import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction
 from pyarrow.fs import FileType
 
 from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError, TransientError
@@ -197,7 +197,7 @@ class DeltaRsTable(DeltaRsCommits):
         self._require_files(part)
         if part.again and self._shape.is_soft:
             self._remove_rows_of(part)
-        actions: list[AddAction | RemoveAction] = [
+        actions: list[Any] = [
             AddAction(file["name"], file["size"], {}, file["modified_ms"], True, json.dumps(file["stats"]))
             for file in part.files
         ]

@@ -146,8 +146,12 @@ class SparkCommits(ABC):
         )
 
     def has_begun(self) -> bool:
-        """Whether the table has a commit of this batch."""
-        return any(commit.said["batch"] == self._mark.batch for commit in self._of_query(self._commits))
+        """Whether the table was begun anew in this batch, or got rows of it."""
+        return any(
+            commit.said["batch"] == self._mark.batch
+            and (commit.said["step"] == ANEW_STEP or _is_numbered(commit.said["step"]))
+            for commit in self._of_query(self._commits)
+        )
 
     def _require_all_steps(self) -> None:
         """Raise ForeignWriterError where only some of the batch's commits are left: a step would be done twice."""

@@ -98,7 +98,7 @@ _FAILURES = (
     # stand in the same texts as what comes next. The resolver's own are those of glibc and of musl.
     _Failure(
         (
-            *("Temporary failure in name", "Try again", "System error"),
+            *("Temporary failure in name", "Try again", "System error", "No address associated"),
             *("server closed the connection", "Connection reset", "could not send SSL negotiation packet"),
             *("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof", "alert internal error"),
         ),

@@ -182,7 +182,7 @@ def in_use_error(session: Session, slot: Slot, *, with_snapshot: bool = False) -
     return TransientError(
         f"slot {slot.name} is in use by {user.text}",
         remedy="a slot has one reader at a time: stop that one, or give this stream a slot of its own. The session of "
-        f"a reader that crashed ends after wal_sender_timeout at the latest, and at once by "
+        f"a reader that crashed ends after wal_sender_timeout, or a minute, at the latest, and at once by "
         f"SELECT pg_terminate_backend({user.pid})",
     )
 

@@ -21,8 +21,6 @@ from pg_cdc_source.stream.spill import Spill
 # Compressed chunks in memory; more of them go to the file.
 MEMORY_BYTES = 64 << 20
 
-# By Arrow's threads it takes half as much CPU again: a chunk's buffers are small. Reading gains nothing from them.
-
 
 @dataclass(slots=True)
 class Chunk:

@@ -154,8 +154,8 @@ def _read(
                 changed[oid].add(batch, changes.relation(oid).relation.identity)
                 room -= batch.nbytes
         if room < 0:
-            _fold(changed.values())
-            room = _BYTES_PER_FOLD
+            # Each time, all that is kept is looked through.
+            room = max(_BYTES_PER_FOLD, _fold(changed.values()) // 4)
         assembler.kept(changes, last_seq)
 
     with closing(connect(Position.before(origin))) as stream:
@@ -165,13 +165,14 @@ def _read(
     return changed
 
 
-def _fold(changed: Collection[ChangedRows]) -> None:
-    """Fold all of them, and give up the largest where they have not room enough."""
+def _fold(changed: Collection[ChangedRows]) -> int:
+    """Fold all of them, and give up the largest where they have not room enough. Return how many bytes they take."""
     for rows in changed:
         rows.fold()
-    while sum(rows.nbytes for rows in changed) > _MOST_BYTES:
+    while (taken := sum(rows.nbytes for rows in changed)) > _MOST_BYTES:
         largest = max(changed, key=lambda rows: rows.nbytes)
         largest.end(f"the rows that were changed in between take {largest.nbytes >> 20} MB of the driver's memory")
+    return taken
 
 
 def _numbered_schema(table: StreamedTable) -> pa.Schema:

@@ -45,6 +45,8 @@ from pg_cdc_source.stream.stream_plan import session_name
 log = logging.getLogger(__name__)
 
 IN_USE = Backoff(0.2, attempts=7)  # about 12 s in all
+# The server drops a session whose host is gone after a minute (keepalives).
+LINGERING = Backoff(0.2, longest_seconds=5.0, within_seconds=75.0)
 
 
 class SlotHistory:
@@ -136,7 +138,7 @@ class SlotHistory:
             elif slot.active_pid is not None:
                 raise in_use_error(session, slot)
 
-        IN_USE.retrying(check)
+        (LINGERING if with_snapshot else IN_USE).retrying(check)
 
     def connect_stream(self, received: Position, *, streaming: bool) -> ReplicationStream:
         """Start the slot's stream after ``received``, on a server whose past that is."""

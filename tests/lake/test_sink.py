@@ -186,9 +186,9 @@ def test_a_driver_that_hung_while_another_went_on_writes_no_row(
 ) -> None:
     ledger = Rows(TARGETS.template)
     sink = Sink(TARGETS, ledger)
-    sink.apply("q", 0, lambda start: [outcome(A)], lambda lsn: False)
     now = 1000.0
     monkeypatch.setattr(sink_module, "time", SimpleNamespace(time=lambda: now))
+    sink.apply("q", 0, lambda start: [outcome(A)], lambda lsn: False)
 
     def hang(start: Start) -> list[dict[str, Any]]:
         nonlocal now

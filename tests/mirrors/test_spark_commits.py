@@ -13,7 +13,7 @@ from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.shape import REPLACED
 from pg_cdc_source.lake.shape_of_table import OF_TABLE
 from pg_cdc_source.mirrors import spark_commits
-from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, Commit, SparkCommits
+from pg_cdc_source.mirrors.spark_commits import ANEW_STEP, COLUMNS_STEP, Commit, SparkCommits
 
 EMPTIED, FILES = Step("emptied 0", is_last=False), Step("files 0", is_last=False)
 
@@ -89,7 +89,13 @@ def test_what_is_done_is_found_where_the_commits_lead_to_what_was_before(
 
 
 @pytest.mark.parametrize(
-    ("commits", "begun"), [([(13, 7, "files 0")], True), ([(13, 7, ANEW_STEP)], True), ([(13, 6, "files 0")], False)]
+    ("commits", "begun"),
+    [
+        ([(13, 7, "files 0")], True),
+        ([(13, 7, ANEW_STEP)], True),
+        ([(13, 7, COLUMNS_STEP)], False),
+        ([(13, 6, "files 0")], False),
+    ],
 )
 def test_a_batch_that_has_begun_does_not_begin_the_table_anew(commits: list[tuple[int, int, str]], begun: bool) -> None:
     assert Table([commit(*one) for one in commits], 12).has_begun() == begun
