@@ -58,7 +58,8 @@ def {name}(
         spark: the session
 {arguments}
     """
-    named = {{name: value for name, value in locals().items() if name not in ("spark", "libpq")}}
+    given = dict(locals())
+    named = {{name: value for name, value in given.items() if name not in ("spark", "libpq")}}
     ensure_registered(spark)
     return spark.{reader}.format("{format}").options(**option_texts({{**named, **libpq}})).load()
 '''
