@@ -39,16 +39,24 @@ def from_numpy(values: npt.NDArray[Any]) -> pa.Array:
     return fixed_array(pa.from_numpy_dtype(values.dtype), np.ascontiguousarray(values), None)
 
 
+def numpy_type(arrow: pa.DataType) -> np.dtype[Any]:
+    """Return NumPy's type of numbers and flags. Arrow's own ``to_pandas_dtype()`` imports pandas before 26."""
+    if pa.types.is_boolean(arrow):
+        return np.dtype(np.bool_)
+    kind = "f" if pa.types.is_floating(arrow) else "u" if pa.types.is_unsigned_integer(arrow) else "i"
+    return np.dtype(f"{kind}{arrow.bit_width // 8}")
+
+
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     """Return the numbers or flags of an array without NULLs."""
     _, data = array.buffers()
     if data is None:
-        return np.zeros(0, array.type.to_pandas_dtype())
+        return np.zeros(0, numpy_type(array.type))
     end = array.offset + len(array)
     if pa.types.is_boolean(array.type):
         bits = np.unpackbits(np.frombuffer(data, np.uint8), count=end, bitorder="little")
         return bits[array.offset :].view(np.bool_)
-    return np.frombuffer(data, array.type.to_pandas_dtype())[array.offset : end]
+    return np.frombuffer(data, numpy_type(array.type))[array.offset : end]
 
 
 def in_utc(rows: Rows) -> Rows:

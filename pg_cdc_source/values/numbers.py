@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.values import native, printed
-from pg_cdc_source.values.arrow import bitmap, fixed_array, from_numpy, from_texts
+from pg_cdc_source.values.arrow import bitmap, fixed_array, from_numpy, from_texts, numpy_type
 from pg_cdc_source.values.decoder import Decoded, Decoder, Field, Fixed, MalformedError
 from pg_cdc_source.values.ndarrays import Flags
 
@@ -39,8 +39,8 @@ class PrintedInteger(Decoder):
     range: pa.DataType  # the type's own: oid is unsigned, and Spark has no unsigned integers
 
     def read(self, values: Field) -> Decoded:
-        memory = self.arrow.to_pandas_dtype()
-        limits = np.iinfo(self.range.to_pandas_dtype())
+        memory = numpy_type(self.arrow)
+        limits = np.iinfo(numpy_type(self.range))
         numbers = native.printed_integer(*values.located, int(limits.min), int(limits.max))
         if numbers is not None:
             return Decoded(fixed_array(self.arrow, numbers.astype(memory, copy=False), values.valid))
@@ -65,7 +65,7 @@ class PrintedFloat(Decoder):
             printed.expect(text, printed.matches(text, _FLOAT), "a float")
         floats = printed.cast(text, self.arrow, "a float")
         # The cast turns what is too large into infinity, and what is too small into zero.
-        zero = from_numpy(np.zeros(1, self.arrow.to_pandas_dtype()))[0]
+        zero = from_numpy(np.zeros(1, numpy_type(self.arrow)))[0]
         extreme = pc.or_(pc.is_inf(floats), pc.equal(floats, zero))
         if extreme.true_count:
             named = pc.is_in(text, value_set=from_texts(_ZEROS_AND_INFINITIES))

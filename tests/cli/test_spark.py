@@ -25,7 +25,7 @@ USE_THIS = f"export PYSPARK_PYTHON={sys.executable}"
 def doctored_python(directory: Path, code: str = "") -> str:
     """A Python that has what this one has, and runs ``code`` first."""
     venv.create(directory)
-    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(directory), "platbase": str(directory)}))
+    packages = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(directory), "platbase": str(directory)}))
     (packages / "as_this_one.pth").write_text("\n".join(path for path in sys.path if path))
     (packages / "sitecustomize.py").write_text(code)
     return str(directory / "bin" / "python")
