@@ -51,6 +51,11 @@ integration: java $(VENV)/.dev $(VENV)/spark-classes.jsa $(VENV)/lake-jars
 	TMPDIR="$$($(BIN)/python integration/helpers/scratch.py)" \
 	  $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 integration -m '$(MARKS)'
 
+# With the oldest releases that pyproject.toml permits, which are what clusters have.
+$(VENV)/.oldest: | $(VENV)/.dev
+	$(PIP) install $$($(BIN)/python integration/helpers/oldest.py)
+	@touch $@
+
 # Both once in a virtual environment. Where a JVM cannot make the archives, tests run without them, and take longer.
 $(VENV)/.pyspark-compiled: | $(VENV)/.dev
 	$(BIN)/python integration/helpers/compile_pyspark.py
