@@ -100,6 +100,8 @@ class ConnectError(DefiniteError):
     """The server does not let this role in, there is none of this name, or its certificate is not the right one."""
 
     code = "CONNECT"
+    # Whether the host's name has no address. One that had one before may have one again, as behind a failover.
+    has_no_address = False
 
 
 class AccessError(DefiniteError):

@@ -14,14 +14,13 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
 
-from pg_cdc_source.errors import ServerFullError, ServerSetupError, TransientError
+from pg_cdc_source.errors import ConnectError, ServerFullError, ServerSetupError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.session_settings import SESSION_SETTINGS
 from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.passwords import ask_password
 from pg_cdc_source.postgres.server_errors import (
-    UnknownHostError,
     connect_error,
     is_refused_login,
     translate,
@@ -101,8 +100,8 @@ def connect(
             continue
         except TransientError as error:
             away_error = error
-        except UnknownHostError as error:
-            if not was_there:
+        except ConnectError as error:
+            if not (was_there and error.has_no_address):
                 raise
             away_error = TransientError(error.what, remedy=error.remedy)
         pause_seconds = next(away, None)

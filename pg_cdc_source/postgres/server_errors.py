@@ -41,10 +41,9 @@ class _Failure:
     remedy: str
 
 
-class UnknownHostError(ConnectError):
-    """The host's name has no address. Where it had one before, as during a failover, it may have one again."""
-
-
+_NO_ADDRESS = _Failure(
+    ("could not translate host name",), ConnectError, "check the host name and the DNS of driver and executors"
+)
 _IN_SETTINGS = _Failure(
     ("of service", "service file", "invalid "), ConnectError, "check the connection options"
 )  # what libpq finds wrong before it connects
@@ -105,9 +104,7 @@ _FAILURES = (
         _OTHERWISE.error,
         _OTHERWISE.remedy,
     ),
-    _Failure(
-        ("could not translate host name",), UnknownHostError, "check the host name and the DNS of driver and executors"
-    ),
+    _NO_ADDRESS,
     _Failure(
         ("certificate", "SSL", "channel binding"),
         ConnectError,
@@ -163,7 +160,10 @@ def connect_error(options: ConnectionOptions, given: dict[str, str], error: psyc
         field: quoted(given[keyword]) if given.get(keyword) else otherwise
         for field, keyword, otherwise in (("role", "user", "this role"), ("database", "dbname", "this database"))
     }
-    return failures[0].error(what, remedy=remedy.format(**names))
+    found = failures[0].error(what, remedy=remedy.format(**names))
+    if isinstance(found, ConnectError):
+        found.has_no_address = failures[0] is _NO_ADDRESS
+    return found
 
 
 def _failure(text: str, otherwise: _Failure) -> _Failure:

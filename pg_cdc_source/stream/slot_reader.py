@@ -29,6 +29,7 @@ from multiprocessing import connection
 
 from pg_cdc_source.errors import (
     START_OVER,
+    ConnectError,
     DefiniteError,
     PgCdcError,
     ServerSetupError,
@@ -38,7 +39,6 @@ from pg_cdc_source.errors import (
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
-from pg_cdc_source.postgres.server_errors import UnknownHostError
 from pg_cdc_source.postgres.slots import may_be_within_a_record
 from pg_cdc_source.stream.buffer import ChangeBuffer, Request, Waiting
 from pg_cdc_source.stream.chunks import Chunk
@@ -229,9 +229,10 @@ class SlotReader:
                 with contextlib.closing(self._open_stream()) as stream:
                     opened, followed = time.monotonic(), True
                     self._follow(stream)
-            except (TransientError, ServerSetupError, UnknownHostError) as error:
+            except (TransientError, ServerSetupError, ConnectError) as error:
                 # A server that was there may come back under its name, or have room again.
-                if isinstance(error, DefiniteError) and not (followed and opened is None):
+                may_come_back = followed and opened is None and getattr(error, "has_no_address", True)
+                if isinstance(error, DefiniteError) and not may_come_back:
                     self._fail(error)
                     return
                 # Each session is answered, also where each ends at the same place. A quiet one brings nothing.

@@ -18,7 +18,7 @@ from pg_cdc_source.errors import (
     UnrepresentableError,
 )
 from pg_cdc_source.options.given import parse_connection_options
-from pg_cdc_source.postgres.server_errors import UnknownHostError, classified, connect_error, translated
+from pg_cdc_source.postgres.server_errors import classified, connect_error, translated
 
 OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland dbname=shop"})
 
@@ -41,7 +41,7 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
         ("FATAL:  conversion between UTF8 and MULE_INTERNAL is not supported", ConnectError, "as UTF-8"),
         ('FATAL:  database "shop" does not exist', ConnectError, "database and role names"),
         ('FATAL:  role "me" is not permitted to log in', ConnectError, "database and role names"),
-        ('could not translate host name "db" to address', UnknownHostError, "check the host name"),
+        ('could not translate host name "db" to address', ConnectError, "check the host name"),
         ("server does not support SSL, but SSL was required", ConnectError, "check certificates"),
         ('root certificate file "/none" does not exist', ConnectError, "check sslrootcert"),
         ('private key file "/key" has group or world access', ConnectError, "check sslrootcert, sslcert, sslkey"),
@@ -142,7 +142,7 @@ def test_several_hosts_are_tried_again_where_one_of_them_may_let_in_later(text: 
         # Each remedy is named, that of the class first.
         (UNKNOWN_HOST + said_of("pg-1", "session is read-only"), TransientError, [SERVER_RUNS, HOST_NAME]),
         (NO_RESOLVER + said_of("pg-1", "session is read-only"), TransientError, [SERVER_RUNS]),
-        (UNKNOWN_HOST + UNKNOWN_HOST.replace("pg-0", "pg-1"), UnknownHostError, [HOST_NAME]),
+        (UNKNOWN_HOST + UNKNOWN_HOST.replace("pg-0", "pg-1"), ConnectError, [HOST_NAME]),
         (
             UNKNOWN_HOST + said_of("pg-1", 'FATAL:  database "shop" does not exist'),
             ConnectError,
@@ -215,6 +215,21 @@ def test_a_server_that_wants_tls_is_told_by_its_answer_to_tls(with_tls: str, err
         expected = error if said == text or issubclass(error, TransientError) else TransientError
         assert isinstance(found, expected)
         assert "pg_hba" not in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "is_it"),
+    [
+        (UNKNOWN_HOST, True),
+        (UNKNOWN_HOST + UNKNOWN_HOST.replace("pg-0", "pg-1"), True),
+        (said_of("pg-0", "FATAL:  password authentication failed"), False),
+        (UNKNOWN_HOST + said_of("pg-1", "FATAL:  password authentication failed"), False),
+    ],
+)
+def test_a_name_without_an_address_is_told_from_what_stays_so(text: str, is_it: bool) -> None:
+    found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text))
+    assert isinstance(found, ConnectError)
+    assert found.has_no_address == is_it
 
 
 def test_a_remedy_does_without_names_that_the_options_do_not_have() -> None:

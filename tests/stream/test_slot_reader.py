@@ -17,10 +17,9 @@ from messages import BY_KEY, TYPED, described
 from transactions import OTHER_RELATION, Server, Session, Transaction, keepalive, match
 from trials import examples
 
-from pg_cdc_source.errors import PgCdcError, SchemaChangedError, ServerSetupError, TransientError
+from pg_cdc_source.errors import ConnectError, PgCdcError, SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.server_errors import UnknownHostError
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.streamed import StreamedTransaction
@@ -289,13 +288,25 @@ class WithoutRoom(Server):
         return session
 
 
-@pytest.mark.parametrize("why", [WithoutRoom.why, UnknownHostError("could not translate host name")])
+NO_ADDRESS = ConnectError("could not translate host name")
+NO_ADDRESS.has_no_address = True
+
+
+@pytest.mark.parametrize("why", [WithoutRoom.why, NO_ADDRESS])
 def test_a_server_has_time_to_find_room_for_a_session_that_was_lost(why: PgCdcError) -> None:
     server = WithoutRoom([Transaction(200, 3)], losses=[2])
     server.why = why
     with reading(server) as reader:
         reader.read_through(Position(Lsn(200)), lambda: None)
     assert server.sessions == 4
+
+
+def test_a_server_that_does_not_let_in_any_more_is_not_asked_again() -> None:
+    server = WithoutRoom([Transaction(200, 3)], losses=[2])
+    server.why = ConnectError("password authentication failed")
+    with reading(server) as reader, pytest.raises(ConnectError, match="password"):
+        reader.read_through(Position(Lsn(200)), lambda: None)
+    assert server.sessions == 2
 
 
 class Silent(Server):
