@@ -206,7 +206,9 @@ def _follow(query: StreamingQuery, batches: SimpleQueue[Applied]) -> bool:
 
 def _reason(text: str) -> str:
     """This package's own error in what Spark says of a failed query; all that it says where there is none."""
-    found = re.search(r"pg_cdc_source\.errors\.\w+: (.+?)(?=\n\s*SQLSTATE|\n===|\n\tat |\n\s*\n|\Z)", text, re.DOTALL)
+    found = re.search(
+        r"pg_cdc_source(?:\.\w+)+: (\[[A-Z_]+\] .+?)(?=\n\s*SQLSTATE|\n===|\n\tat |\n\s*\n|\Z)", text, re.DOTALL
+    )
     return found[1] if found else text
 
 
