@@ -43,7 +43,9 @@ _CONFLICTS = (
 )
 
 _PAUSE_SECONDS = 0.05
+# How far sessions may be ahead of the lake: with more alterations, tables stand aside most of the time.
 _AHEAD_BYTES = 1 << 20
+_AHEAD_ALTERATIONS = 3
 _CHANGES = (
     *("insert", "insert", "update", "update", "several", "twice", "rekey", "rekey", "flip", "extra"),
     *("delete", "again", "brief"),
@@ -66,6 +68,7 @@ class Load:
         self._seed = seed
         self._applied = applied
         self._created = self._written = 0
+        self._altered: list[int] = []
 
     def create(self) -> None:
         """Create all tables, with rows."""
@@ -237,7 +240,9 @@ class Load:
     # --- tables -------------------------------------------------------------------------------------------------------
 
     def _alter(self, cursor: Cursor, rng: random.Random, __: threading.Event) -> None:
-        if not self.may_alter.is_set():
+        applied = self._applied()
+        self._altered = [lsn for lsn in self._altered if lsn > applied]
+        if not self.may_alter.is_set() or len(self._altered) >= _AHEAD_ALTERATIONS:
             return
         table, kind, is_said = rng.choice(self._tables), rng.choice(self.alterations.kinds), rng.random() < 0.7
         cursor.execute("BEGIN")
@@ -257,6 +262,7 @@ class Load:
         cursor.execute("ROLLBACK" if rng.random() < 0.1 else "COMMIT")
         if is_altered:
             self.done[kind] += 1
+            self._altered.append(_present_lsn(cursor))
 
     def _say(self, cursor: Cursor, table: Table, k: int, rng: random.Random) -> None:
         """Change a row, so that the stream says the columns."""
