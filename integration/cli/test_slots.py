@@ -113,6 +113,7 @@ def test_prometheus_can_read_what_a_slot_costs(pg: Session, db: str, slot: str) 
     assert 500_000 < found["pg_cdc_slot_lag_bytes"][slot] <= found["pg_cdc_slot_retained_bytes"][slot]
     assert found["pg_cdc_slot_lag_bytes"][slot] > before["pg_cdc_slot_lag_bytes"][slot]
     assert found["pg_cdc_slot_lag_seconds"][slot] >= 0
+    assert found["pg_cdc_slot_catalog_age"][slot] > before["pg_cdc_slot_catalog_age"][slot] >= 0
     # max_slot_wal_keep_size is -1.
     assert slot not in found["pg_cdc_slot_safe_bytes"]
     with reading(db, slot):

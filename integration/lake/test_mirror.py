@@ -30,6 +30,7 @@ from deltalake import DeltaTable, write_deltalake
 from driving import drop_slots, run
 from kept_rows import Expected, deleted, expect_rows, logged, stated
 from lake import Rows, rows_of, rows_of_arrow, rows_of_lake
+from object_store import BUCKET, object_store
 from points import some_of
 from psycopg2.extensions import connection as Session
 from pyspark.errors import StreamingQueryException
@@ -55,6 +56,15 @@ SHOP = (
     "INSERT INTO items SELECT i / 3, i % 3, i * 1.01, NULL FROM generate_series(1, 3000) AS i",
 )
 Start = Callable[..., StreamingQuery]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A directory of an object store that this process and its children reach."""
+    with object_store(tmp_path) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield f"s3://{BUCKET}/shop"
 
 
 @pytest.fixture
@@ -268,17 +278,19 @@ def expect_what_triggers_have_seen(
     assert looked > 12
 
 
-def test_the_command_takes_what_is_there(spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> None:
+def test_the_command_takes_what_is_there_into_an_object_store(
+    spark: SparkSession, db: str, pg: Session, tmp_path: Path, store: str
+) -> None:
     run(pg, *SHOP)
-    command = [COMMAND, "mirror", db, "--tables", "public.*", "--slot", "s", "--target", f"{tmp_path}/{{table}}"]
+    command = [COMMAND, "mirror", db, "--tables", "public.*", "--slot", "s", "--target", f"{store}/{{table}}"]
     command += ["--checkpoint", f"{tmp_path}/checkpoint", "--once", "--no-auto-compact"]
     command += ["--mode", "append", "--mode", "public.items=history", "--on-schema-change", "additive"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert "public.items" in result.stdout
     for table in ("customers", "items"):
-        assert sum(rows_of_lake(f"{tmp_path}/{table}").values()) == sum(rows_of(pg, table).values())
-    given: dict[str, Any] = {"url": db, "tables": "public.*", "slot": "s", "target": f"{tmp_path}/{{table}}"}
+        assert sum(rows_of_lake(f"{store}/{table}").values()) == sum(rows_of(pg, table).values())
+    given: dict[str, Any] = {"url": db, "tables": "public.*", "slot": "s", "target": f"{store}/{{table}}"}
     with pytest.raises(OptionError, match="items was written with the mode history, and cannot go on with append"):
         mirror(spark, **given, checkpoint=f"{tmp_path}/checkpoint", mode="append")
     with pytest.raises(OptionError, match="customers was written with the mode append, and cannot go on with merge"):
@@ -358,20 +370,51 @@ def test_a_backlog_comes_in_batches_also_right_after_a_start(
     spark: SparkSession, db: str, pg: Session, start: Start, tmp_path: Path, once: bool
 ) -> None:
     run(pg, *SHOP)
-    start(once=True).awaitTermination()
+    came: list[int] = []
+
+    def bring(rows: int, **options: Any) -> None:
+        came.clear()
+        query = start(once=once, on_batch=lambda applied: came.append(sum(applied.rows.values())), **options)
+        if once:
+            query.awaitTermination()
+            assert query.exception() is None
+        else:
+            wait_until(lambda: sum(came) == rows or not query.isActive)
+            query.stop()
+        assert sum(came) == rows
+
+    bring(4_000, maxBytesPerBatch="64kB")
+    assert [rows for rows in came if rows] == [1_000, 3_000]
     for first in range(10_000, 11_000, 50):
         run(pg, f"INSERT INTO customers SELECT i, 'late', NULL, NULL FROM generate_series({first}, {first + 49}) AS i")
-    came: list[int] = []
-    query = start(once=once, on_batch=lambda applied: came.append(sum(applied.rows.values())), maxRowsPerBatch=200)
-    if once:
-        query.awaitTermination()
-        assert query.exception() is None
-    else:
-        wait_until(lambda: sum(came) == 1_000 or not query.isActive)
-        query.stop()
-    assert sum(came) == 1_000
+    bring(1_000, maxRowsPerBatch=200)
     assert max(came) <= 200
     assert lake(spark, tmp_path, "customers") == source(spark, db, "customers")
+
+
+def test_an_interval_makes_fewer_batches_and_holds_no_full_one_back(db: str, pg: Session, start: Start) -> None:
+    run(pg, *SHOP)
+    start(once=True).awaitTermination()
+    keys = iter(range(10_000, 20_000))
+    came: list[int] = []
+
+    def insert_one() -> None:
+        run(pg, f"INSERT INTO customers VALUES ({next(keys)}, 'late', NULL, NULL)")
+
+    for _ in range(400):
+        insert_one()
+    query = start(on_batch=lambda of: came.append(sum(of.rows.values())), maxRowsPerBatch=200, interval="1h")
+    wait_until(lambda: sum(came) == 400 or not query.isActive)
+    # Without an interval, these would come as they are committed.
+    for _ in range(200):
+        insert_one()
+    wait_until(lambda: sum(came) == 600 or not query.isActive)
+    assert came == [200, 200, 200]
+    query.stop()
+    query = start(on_batch=lambda of: came.append(sum(of.rows.values())), interval="1s")
+    insert_one()
+    wait_until(lambda: sum(came) == 601 or not query.isActive)
+    query.stop()
 
 
 @pytest.mark.corner

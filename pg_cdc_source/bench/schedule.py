@@ -127,7 +127,7 @@ def print_tables(costs: Costs) -> None:
         f" of the server's. A task: {costs.task_s * 1e3:.0f} ms. Ranges of 64 MB.\n"
     )
     tables = {"one table": [_TOTAL], "1,000 tables": sizes(_TOTAL, 1_000)}
-    print(f"| executors of {CORES_PER_EXECUTOR} cores | {' | '.join(tables)} |")
+    print(f"| executors of {CORES_PER_EXECUTOR} cores, their CPU alone | {' | '.join(tables)} |")
     print("| --- | --- | --- |")
     for executors in EXECUTORS:
         found = [estimate(each, _RANGE, costs, Cluster(executors, 16)).parts["executors"] for each in tables.values()]

@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 # What has an argument or an option of its own, by its name in mirror(), in lower case.
 _HAS_ITS_OWN = {
     **{name: f"--{name}" for name in ("tables", "slot", "target", "checkpoint", "format", "ledger", "mode", "deletes")},
-    **{"url": "the argument URL", "once": "--once", "onschemachange": "--on-schema-change", "jsonas": "--json-as"},
+    **{
+        "url": "the argument URL",
+        "once": "--once",
+        "onschemachange": "--on-schema-change",
+        "jsonas": "--json-as",
+        "interval": "--interval",
+    },
     **{"autocompact": "--no-auto-compact", "on_batch": "mirror() in Python", "spark": "spark-submit"},
 }
 
@@ -71,6 +77,9 @@ def mirror(
         str, typer.Option(help="What json and jsonb are in the lake: string or variant (delta and iceberg).")
     ] = "string",
     once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
+    interval: Annotated[
+        str, typer.Option(help="The least time between two batches, unless more waits than a batch may hold.")
+    ] = "0s",
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", metavar="NAME=VALUE", help="A further option of pgcdc. May be repeated."),
@@ -116,6 +125,7 @@ def mirror(
             autoCompact=auto_compact,
             jsonAs=json_as,  # type: ignore[arg-type]
             once=once,
+            interval=interval,
             on_batch=batches.put,
             **given,
         )

@@ -38,6 +38,7 @@ METRICS = (
     _gauge("lag_seconds", "Minimum age of the oldest WAL that is not confirmed, in seconds.", lambda m: m.lag_seconds),
     _gauge("retained_bytes", "WAL that the server keeps for the slot.", lambda m: m.usage.held_bytes),
     _gauge("safe_bytes", "WAL that may be written before the slot may be lost.", lambda m: m.safe_bytes),
+    _gauge("catalog_age", "Transactions since the oldest one whose catalogs are kept.", lambda m: m.catalog_age),
     _counter("spilled_transactions", "Transactions spilled to the server's disk.", lambda d: d.spilled_transactions),
     _counter("spills", "Number of spills to the server's disk.", lambda d: d.spills),
     _counter("spilled_bytes", "Changes spilled to the server's disk.", lambda d: d.spilled_bytes),

@@ -26,6 +26,7 @@ from pg_cdc_source.mirrors.sessions import absolute, is_connect
 from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.options.names import QualifiedName, parse_tables
 from pg_cdc_source.options.texts import option_texts
+from pg_cdc_source.options.value_parsers import duration
 from pg_cdc_source.spark.own_trigger import OWN_TRIGGER, OwnTrigger
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.spark.register import register
@@ -51,6 +52,7 @@ def mirror(
     autoCompact: bool = True,  # noqa: N803
     jsonAs: Literal["string", "variant"] = "string",  # noqa: N803
     once: bool = False,
+    interval: str = "0s",
     on_batch: Callable[[Applied], None] | None = None,
     **options: str | int | bool,
 ) -> StreamingQuery:
@@ -61,7 +63,8 @@ def mirror(
     ``iceberg`` are written by Spark's SQL, ``deltalake`` by delta-rs in Spark's tasks. ``mode`` is for all tables or by
     their names and with ``*`` for all others. ``onSchemaChange``: which changes of columns are taken over.
     ``autoCompact``: small files of a table are written together after every 50 commits to it. ``jsonAs``: what ``json``
-    and ``jsonb`` are in the lake. With ``once``, what is there is taken, and the query ends. ``on_batch`` is called
+    and ``jsonb`` are in the lake. With ``once``, what is there is taken, and the query ends. ``interval``: how long to
+    wait at least between two batches, as in ``30s``, unless more waits than a batch may hold. ``on_batch`` is called
     after each batch, with its row of the ledger and how many rows it had of each table. Other options are those of
     ``pgcdc``.
 
@@ -72,6 +75,7 @@ def mirror(
     for name in options:
         if name.lower() in _OWN_OPTIONS:
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
+    seconds = _interval(interval, once)
     shapes = Shapes.of(mode, deletes, format, onSchemaChange, jsonAs)
     texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
     if format != "deltalake" and "maxbytesperbatch" not in map(str.lower, texts):
@@ -93,7 +97,7 @@ def mirror(
     # A query of Connect's goes on where the client is gone, so it is the server that ends it.
     is_by_spark = once and (HAS_LIMITS or is_connect(spark))
     if not is_by_spark:
-        reader = reader.option(OWN_TRIGGER, (OwnTrigger.PRESENT if once else OwnTrigger.ENDLESS).value)
+        reader = reader.option(OWN_TRIGGER, OwnTrigger(once, seconds).text)
     # Where the ledger says that its tables keep this, none has to be opened.
     is_known = last is None or lake.ledger.said.get(MODES) == shapes.digest
     # Hundreds of tables take a while to look at, and Spark meanwhile asks a process of its own for the stream's schema.
@@ -127,6 +131,17 @@ _BYTES_PER_MERGE = "512MB"
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
 # With these the stream lacks rows that PostgreSQL has, or says nothing of rows that are gone.
 _OF_LOGS = {"startfrom": ("slot", "now"), "onnewtable": ("changes",), "ontruncate": ("ignore",)}
+
+
+def _interval(text: str, once: bool) -> float:
+    """How many seconds. Raises OptionError."""
+    try:
+        seconds = duration("0s", "1d")(text)
+    except OptionError as error:
+        raise OptionError(f"interval: {error.what}", remedy=error.remedy) from None
+    if seconds and once:
+        raise OptionError("interval is of no use with once, which takes what is there", remedy="leave one of them out")
+    return seconds
 
 
 def _require_known(tables: str, shapes: Shapes) -> None:

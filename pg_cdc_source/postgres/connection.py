@@ -206,7 +206,7 @@ def refuse_transaction_pooler(
             server_pid = cursor.fetchone()[0]
         if server_pid == session.info.backend_pid:
             return
-        other = connect(options, application_name)
+        other = connect(options, application_name, full_seconds=FULL_SECONDS)
         try:
             with other.cursor() as other_cursor:
                 other_cursor.execute("BEGIN; SELECT pg_catalog.pg_backend_pid()")

@@ -100,6 +100,8 @@ _FAILURES = (
             *("Temporary failure in name", "Try again", "System error", "No address associated"),
             *("server closed the connection", "Connection reset", "could not send SSL negotiation packet"),
             *("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof", "alert internal error"),
+            # One that cannot start a process answers before TLS, and the text of that is not trusted.
+            *("error response during SSL exchange", "record layer failure"),
         ),
         _OTHERWISE.error,
         _OTHERWISE.remedy,

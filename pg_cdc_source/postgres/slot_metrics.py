@@ -35,18 +35,20 @@ class SlotMetrics:
     """A slot's ``usage``, and what else the server tells of it; None where it tells nothing.
 
     ``lag_seconds``: the WAL that is not confirmed is at least so old. ``safe_bytes`` of WAL may be written before the
-    server may give the slot up. ``decoding`` is there from PostgreSQL 14 on.
+    server may give the slot up. ``catalog_age``: how many transactions ago rows of catalogs died that VACUUM has to
+    leave for the slot. ``decoding`` is there from PostgreSQL 14 on.
     """
 
     usage: Usage
     lag_seconds: float | None
     safe_bytes: int | None
+    catalog_age: int | None
     decoding: Decoding | None
 
 
 # flush_lag is the time from sending a commit to its confirmation; it goes on to grow while the reader stands still.
 _READ_SLOTS = """
-SELECT s.slot_name, s.safe_wal_size, extract(epoch FROM r.flush_lag)::float8
+SELECT s.slot_name, s.safe_wal_size, age(s.catalog_xmin), extract(epoch FROM r.flush_lag)::float8
 FROM pg_catalog.pg_replication_slots AS s
 LEFT JOIN pg_catalog.pg_stat_replication AS r ON r.pid = s.active_pid
 WHERE s.slot_type = 'logical'
@@ -78,7 +80,7 @@ def read_metrics(session: Session) -> list[SlotMetrics]:
     ages: dict[str, float] = {}
     with translated("reading the slots' metrics"), session.cursor() as cursor:
         cursor.execute(_READ_SLOTS)
-        told = {name: (safe_bytes, seconds) for name, safe_bytes, seconds in cursor}
+        told = {name: tuple(row) for name, *row in cursor}
         if session.server_version >= 140000:
             cursor.execute(_READ_COUNTERS)
             counters = dict(cursor.fetchall())
@@ -93,19 +95,19 @@ def read_metrics(session: Session) -> list[SlotMetrics]:
 
 def _metrics(
     usage: Usage,
-    told: dict[str, tuple[int | None, float | None]],
+    told: dict[str, tuple[Any, ...]],
     ages: dict[str, float],
     counters: dict[str, dict[str, Any]],
 ) -> SlotMetrics:
     name = usage.slot.name
     # A slot that was dropped in between is shown as it was.
-    safe_bytes, flush_lag_seconds = told.get(name, (None, None))
+    safe_bytes, catalog_age, flush_lag_seconds = told.get(name, (None, None, None))
     known = [seconds for seconds in (flush_lag_seconds, ages.get(name)) if seconds is not None]
     lag_seconds = max(0.0, *known) if known else None
     if not usage.lag_bytes:
         lag_seconds = None if usage.lag_bytes is None else 0.0
     counted = counters.get(name)
-    return SlotMetrics(usage, lag_seconds, safe_bytes, None if counted is None else _decoding(counted))
+    return SlotMetrics(usage, lag_seconds, safe_bytes, catalog_age, None if counted is None else _decoding(counted))
 
 
 def _decoding(row: dict[str, Any]) -> Decoding:

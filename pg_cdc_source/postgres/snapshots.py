@@ -138,6 +138,7 @@ def make_snapshot(
     holders: int,
     stream: bool = False,
     announced: Sequence[LockKey] = (),
+    retry_seconds: float = 0,
     full_seconds: float = 0,
 ) -> Held:
     """Make a snapshot as ``spec`` says, and hold it on ``holders`` plain sessions.
@@ -145,10 +146,16 @@ def make_snapshot(
     ``name_for`` gives the application_name for a snapshot id ("" before there is one). With a consistent point the LSN
     is that point minus one, the greatest position the snapshot contains. Raises what prevents a consistent point that
     is required; with ``auto`` a plain snapshot without an LSN is made instead. ``stream`` words errors for the slot of
-    a stream, which cannot do without. Holders also announce the keys ``announced``. A server that has no connection
-    left is waited for, ``full_seconds`` at most.
+    a stream, which cannot do without. Holders also announce the keys ``announced``. A server that is away, or has no
+    connection left, is waited for: ``retry_seconds`` and ``full_seconds`` at most.
     """
-    session = connect(options, name_for(""), full_seconds=full_seconds)
+    session = connect(
+        options,
+        name_for(""),
+        retry_seconds=retry_seconds,
+        full_seconds=full_seconds,
+        was_there=retry_seconds > 0,
+    )
     try:
         server, instance = _read_lasting_server(session), read_instance(session)
         # What fails within the block drops a durable slot again.
@@ -295,13 +302,15 @@ def _drop_outside(options: ConnectionOptions, name: str, session: Session, slot:
             drop_slot(another, slot)
 
 
-def open_exporter(options: ConnectionOptions, name: str, *, full_seconds: float) -> tuple[Session, Instance]:
+def open_exporter(
+    options: ConnectionOptions, name: str, *, retry_seconds: float, full_seconds: float
+) -> tuple[Session, Instance]:
     """A session whose transaction can export any number of snapshots, each as of then; all last as long as it does.
 
     That takes READ COMMITTED, in which a statement has a snapshot of its own. Such a transaction cannot import one, as
     that of a slot, so these snapshots have no LSN. Nor can it release locks (``begin_locking``), so it takes none.
     """
-    session = connect(options, name, full_seconds=full_seconds)
+    session = connect(options, name, retry_seconds=retry_seconds, full_seconds=full_seconds, was_there=True)
     try:
         _read_lasting_server(session)
         instance = read_instance(session)
@@ -311,6 +320,21 @@ def open_exporter(options: ConnectionOptions, name: str, *, full_seconds: float)
         session.close()
         raise
     return session, instance
+
+
+def announce_one_more(session: Session, keys: Sequence[LockKey], name: str) -> None:
+    """As ``announce``, in a transaction that goes on where that fails."""
+    with translated("announcing a snapshot"), session.cursor() as cursor:
+        cursor.execute("SAVEPOINT one_more")
+        try:
+            announce(session, None, keys, name)
+        except PgCdcError:
+            if not session.closed:
+                cursor.execute("ROLLBACK TO one_more")
+            raise
+        finally:
+            if not session.closed:
+                cursor.execute("RELEASE one_more")
 
 
 def announce(session: Session, lsn: Lsn | None, keys: Sequence[LockKey], name: str) -> None:

@@ -41,6 +41,8 @@ NAMES = {
 
 # Timestamps count microseconds from 2000-01-01. Unix time is ahead by so many.
 _EPOCH_MICROSECONDS = 946_684_800_000_000
+# Names that nobody needs: in a database in SQL_ASCII they have any bytes, and all databases share those of origins.
+_ANY_BYTES = "surrogateescape"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,7 @@ def _commit(octets: _Octets) -> Commit:
 
 def _origin(octets: _Octets) -> Origin:
     (commit_lsn,) = octets.take(">Q")
-    return Origin(Lsn(commit_lsn), octets.text())
+    return Origin(Lsn(commit_lsn), octets.text(_ANY_BYTES))
 
 
 def _relation(octets: _Octets) -> RelationMessage:
@@ -232,7 +234,7 @@ def _relation(octets: _Octets) -> RelationMessage:
 
 def _type(octets: _Octets) -> Type:
     (oid,) = octets.take(">I")
-    return Type(oid, octets.text() or "pg_catalog", octets.text())
+    return Type(oid, octets.text(_ANY_BYTES) or "pg_catalog", octets.text(_ANY_BYTES))
 
 
 def _truncate(octets: _Octets) -> Truncate:
@@ -245,7 +247,7 @@ def _message(octets: _Octets) -> Message:
     transactional, lsn = octets.take(">BQ")
     octets.expect_flags(transactional, 1)
     # Anybody may write any, and those of others are sent as well. No text that is wanted equals one that is no UTF-8.
-    prefix = octets.text("surrogateescape")
+    prefix = octets.text(_ANY_BYTES)
     (length,) = octets.take(">I")
     return Message(bool(transactional), Lsn(lsn), prefix, octets.rest(length))
 

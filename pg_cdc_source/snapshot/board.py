@@ -37,6 +37,10 @@ LOST_KEEPER_SECONDS = 5.0  # how long a keeper may be away: one whose session wa
 RING_SECONDS = 3.0
 
 
+class NoAnswerError(TransientError):
+    """A keeper that is there has not answered, for as long as a task waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a task asks for.
@@ -245,7 +249,7 @@ def find_snapshot(session: Session, keeper: str, request: Request, planned_on: I
                 f"no process on the driver's host holds snapshots for this DataFrame (keeper {keeper} has ended)",
                 remedy="load the DataFrame again: planning starts a new one",
             )
-    raise TransientError(
+    raise NoAnswerError(
         f"keeper {keeper} did not give a snapshot for execution {request.execution} within {answer_seconds:.0f} s"
     )
 

@@ -32,6 +32,7 @@ from pg_cdc_source.postgres.columns import MOST_COLUMNS
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.protocol.binary_copy import CopyDecoder, CopyMessages, record_batch, select_order
 from pg_cdc_source.protocol.refused import RefusedValueError
+from pg_cdc_source.snapshot.board import NoAnswerError
 from pg_cdc_source.snapshot.checks import check_contents, check_predicate
 from pg_cdc_source.snapshot.reading_session import ReadingSession
 from pg_cdc_source.snapshot.receiving import Decoded, receive
@@ -52,6 +53,8 @@ KEPT_BACK_BYTES = 64 << 20
 # To connect again waits by itself for a server that is away.
 ATTEMPTS = 5
 _AGAIN = Backoff(0.0, attempts=ATTEMPTS)
+# Who could not have a connection, or a snapshot, has waited for it long enough.
+_WAITED_FOR = (ServerFullError, NoAnswerError)
 
 
 def read_range(plan: Plan, source: Source, scan_range: ScanRange, execution: str) -> Iterator[pa.RecordBatch]:
@@ -135,8 +138,7 @@ class _Reader:
                     break
                 except TransientError as error:
                     self._session.close()
-                    # Who could not have a connection has waited for it long enough.
-                    if attempt == ATTEMPTS or (done and not may_skip) or isinstance(error, ServerFullError):
+                    if attempt == ATTEMPTS or (done and not may_skip) or isinstance(error, _WAITED_FOR):
                         raise
                     log.warning("%s; connecting again", error.what)
                     attempt += 1
@@ -157,7 +159,7 @@ class _Reader:
                 self._session.close()
                 raise
 
-        sizes = _AGAIN.retrying(blocks_now, but=(ServerFullError,)) if open_heaps else {}
+        sizes = _AGAIN.retrying(blocks_now, but=_WAITED_FOR) if open_heaps else {}
         at_once = min(HEAPS_PER_STEP, MOST_COLUMNS // max(1, len(self._codecs)))
         return steps_of(self._pieces, sizes, BLOCKS_PER_STEP, at_once)
 

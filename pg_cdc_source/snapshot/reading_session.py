@@ -22,6 +22,9 @@ RECONNECT_SECONDS = 30.0
 # Where tasks themselves fill the server, it is full until one of them is done.
 TASK_FULL_SECONDS = 300.0
 
+# Planning was let in, so the server is there.
+_connect = partial(connect, retry_seconds=RECONNECT_SECONDS, full_seconds=TASK_FULL_SECONDS, was_there=True)
+
 
 class ReadingSession:
     """One range's session: taken over from the worker's last task, or begun; begun anew after it was lost.
@@ -40,8 +43,7 @@ class ReadingSession:
         self._scan = (plan, scan_range.heaps)
         self._session: Session | None = None
         # Without a snapshot: it sees the catalog as it is now.
-        begin = partial(connect, plan.spec.connection, "pgsnapshot:checking", retry_seconds=RECONNECT_SECONDS)
-        self.present = KeptSession(begin)
+        self.present = KeptSession(partial(_connect, plan.spec.connection, "pgsnapshot:checking"))
         self._locked: frozenset[Relation] | None = None  # and found to be what was planned; None: nothing was looked at
         self._snapshot: Imported | None = None
 
@@ -109,9 +111,7 @@ class ReadingSession:
         left = HANDOVER.take_session(purpose.connection)
         if left is not None and begin_anew(left, purpose.name):
             return left
-        return connect(
-            purpose.connection, purpose.name, retry_seconds=RECONNECT_SECONDS, full_seconds=TASK_FULL_SECONDS
-        )
+        return _connect(purpose.connection, purpose.name)
 
     def _unlock(self, session: Session) -> None:
         """Release the locks, and with them the role's search_path."""

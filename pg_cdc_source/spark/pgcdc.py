@@ -135,7 +135,7 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
     """Answers Spark in the driver's source process, and reads partitions in tasks.
 
     ``files``: where tasks write rows of a snapshot, instead of handing them to Spark. ``trigger``: what is known of the
-    query's trigger before Spark 4.2.
+    query's trigger.
     """
 
     def __init__(
@@ -159,7 +159,8 @@ class PgCdcReader(Sealed, DataSourceStreamReader):
     def _running(self) -> Capture:
         # Not in __init__: Spark also makes readers that it never uses.
         if self._capture is None:
-            self._capture = Capture(self._options, self._schema)
+            interval = 0.0 if self._trigger is None else self._trigger.interval
+            self._capture = Capture(self._options, self._schema, interval)
         return self._capture
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -235,7 +236,7 @@ class ReaderWithoutLimits(PgCdcReader):
     def _running(self) -> Capture:
         is_new = self._capture is None
         capture = super()._running()
-        if is_new and self._trigger is OwnTrigger.PRESENT:
+        if is_new and self._trigger is not None and self._trigger.once:
             capture.stop_at_present()
         return capture
 
@@ -247,7 +248,7 @@ class ReaderWithoutLimits(PgCdcReader):
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         with short_errors():
-            return self._running().newest_without_start().to_json()
+            return self._running().newest_without_start(may_go_on=self._trigger is None).to_json()
 
 
 READER: type[PgCdcReader] = ReaderWithoutLimits

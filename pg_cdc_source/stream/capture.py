@@ -41,10 +41,11 @@ log = logging.getLogger(__name__)
 class Capture:
     """The stream, from its first offset to its last."""
 
-    def __init__(self, options: StreamOptions, schema: pa.Schema) -> None:
+    def __init__(self, options: StreamOptions, schema: pa.Schema, interval: float = 0.0) -> None:
+        """``interval``: how many seconds lie at least between two batches that are not full."""
         self._parts = StreamParts(options, schema)
         self._given = GivenOffsets()
-        self._next = NextOffset(self._parts)
+        self._next = NextOffset(self._parts, interval)
         self._reading = BatchReading(self._parts, self._given)
         self._lag = LagMeter(self._parts.source)
 
@@ -68,10 +69,13 @@ class Capture:
             self._given.planned = end
         return end
 
-    def newest_without_start(self) -> StreamOffset:
-        """As ``newest``, for a Spark that neither says where it starts nor limits a batch."""
+    def newest_without_start(self, *, may_go_on: bool) -> StreamOffset:
+        """As ``newest``, for a Spark that neither says where it starts nor limits a batch.
+
+        ``may_go_on``: whether the stream may have begun long ago where no end of a batch is known.
+        """
         given, parts = self._given, self._parts
-        if given.newest is not None:
+        if given.newest is not None or not may_go_on:
             given.newest = self.newest(given.newest, limited=True)
             return given.newest
         try:

@@ -24,8 +24,9 @@ IDLE_SECONDS = 10.0
 class NextOffset:
     """Finds the end of the batch behind a start whose initial snapshot is read."""
 
-    def __init__(self, parts: StreamParts) -> None:
+    def __init__(self, parts: StreamParts, interval: float) -> None:
         self._parts = parts
+        self._interval = interval
         self._target: Position | None = None
         self._moved_at = time.monotonic()
 
@@ -130,6 +131,7 @@ class NextOffset:
         try:
             # On the way to a target nobody waits for a change, and a sink has a cost for each batch.
             only_full = self._target is not None and ceiling is not None
+            only_full = only_full or time.monotonic() < self._moved_at + self._interval
             return reader.cut(start.position, ceiling, PATIENCE_SECONDS, only_rows=only_rows, only_full=only_full)
         except NewTableError:
             parts.membership.follow_new(start.position)

@@ -29,7 +29,7 @@ def metrics_of(name: str, database: str) -> SlotMetrics:
         failover=False,
         synced=False,
     )
-    return SlotMetrics(Usage(slot, "a", "pgcdc", 12, 34), 0.25, -5, Decoding(1, 2, 3, 4, 5, 6, 7, 8))
+    return SlotMetrics(Usage(slot, "a", "pgcdc", 12, 34), 0.25, -5, 7, Decoding(1, 2, 3, 4, 5, 6, 7, 8))
 
 
 def test_every_metric_is_documented_and_none_else() -> None:
@@ -45,4 +45,4 @@ def test_names_in_labels_are_escaped() -> None:
 
 def test_values_are_numbers() -> None:
     values = [line.rpartition(" ")[2] for line in exposition([metrics_of("s", "d")]).splitlines() if line[0] != "#"]
-    assert values == ["1", "0", "12", "0.25", "34", "-5", *map(str, range(1, 9))]
+    assert values == ["1", "0", "12", "0.25", "34", "-5", "7", *map(str, range(1, 9))]

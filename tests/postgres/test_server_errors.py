@@ -77,6 +77,8 @@ OPTIONS = parse_connection_options({"url": "host=db user=me password=wonderland 
         ("SSL SYSCALL error: Connection timed out", TransientError, "check that the server runs"),
         ("SSL connection has been closed unexpectedly", TransientError, "check that the server runs"),
         ("SSL error: unexpected eof while reading", TransientError, "check that the server runs"),
+        ("server sent an error response during SSL exchange", TransientError, "check that the server runs"),
+        ("SSL error: record layer failure", TransientError, "check that the server runs"),
         ("SSL error: tlsv1 alert internal error", TransientError, "check that the server runs"),
         ("could not send SSL negotiation packet: Resource temporarily unavailable", TransientError, "server runs"),
         ('could not translate host name "db" to address: Try again', TransientError, "check that the server runs"),

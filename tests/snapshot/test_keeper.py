@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from pg_cdc_source.errors import ConnectError, DefiniteError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
+from pg_cdc_source.postgres import connection
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.instances import Instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
@@ -133,6 +136,43 @@ def test_a_keeper_that_is_not_let_in_any_more_ends(holds: bool, monkeypatch: pyt
     keeper.run()
     assert (len(attempts) > 1) == holds
     assert len(attempts) < 15
+
+
+def test_a_keeper_waits_for_a_server_whose_name_has_no_address_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a server is restarted whose address goes with it."""
+    monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "AWAY", Backoff(0.01, longest_seconds=0.2))
+    monkeypatch.setattr(Process, "runs", lambda _: True)
+    options = ConnectionOptions("postgresql://reader@localhost/shop", ())
+    keeper = server.Keeper(Settings(options, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE, "/work"))
+    attempts: list[str] = []
+
+    def refused(*_: object, **__: object) -> None:
+        attempts.append("refused")
+        if len(attempts) == 3:
+            keeper.stop()
+        error = ConnectError("no address")
+        error.has_no_address = True
+        raise error
+
+    monkeypatch.setattr(connection, "_connect_once", refused)
+    keeper.run()
+    assert len(attempts) == 3
+
+
+def test_a_keeper_is_back_at_once_unless_it_was_lost_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where planning finds no keeper, it starts another one."""
+    monkeypatch.setattr(server, "TICK_SECONDS", 0.2)
+    monkeypatch.setattr(Process, "runs", lambda _: True)
+    options = ConnectionOptions("postgresql://reader@localhost/shop", ())
+    keeper = server.Keeper(Settings(options, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE, "/work"))
+    waited = []
+    for lasted in (60.0, 0.0):
+        keeper._board = cast(Any, io.StringIO())
+        keeper._opened_at = began = time.monotonic() - lasted
+        keeper._lose_board(TransientError("terminating connection due to administrator command"))
+        waited.append(time.monotonic() - began - lasted)
+    assert waited[0] < 0.2 <= waited[1]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from pg_cdc_source.errors import PgCdcError, SnapshotLostError, TransientError
+from pg_cdc_source.errors import ConnectError, PgCdcError, SnapshotLostError, TransientError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import ConsistentPoint
+from pg_cdc_source.postgres import connection
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
 from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
 from pg_cdc_source.snapshot.connections import keeper_share, kept_share, planning_share
 from pg_cdc_source.snapshot.keeper import executions
+from pg_cdc_source.snapshot.keeper import shared as snapshots
 from pg_cdc_source.snapshot.keeper.executions import (
     GONE_SECONDS,
     IDLE_SECONDS,
@@ -22,7 +24,7 @@ from pg_cdc_source.snapshot.keeper.executions import (
     POOL_SECONDS,
     Executions,
 )
-from pg_cdc_source.snapshot.keeper.shared import Shared
+from pg_cdc_source.snapshot.keeper.shared import MEND_SECONDS, Shared
 
 
 class OpenSession:
@@ -248,15 +250,78 @@ def test_what_cannot_leave_the_pool_stays(monkeypatch: pytest.MonkeyPatch) -> No
     line.serve()
     [pool] = line.make()
     read(line, "1")
-    for _ in range(2):
-        line.executions.take_out_of_pools(time.monotonic() + OWN_SECONDS + 0.1)
+    now = time.monotonic() + OWN_SECONDS + 0.1
+    for later in (now, now + 2 * MEND_SECONDS):
+        line.executions.take_out_of_pools(later)
         assert len(line.workers.undone) == 1
         line.workers.finish()
         assert line.shared("1") is pool
+        # A server that refuses it is not asked at each look.
+        line.executions.take_out_of_pools(time.monotonic())
+        assert line.workers.undone == []
     # Where there is no room, it is not tried.
     line.executions.most_sessions = 4
-    line.executions.take_out_of_pools(time.monotonic() + OWN_SECONDS + 0.1)
+    line.executions.take_out_of_pools(now + 4 * MEND_SECONDS)
     assert line.workers.undone == []
+
+
+def two_in_a_pool(monkeypatch: pytest.MonkeyPatch) -> tuple[Line, Shared]:
+    """The first has its snapshot, and the second one's is being made."""
+    monkeypatch.setattr(snapshots, "is_lost", lambda session: session.closed)
+    line = Line()
+    line.ask("1", shows_lsn=False)
+    line.serve()
+    [pool] = line.make()
+    line.ask("2", shows_lsn=False)
+    line.serve()
+    assert line.shared("2") is pool
+    return line, pool
+
+
+def test_who_cannot_be_announced_in_a_pool_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise TransientError("out of shared memory")
+
+    line, pool = two_in_a_pool(monkeypatch)
+    monkeypatch.setattr(snapshots, "export_snapshot", lambda _: "00000003-0000001B-2")
+    monkeypatch.setattr(snapshots, "announce_one_more", refuse)
+    line.workers.finish()
+    line.executions.mend()
+    assert line.executions.get("2") is None
+    assert str(line.marks.shown["2"]) == str(TransientError("out of shared memory"))
+    assert line.shared("1") is pool
+    assert pool.holding is not None
+
+
+def test_a_pool_that_is_lost_takes_nobody_along_who_had_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> str:
+        raise TransientError("server closed the connection")
+
+    line, pool = two_in_a_pool(monkeypatch)
+    monkeypatch.setattr(snapshots, "export_snapshot", refuse)
+    line.workers.finish()
+    line.executions.mend()
+    assert line.executions.get("1") is None
+    assert line.executions.tell_why_ended("1")
+    assert type(line.marks.shown["1"]) is SnapshotLostError
+    assert line.serve() == [("2",)]
+    assert line.shared("2") is not pool
+
+
+def test_a_server_that_is_away_for_a_moment_ends_no_execution(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting, asked_again = TransientError("the database system is starting up"), ConnectError("it was asked again")
+    errors = [starting, asked_again] * 2
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(connection, "_connect_once", refuse)
+    line = Line()
+    line.ask("1", shows_lsn=False)
+    line.ask("2")
+    line.serve()
+    line.workers.finish()
+    assert line.marks.shown == {"1": asked_again, "2": asked_again}
 
 
 def test_an_old_pool_takes_no_more_snapshots() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from psycopg2.extensions import connection as Session
 
@@ -19,7 +20,7 @@ from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
 from pg_cdc_source.snapshot.keeper.execution import Execution, line_error, lost_error, surplus_error
 from pg_cdc_source.snapshot.keeper.liveness import is_lost
 from pg_cdc_source.snapshot.keeper.marks import Marks
-from pg_cdc_source.snapshot.keeper.shared import Shared, Work
+from pg_cdc_source.snapshot.keeper.shared import MEND_SECONDS, Shared, Work
 from pg_cdc_source.snapshot.keeper.workers import Workers
 
 ENDED_REMEMBERED = 100_000
@@ -152,7 +153,7 @@ class Executions:
             if pool is None:
                 return
             shared = pool
-            self._work.export(pool, keys)
+            self._work.export(pool, keys, partial(self._not_exported, pool, keys))
         elif self._has_room():
             shared = Shared(request, keys)
             self._work.make(shared)
@@ -160,6 +161,17 @@ class Executions:
             return
         for execution in group:
             execution.shared = shared
+
+    def _not_exported(self, pool: Shared, keys: Iterable[str], why: PgCdcError | None) -> None:
+        """End executions that a pool has no snapshot for; without a reason, they go on waiting in line."""
+        for execution in [self._running[key] for key in keys if key in self._running]:
+            if why is None:
+                execution.shared = None
+            else:
+                self.end(execution, why)
+                self.tell_why_ended(execution.key)
+        if pool not in self.snapshots():
+            pool.leave()
 
     def _has_room(self) -> bool:
         """Whether there is room for one more session beside those of pools; one snapshot always has."""
@@ -235,7 +247,7 @@ class Executions:
     def take_out_of_pools(self, now: float) -> None:
         """Have what is read for longer held by sessions of its own. It has to be known who reads ``now``."""
         for pool, group in self.snapshots().items():
-            if not pool.pool or pool.holding is None:
+            if not pool.pool or pool.holding is None or now < pool.mend_after:
                 continue
             coming = {key for shared in self._coming for key in shared.keys}
             by_snapshot: dict[str, list[Execution]] = {}
@@ -251,6 +263,8 @@ class Executions:
 
         def move() -> None:
             self._coming.discard(shared)
+            if shared.held is None:
+                pool.mend_after = time.monotonic() + MEND_SECONDS
             moved = [] if shared.held is None else [e for e in sharing if self._running.get(e.key) is e]
             for execution in moved:
                 execution.shared = shared

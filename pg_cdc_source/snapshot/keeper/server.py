@@ -54,7 +54,7 @@ class Keeper:
         self._marks = Marks(settings.connection, self.name)
         self._executions = Executions(settings.connection, self.name, self._marks, self._workers)
         self._board: Session | None = None
-        self._lost_at = 0.0  # time.monotonic()
+        self._opened_at = self._lost_at = 0.0  # time.monotonic()
         self._pauses = AWAY.pauses()
         self._standby = False
         self._last_request = time.monotonic()
@@ -73,7 +73,7 @@ class Keeper:
         The ``first`` time it has to be on the server that planning is on, or would not be found. Later that may have
         been restarted, or failed over.
         """
-        session = connect(self._settings.connection, "pgsnapshot:starting")
+        session = connect(self._settings.connection, "pgsnapshot:starting", was_there=not first)
         try:
             if first:
                 require_instance(session, self._settings.planned_on, "starting the keeper")
@@ -92,6 +92,7 @@ class Keeper:
             session.close()
             raise
         self._board = session
+        self._opened_at = time.monotonic()
         return True
 
     def _end_old_session(self, cursor: Cursor) -> None:
@@ -213,6 +214,9 @@ class Keeper:
             self._board.close()
             self._board = None
             self._lost_at, self._pauses = time.monotonic(), AWAY.pauses()
+            if self._lost_at - self._opened_at > TICK_SECONDS:
+                # At once: where planning finds no keeper, it starts another one, and this one's snapshots end.
+                return
         until = time.monotonic() + next(self._pauses)
         while time.monotonic() < until and self._settings.driver.runs() and not self._stop.wait(TICK_SECONDS):
             pass

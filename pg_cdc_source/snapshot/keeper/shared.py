@@ -19,7 +19,15 @@ from dataclasses import dataclass, field, replace
 from pg_cdc_source.errors import DefiniteError, PgCdcError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.connection import FULL_SECONDS
-from pg_cdc_source.postgres.snapshots import Held, announce, export_snapshot, make_snapshot, open_exporter
+from pg_cdc_source.postgres.snapshots import (
+    Held,
+    LockKey,
+    announce,
+    announce_one_more,
+    export_snapshot,
+    make_snapshot,
+    open_exporter,
+)
 from pg_cdc_source.snapshot.board import Request, execution_key, holder_name, snapshot_number
 from pg_cdc_source.snapshot.keeper.liveness import is_lost
 from pg_cdc_source.snapshot.keeper.workers import Finish, Workers
@@ -27,7 +35,9 @@ from pg_cdc_source.snapshot.keeper.workers import Finish, Workers
 log = logging.getLogger(__name__)
 
 HOLDERS = 2
-MEND_SECONDS = 1.0  # before another try to replace a holder
+MEND_SECONDS = 1.0  # before another try to have one more holder
+# How long the server is tried to be had for a snapshot. Readers wait longer.
+RETRY_SECONDS = 20.0
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +137,7 @@ class Work:
             self._namer(shared),
             holders=1,
             announced=[execution_key(key) for key in shared.keys],
+            retry_seconds=RETRY_SECONDS,
             full_seconds=FULL_SECONDS,
         )
 
@@ -136,34 +147,50 @@ class Work:
 
         return take
 
-    def export(self, shared: Shared, keys: tuple[str, ...]) -> None:
-        """Take a snapshot in a pool, the first or another, for the executions ``keys``."""
-        self._submit(shared, lambda pool: self._export(pool, keys))
+    def export(self, shared: Shared, keys: tuple[str, ...], refused: Callable[[PgCdcError | None], None]) -> None:
+        """Take a snapshot in a pool, the first or another, for the executions ``keys``.
 
-    def _export(self, pool: Shared, keys: tuple[str, ...]) -> Finish:
-        held = pool.held
-        if held is None:
-            session, instance = open_exporter(self._options, "pgsnapshot:making", full_seconds=FULL_SECONDS)
-            held = Held(None, instance)
-        else:
-            session, _ = held.holders[0]
+        ``refused`` is told where another one could not be had: why, or None where the pool was lost.
+        """
+        first = shared.held is None
+        self._submit(shared, lambda pool: self._open(pool, keys) if first else self._add(pool, keys, refused))
+
+    def _open(self, pool: Shared, keys: tuple[str, ...]) -> Finish:
+        session, instance = open_exporter(
+            self._options, "pgsnapshot:making", retry_seconds=RETRY_SECONDS, full_seconds=FULL_SECONDS
+        )
         try:
             snapshot_id = export_snapshot(session)
-            if not held.holders:
-                held.holders.append((session, snapshot_id))
-            number = snapshot_number(snapshot_id)
-            name = self._namer(pool)(held.holders[0][1])
-            announce(session, None, [execution_key(key, number) for key in keys], name)
+            announce(session, None, _keys_in_pool(keys, snapshot_id), self._namer(pool)(snapshot_id))
         except BaseException:
             session.close()
             raise
 
         def take() -> None:
-            pool.held = held
-            pool.exported.update(dict.fromkeys(keys, snapshot_id))
-            self.made_some = True
+            pool.held = Held(None, instance, holders=[(session, snapshot_id)])
+            self._have_exported(pool, keys, snapshot_id)
 
         return take
+
+    def _add(self, pool: Shared, keys: tuple[str, ...], refused: Callable[[PgCdcError | None], None]) -> Finish:
+        assert pool.held is not None
+        session, first_id = pool.held.holders[0]
+        try:
+            snapshot_id = export_snapshot(session)
+        except PgCdcError:
+            # Its transaction is over, and with it all snapshots of the pool: ``mend`` finds that out.
+            session.close()
+            return lambda: refused(None)
+        try:
+            announce_one_more(session, _keys_in_pool(keys, snapshot_id), self._namer(pool)(first_id))
+        except PgCdcError as error:
+            why = None if is_lost(session) else error
+            return lambda: refused(why)
+        return lambda: self._have_exported(pool, keys, snapshot_id)
+
+    def _have_exported(self, pool: Shared, keys: tuple[str, ...], snapshot_id: str) -> None:
+        pool.exported.update(dict.fromkeys(keys, snapshot_id))
+        self.made_some = True
 
     def take_out(self, pool: Shared, shared: Shared, then: Callable[[], None]) -> None:
         """Hold the snapshot that executions have in a pool in a session of its own, as ``shared``, and go on ``then``.
@@ -242,6 +269,10 @@ class Work:
     def _unlock(self, shared: Shared) -> None:
         assert shared.held is not None
         shared.held.unlock()
+
+
+def _keys_in_pool(keys: tuple[str, ...], snapshot_id: str) -> list[LockKey]:
+    return [execution_key(key, snapshot_number(snapshot_id)) for key in keys]
 
 
 def _unexpected(error: Exception) -> DefiniteError:
