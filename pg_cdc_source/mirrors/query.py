@@ -52,7 +52,7 @@ def mirror(
     autoCompact: bool = True,  # noqa: N803
     jsonAs: Literal["string", "variant"] = "string",  # noqa: N803
     once: bool = False,
-    interval: str = "0s",
+    interval: str | int = "0s",
     on_batch: Callable[[Applied], None] | None = None,
     **options: str | int | bool,
 ) -> StreamingQuery:
@@ -133,10 +133,10 @@ _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
 _OF_LOGS = {"startfrom": ("slot", "now"), "onnewtable": ("changes",), "ontruncate": ("ignore",)}
 
 
-def _interval(text: str, once: bool) -> float:
+def _interval(interval: str | int, once: bool) -> float:
     """How many seconds. Raises OptionError."""
     try:
-        seconds = duration("0s", "1d")(text)
+        seconds = duration("0s", "1d")(str(interval))
     except OptionError as error:
         raise OptionError(f"interval: {error.what}", remedy=error.remedy) from None
     if seconds and once:

@@ -10,7 +10,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres import locks, search_path, snapshots
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.connection import begin_anew, connect
+from pg_cdc_source.postgres.connection import FULL_SECONDS, begin_anew, connect
 from pg_cdc_source.postgres.kept_session import KeptSession
 from pg_cdc_source.snapshot.checks import check_heaps, lock_and_check
 from pg_cdc_source.snapshot.handover import HANDOVER, Purpose, Reading
@@ -43,7 +43,9 @@ class ReadingSession:
         self._scan = (plan, scan_range.heaps)
         self._session: Session | None = None
         # Without a snapshot: it sees the catalog as it is now.
-        self.present = KeptSession(partial(_connect, plan.spec.connection, "pgsnapshot:checking"))
+        # The session that reads is there meanwhile, with its locks.
+        begin = partial(_connect, plan.spec.connection, "pgsnapshot:checking", full_seconds=FULL_SECONDS)
+        self.present = KeptSession(begin)
         self._locked: frozenset[Relation] | None = None  # and found to be what was planned; None: nothing was looked at
         self._snapshot: Imported | None = None
 

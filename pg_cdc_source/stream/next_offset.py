@@ -29,6 +29,8 @@ class NextOffset:
         self._interval = interval
         self._target: Position | None = None
         self._moved_at = time.monotonic()
+        # What waits for a stream that starts comes at once: it may be started more often than at an interval.
+        self._batch_at = -math.inf
 
     def stop_at_present(self) -> None:
         """Take nothing that is committed from now on."""
@@ -69,7 +71,7 @@ class NextOffset:
             if self._target is None:
                 return start
             parts.require_driver()
-        self._moved_at = time.monotonic()
+        self._moved_at = self._batch_at = time.monotonic()
         # Tables that join at this end do so with the next batch. A session that has decoded what comes before their
         # point has built its view of the publication there, and older servers never renew it: it would leave out their
         # changes. What was decoded before would also be decoded anew, and compared with a later catalog.
@@ -84,7 +86,7 @@ class NextOffset:
         ends = parts.layouts.ends_before_rewritten(start.position, end)
         earlier = next((found for found in ends if not self._is_quiet(start, found)), end)
         if earlier < end:
-            end, self._moved_at = earlier, -math.inf
+            end, self._moved_at, self._batch_at = earlier, -math.inf, -math.inf
         elif start.position == end or not parts.altered.rewrites_at(end, coming) or self._is_quiet(start, end):
             parts.altered.reach(start.position, end, coming)
         start = replace(start, due=parts.due(start, end), members=parts.membership.plan.members)
@@ -131,7 +133,8 @@ class NextOffset:
         try:
             # On the way to a target nobody waits for a change, and a sink has a cost for each batch.
             only_full = self._target is not None and ceiling is not None
-            only_full = only_full or time.monotonic() < self._moved_at + self._interval
+            # The rest of a transaction that is larger than a batch does not wait: tables show half of it.
+            only_full = only_full or (start.position.is_whole and time.monotonic() < self._batch_at + self._interval)
             return reader.cut(start.position, ceiling, PATIENCE_SECONDS, only_rows=only_rows, only_full=only_full)
         except NewTableError:
             parts.membership.follow_new(start.position)

@@ -80,11 +80,12 @@ def test_a_ledger_that_is_a_name_needs_the_format_of_its_mirror() -> None:
 
 @pytest.mark.parametrize(("interval", "once", "what"), [
     ("often", False, "interval: 'often' is not a time"), ("2d", False, "interval: 2d is out of bounds"),
-    ("30s", True, "interval is of no use with once"),
+    (-1, False, "interval: '-1' is not a time"), ("30s", True, "interval is of no use with once"),
 ])  # fmt: skip
-def test_an_interval_is_a_time_between_batches(interval: str, once: bool, what: str) -> None:
+def test_an_interval_is_a_time_between_batches(interval: str | int, once: bool, what: str) -> None:
     session: Any = Session()
     with pytest.raises(OptionError, match=what):
         mirror(session, **GIVEN, tables="public.*", interval=interval, once=once)
-    with pytest.raises(Begun):
-        mirror(session, **GIVEN, tables="public.*", interval="0s", once=once)
+    for taken in ("30s", 30, 0):
+        with pytest.raises(Begun):
+            mirror(session, **GIVEN, tables="public.*", interval=taken, once=taken == 0)

@@ -308,7 +308,7 @@ def test_a_pool_that_is_lost_takes_nobody_along_who_had_no_snapshot(monkeypatch:
     assert line.shared("2") is not pool
 
 
-def test_a_server_that_is_away_for_a_moment_ends_no_execution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_is_asked_again_for_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     starting, asked_again = TransientError("the database system is starting up"), ConnectError("it was asked again")
     errors = [starting, asked_again] * 2
 

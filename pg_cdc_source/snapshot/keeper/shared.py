@@ -178,9 +178,13 @@ class Work:
         try:
             snapshot_id = export_snapshot(session)
         except PgCdcError:
-            # Its transaction is over, and with it all snapshots of the pool: ``mend`` finds that out.
-            session.close()
-            return lambda: refused(None)
+
+            def lose() -> None:
+                # Its transaction is over, and with it all snapshots of the pool: ``mend`` finds that out.
+                session.close()
+                refused(None)
+
+            return lose
         try:
             announce_one_more(session, _keys_in_pool(keys, snapshot_id), self._namer(pool)(first_id))
         except PgCdcError as error:
