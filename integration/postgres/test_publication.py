@@ -276,6 +276,13 @@ def test_a_whole_schema_is_every_table_there_that_can_be_published(pg: Session, 
     assert streamed(session, tables="spatial", publication="named") == ["public.spatial"]
     assert streamed(session, tables="*", publication="all") == ["other.c", "public.a", "public.b", "public.sales"]
     assert streamed(session, tables="other.c, public.*", publication="two") == published(pg, "two")
+    but = "*, -public.sales, -other.*"
+    assert streamed(session, tables=but, publication="some") == ["public.a", "public.b"] == published(pg, "some")
+    run(pg, "CREATE PUBLICATION leaves FOR ALL TABLES WITH (publish_via_partition_root = false)")
+    found = streamed(session, tables=but, publication="leaves")
+    # With leaves under their own names, those of a root that is left out are left out, too.
+    assert found == ["public.a", "public.b", "public.spatial"]
+    refused(OptionError, session, "matches no table", tables="other.*, -other.c", publication="none")
     refused(OptionError, session, "matches no table", tables="nothing.*", publication="none")
     refused(OptionError, session, "matches no table", tables="pg_catalog.*", publication="none")
     assert not exists(pg, "none")

@@ -198,7 +198,7 @@ _STREAM_OPTIONS = (
         "tables",
         "pgcdc",
         "instead of `dbtable`: several tables, separated by commas; `schema.*` means the tables of a schema that the "
-        "publication has; rows have the columns of the envelope",
+        "publication has, and `-schema.table` leaves one of them out; rows have the columns of the envelope",
         parse_tables,
     ),
     Option(

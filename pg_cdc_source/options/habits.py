@@ -75,7 +75,7 @@ HABITS: dict[Group, dict[str, str]] = {
         ),
         **dict.fromkeys(
             ("table.exclude.list", "schema.exclude.list"),
-            "name the tables that you want; or leave the others out of the publication: schema.* is what it has",
+            "leave them out in tables: schema.*, -schema.table",
         ),
         **dict.fromkeys(
             ("query", "where", "columns", "column.include.list", "column.exclude.list", "predicates"), _IN_SPARK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.sql_keywords import KEYWORDS
@@ -19,6 +19,7 @@ _NAME_PART = re.compile(
     r"""|(?P<star>\*))\s*""",
     re.ASCII,
 )
+_MINUS = re.compile(r"\s*-")
 _NEEDS_NO_QUOTES = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _ASCII_UPPER_TO_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _SUBQUERY = re.compile(r"\s*(?:\(|(?:select|with|table|values)\s)", re.IGNORECASE | re.ASCII)
@@ -63,11 +64,12 @@ class QualifiedName:
 class TablePattern:
     """One table, or all tables of a schema if ``name`` is None. The search path finds the schema if that is None.
 
-    If both are None, the pattern is ``*``: every table of every schema.
+    If both are None, the pattern is ``*``: every table of every schema. ``but`` are those of them that are not meant.
     """
 
     schema: str | None
     name: str | None
+    but: tuple[TablePattern, ...] = ()
 
     @property
     def qualified(self) -> QualifiedName | None:
@@ -77,14 +79,15 @@ class TablePattern:
         return QualifiedName((self.name,) if self.schema is None else (self.schema, self.name))
 
     def matches(self, schema: str, name: str) -> bool:
-        return self.schema in (None, schema) and self.name in (None, name)
+        is_within = self.schema in (None, schema) and self.name in (None, name)
+        return is_within and not any(left_out.matches(schema, name) for left_out in self.but)
 
     def means(self, table: str) -> bool:
         """Whether it is this one table, named as by ``dotted``; without a schema, one of any schema."""
         return self.name is not None and (str(self) == table or (self.schema is None and table.endswith(f".{self}")))
 
     def __str__(self) -> str:
-        """Return it as ``parse_tables`` reads it, with quotes only where they are needed."""
+        """Return it as ``parse_tables`` reads it, with quotes only where they are needed, and without ``but``."""
         name = "*" if self.name is None else dotted(self.name)
         return name if self.schema is None else f"{dotted(self.schema)}.{name}"
 
@@ -124,15 +127,21 @@ def _in_quotes(name: str) -> str:
 
 def _parse_names(text: str) -> list[tuple[str, ...]]:
     """Read a comma-separated list of dotted names."""
-    return [tuple(part for part in name if part is not None) for name in _parse_patterns(text, stars=False)]
+    return [tuple(part for part in name if part is not None) for _, name in _parse_patterns(text, stars=False)]
 
 
-def _parse_patterns(text: str, *, stars: bool) -> list[tuple[str | None, ...]]:
-    """Read a comma-separated list of dotted names, with None for a part that is a star."""
-    names: list[tuple[str | None, ...]] = []
+def _parse_patterns(text: str, *, stars: bool) -> list[tuple[bool, tuple[str | None, ...]]]:
+    """Read a comma-separated list of dotted names, with None for a part that is a star.
+
+    Where there may be ``stars``, a name may also begin with a minus; whether it does.
+    """
+    names: list[tuple[bool, tuple[str | None, ...]]] = []
     parts: list[str | None] = []
+    has_minus = False
     position = 0
     while True:
+        if stars and not parts and (minus := _MINUS.match(text, position)):
+            has_minus, position = True, minus.end()
         match = _NAME_PART.match(text, position)
         if match is None or (match["star"] and not stars):
             raise _malformed_name(text, position)
@@ -140,8 +149,8 @@ def _parse_patterns(text: str, *, stars: bool) -> list[tuple[str | None, ...]]:
         position = match.end()
         separator = text[position : position + 1]
         if separator != ".":
-            names.append(tuple(parts))
-            parts = []
+            names.append((has_minus, tuple(parts)))
+            parts, has_minus = [], False
         if separator == "":
             return names
         if separator not in ".,":
@@ -202,11 +211,15 @@ def parse_columns(text: str) -> tuple[str, ...]:
 
 
 def parse_tables(text: str) -> tuple[TablePattern, ...]:
-    """Read a comma-separated list of tables, ``schema.table`` or ``schema.*``; a star in quotes is an ordinary name."""
+    """Read a comma-separated list of tables, ``schema.table`` or ``schema.*``; a star in quotes is an ordinary name.
+
+    One with a minus before it is left out of those with a star.
+    """
     if _SUBQUERY.match(text):
         raise OptionError(f"{text!r} is a query, not a list of tables", remedy="name the tables that it reads")
     patterns: list[TablePattern] = []
-    for parts in _parse_patterns(text, stars=True):
+    left_out: list[TablePattern] = []
+    for has_minus, parts in _parse_patterns(text, stars=True):
         shown = ".".join("*" if part is None else dotted(part) for part in parts)
         if None in parts[:-1]:
             raise OptionError(
@@ -218,7 +231,14 @@ def parse_tables(text: str) -> tuple[TablePattern, ...]:
                 remedy='set the database in the connection options; quote a part that holds a dot: public."a.b"',
             )
         pattern = TablePattern(parts[-2] if len(parts) == 2 else None, parts[-1])
-        if pattern in patterns:
+        if pattern in (*patterns, *left_out):
             raise OptionError(f"the table {pattern} is named twice", remedy="name it once")
-        patterns.append(pattern)
-    return tuple(patterns)
+        (left_out if has_minus else patterns).append(pattern)
+    for pattern in left_out:
+        within = [all_of for all_of in patterns if all_of.name is None and all_of.schema in (None, pattern.schema)]
+        if not within or pattern.schema is None:
+            raise OptionError(
+                f"-{pattern} leaves out what no pattern has",
+                remedy="write it with its schema beside a pattern with a star: public.*, -public.audit",
+            )
+    return tuple(replace(one, but=tuple(left_out)) if one.name is None else one for one in patterns)

@@ -213,7 +213,8 @@ def stream(
             same way
         dbtable: one table, ``schema.table``, parts quoted as in SQL where needed: its columns and the change columns
         tables: instead of ``dbtable``: several tables, separated by commas; ``schema.*`` means the tables of a schema
-            that the publication has; rows have the columns of the envelope
+            that the publication has, and ``-schema.table`` leaves one of them out; rows have the columns of the
+            envelope
         slot: replication slot of the stream; created when missing, kept when the query stops
         failover: create a slot that standbys keep a copy of (PostgreSQL 17 and later); after a failover the stream
             continues from the copy. Not with ``startFrom=slot``, unless ``onSlotLost=resnapshot``; default: ``false``

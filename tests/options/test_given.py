@@ -78,7 +78,7 @@ def test_an_option_that_does_not_exist_gets_a_remedy(key: str, says: str) -> Non
         ("endingOffsets", "AvailableNow"),
         ("table", "dbtable"),
         ("table.include.list", "tables"),
-        ("table.exclude.list", "publication"),
+        ("table.exclude.list", "-schema.table"),
         ("subscribe", "tables"),
         ("query", "select and filter the DataFrame"),
         ("columns", "select and filter the DataFrame"),

@@ -198,6 +198,28 @@ def test_tables_are_names_or_whole_schemas(text: str, patterns: list[tuple[str |
     assert parse_stream_options({"tables": text, "slot": "s"}).tables == expected
 
 
+def test_tables_with_a_minus_are_left_out_of_those_with_a_star() -> None:
+    audit, log = TablePattern("public", "audit"), TablePattern("log", None)
+    found = parse_tables("public.*, *, a.b, - public.audit,-log.*")
+    assert found == (
+        TablePattern("public", None, (audit, log)), TablePattern(None, None, (audit, log)), TablePattern("a", "b"),
+    )  # fmt: skip
+    assert list(map(str, found)) == ["public.*", "*", "a.b"]
+    names = [("public", "orders"), ("public", "audit"), ("log", "a"), ("x", "audit")]
+    assert [name for name in names if found[1].matches(*name)] == [("public", "orders"), ("x", "audit")]
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    ("-public.a", "-public.a leaves out what no pattern has"), ("public.*, -a", "-a leaves out what no pattern has"),
+    ("public.*, -other.a", "-other.a leaves out what no pattern has"), ("a.b, -a.b", "a.b is named twice"),
+    ("public.*, --a", "is not a name in SQL: it has '-'"), ("public.-a", "is not a name in SQL: it has '-'"),
+    ("public.*, -", "ends where a name is expected"),
+])  # fmt: skip
+def test_what_is_left_out_has_to_be_there(text: str, what: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(what)):
+        parse_tables(text)
+
+
 @given(st.lists(st.tuples(st.none() | NAMES, st.none() | NAMES), min_size=1, max_size=4, unique=True))
 def test_every_list_of_tables_survives_being_shown(patterns: list[tuple[str | None, str | None]]) -> None:
     expected = tuple(TablePattern(schema, name) for schema, name in patterns)

@@ -92,12 +92,14 @@ def _find_at_once(session: Session, patterns: Sequence[TablePattern]) -> dict[Ta
 def _matches(session: Session, publication: Publication, pattern: TablePattern) -> list[Relation]:
     """The published tables of a schema, and those partitions of its tables that are published by themselves."""
     relations = [table.relation for table in publication.tables]
-    above = read_ancestors(session, [relation.oid for relation in relations]) if pattern.schema is not None else {}
-    matches = [
-        relation
-        for relation in relations
-        if pattern.schema in (None, relation.schema, *(ancestor.schema for ancestor in above.get(relation.oid, ())))
-    ]
+    is_all = pattern.schema is None and not pattern.but
+    above = {} if is_all else read_ancestors(session, [relation.oid for relation in relations])
+    matches = []
+    for relation in relations:
+        names = [(one.schema, one.name) for one in (relation, *above.get(relation.oid, ()))]
+        is_left_out = any(left_out.matches(*name) for left_out in pattern.but for name in names)
+        if not is_left_out and any(pattern.matches(*name) for name in names):
+            matches.append(relation)
     if not matches:
         what = f"its tables are {listed(relations)}" if relations else "it has no tables"
         raise OptionError(

@@ -216,7 +216,8 @@ def _publishable_tables(session: Session, pattern: TablePattern) -> list[Relatio
     """
     with translated(f"looking for {pattern}"), session.cursor() as cursor:
         cursor.execute(_READ_PUBLISHABLE, (pattern.schema,))
-        relations = [Relation(*row) for row in cursor]
+        found = [Relation(*row) for row in cursor]
+    relations = [relation for relation in found if pattern.matches(relation.schema, relation.name)]
     if not relations:
         raise OptionError(
             f"tables: {pattern} matches no table that can be published",
@@ -270,5 +271,6 @@ def _refuse_without_identity(session: Session, options: StreamOptions, relations
     raise ServerSetupError(
         f"publication {quoted(options.publication)} is not created, because from then on PostgreSQL would "
         f"refuse every UPDATE and DELETE on {without}: no primary key or other usable replica identity",
-        remedy=f"add a primary key; or {steps}; or keyless=insertOnly publishes the inserts of such tables alone",
+        remedy=f"add a primary key; or {steps}; or keyless=insertOnly publishes the inserts of such tables alone; or "
+        "leave them out, as in tables=public.*, -public.audit",
     )
