@@ -177,6 +177,19 @@ def test_one_that_was_created_again_leaves_and_joins(moment: str, tables: str, p
 
 
 @pytest.mark.skipif(not HAS_LIMITS, reason="one batch has all tables, by the names that they have in its end")
+@pytest.mark.parametrize("on_new_table", ["snapshot", "fail"])
+def test_one_that_is_left_out_neither_joins_nor_fails(on_new_table: str, pg: Session, drive: Drive) -> None:
+    run(pg, *CREATE, "CREATE PUBLICATION s FOR ALL TABLES")
+    driver = drive(tables="public.*, -public.u, -public.later", onNewTable=on_new_table)
+    going_on(driver, lambda: replica(driver) == source(pg, "t", "x"))
+    create = "CREATE TABLE {0} (id int PRIMARY KEY, v text); INSERT INTO {0} VALUES (1, 'new')"
+    run(pg, "INSERT INTO u VALUES (3, 'c')", create.format("later"), "INSERT INTO t VALUES (2, 'x')")
+    going_on(driver, lambda: replica(driver) == source(pg, "t", "x"))
+    driver.restart()
+    run(pg, "INSERT INTO later VALUES (2, 'c')", "UPDATE u SET v = 'd'", "INSERT INTO t VALUES (3, 'x')")
+    going_on(driver, lambda: replica(driver) == source(pg, "t", "x"))
+
+
 def test_one_that_was_renamed_is_read_under_its_new_name(pg: Session, drive: Drive) -> None:
     run(pg, *CREATE, "CREATE PUBLICATION s FOR TABLE t, u, x")
     driver = drive(tables="public.*")
