@@ -326,6 +326,9 @@ def test_a_slot_that_the_server_gives_up_is_told_before_and_after() -> None:
         found, right = check("pgcdc", url, dbtable="public.t", slot="s")
         assert not right
         assert "slot s was given up by the server: wal_removed" in found["slot"][0]["text"]
+        found, right = check("pgcdc", url, dbtable="public.t", slot="s", onSlotLost="resnapshot")
+        assert right, found
+        assert "makes a new slot" in found["slot"][0]["remedy"]
         assert (listed(url)["s"]["invalidation"], listed(url)["s"]["held_bytes"]) == ("wal_removed", None)
         assert "lost: wal_removed" in pg_cdc("slots", url).stdout
 

@@ -156,9 +156,10 @@ def test_a_server_that_removes_rows_a_snapshot_sees_is_refused(pg: Session, spar
         expected = ("ServerSetupError", "old_snapshot_threshold is 1h", "old_snapshot_threshold = -1")
         refusal(lambda: load(spark, url, dbtable="t").count(), *expected)
         refusal(lambda: load(spark, url, query="SELECT 1 AS one").count(), *expected)
-        checked = CliRunner().invoke(app, ["check", "pgsnapshot", "-o", f"url={url}", "-o", "dbtable=t"])
-        assert checked.exit_code == 1
-        assert "old_snapshot_threshold is 1h" in checked.output
+        for format, *options in (("pgsnapshot",), ("pgcdc", "-o", "slot=s")):
+            checked = CliRunner().invoke(app, ["check", format, "-o", f"url={url}", "-o", "dbtable=t", *options])
+            assert checked.exit_code == 1
+            assert "old_snapshot_threshold is 1h" in checked.output
 
 
 # --- what is not there ----------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ import typer
 from typer.core import TyperGroup
 
 from pg_cdc_source.errors import PgCdcError
+from pg_cdc_source.options.libpq_keywords import SECRET_KEYWORDS
 
 # Typer has a Click of its own, or uses the one that is installed.
 _UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter
-_URL = re.compile(r"://|(?:password|passwd|pass|pwd)\s*=", re.IGNORECASE)
+_URL = re.compile(rf"://|(?:{'|'.join(SECRET_KEYWORDS)}|passwd|pass|pwd|secret)\s*=", re.IGNORECASE)
 
 
 class Commands(TyperGroup):

@@ -67,8 +67,8 @@ def resnapshot(
         else f"Its reader has pid {found.active_pid}."
     )
     print(
-        f"The query that reads slot {slot} will give, for each table, a truncate row, the table's rows and then its "
-        f"changes. {when}"
+        f"The query that reads slot {slot} will give, for each table that it reads, a truncate row, the table's rows "
+        f"and then its changes. A changelog ignores the request. {when}"
     )
 
 

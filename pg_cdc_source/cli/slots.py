@@ -74,16 +74,27 @@ def _refuse_together(given: dict[str, bool]) -> None:
 
 
 def _drop(session: Session, names: Sequence[str], *, ask: bool) -> None:
+    _require_droppable(session, names)
+    if names and ask and sys.stdin.isatty():
+        question = f"Drop {', '.join(names)}? The changes they retain cannot be read again."
+        typer.confirm(question, abort=True, err=True)
+        # A stream may have begun to use one meanwhile.
+        _require_droppable(session, names)
+    for i, name in enumerate(names):
+        try:
+            drop_slot(session, name)
+        except PgCdcError:
+            if i:
+                typer.echo(f"pg-cdc: dropped {', '.join(names[:i])}", err=True)
+            raise
+
+
+def _require_droppable(session: Session, names: Sequence[str]) -> None:
     refused = undroppable(session, names)
     for error in refused:
         typer.echo(f"pg-cdc: {error}", err=True)
     if refused:
         raise typer.Exit(1)
-    if names and ask and sys.stdin.isatty():
-        question = f"Drop {', '.join(names)}? The changes they retain cannot be read again."
-        typer.confirm(question, abort=True, err=True)
-    for name in names:
-        drop_slot(session, name)
 
 
 def _watch(options: ConnectionOptions, every: float, *, json: bool) -> None:

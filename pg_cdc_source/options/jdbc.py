@@ -94,9 +94,8 @@ def parse_jdbc_url(url: str) -> dict[str, str]:
     Raises OptionError for what pgjdbc does not accept either, and for what libpq cannot do.
     """
     server, _, query = url.removeprefix(PREFIX).partition("?")
-    address = _address(server)
     given = _parameters(query)
-    settings = address | _same_parameters(given)
+    settings = _address(server, has_service="service" in given) | _same_parameters(given)
     if given.get("ssl") in ("", "true"):
         settings.setdefault("sslmode", "verify-full")
     elif given.get("ssl", "false") != "false":
@@ -117,8 +116,11 @@ def parse_jdbc_url(url: str) -> dict[str, str]:
     return settings
 
 
-def _address(server: str) -> dict[str, str]:
-    """Read what stands before the question mark: ``//host:port,host:port/database`` or ``database``."""
+def _address(server: str, *, has_service: bool) -> dict[str, str]:
+    """Read what stands before the question mark: ``//host:port,host:port/database`` or ``database``.
+
+    A service has its own host and port, unless these are written.
+    """
     if server.startswith("//"):
         network, slash, database = server[2:].partition("/")
     else:
@@ -129,10 +131,11 @@ def _address(server: str) -> dict[str, str]:
         )
     hosts, ports = _hosts_and_ports(network)
     # Unlike libpq, pgjdbc always connects by TCP, and its default port does not depend on the environment.
-    settings = {
-        "host": ",".join(_decode(host) or "localhost" for host in hosts),
-        "port": ",".join(port or "5432" for port in ports) if any(ports) else "5432",
-    }
+    settings = {}
+    if any(hosts) or not has_service:
+        settings["host"] = ",".join(_decode(host) or "localhost" for host in hosts)
+    if any(ports) or not has_service:
+        settings["port"] = ",".join(port or "5432" for port in ports) if any(ports) else "5432"
     if database:
         check_address(database)
         settings["dbname"] = _decode(database, plus_is_space=True)

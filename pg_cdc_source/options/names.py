@@ -19,6 +19,7 @@ _NAME_PART = re.compile(
     r"""|(?P<star>\*))\s*""",
     re.ASCII,
 )
+_CONNECTION = re.compile(r"://|\w\s*=")
 _MINUS = re.compile(r"\s*-")
 _NEEDS_NO_QUOTES = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _ASCII_UPPER_TO_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
@@ -184,6 +185,12 @@ def _malformed_name(text: str, position: int) -> OptionError:
     rest = text[position:].lstrip()
     if not text.strip():
         what = "it is empty"
+    elif _CONNECTION.search(text):
+        # It may have a password.
+        return OptionError(
+            "it is a URL or a connection string, and not a name",
+            remedy="pass that in the option url, and name tables here",
+        )
     elif not rest:
         what = f"{text!r} ends where a name is expected"
     elif rest.startswith('"'):
@@ -231,6 +238,8 @@ def parse_tables(text: str) -> tuple[TablePattern, ...]:
                 remedy='set the database in the connection options; quote a part that holds a dot: public."a.b"',
             )
         pattern = TablePattern(parts[-2] if len(parts) == 2 else None, parts[-1])
+        if pattern in (patterns if has_minus else left_out):
+            raise OptionError(f"{pattern} is both named and left out", remedy="leave out one of them")
         if pattern in (*patterns, *left_out):
             raise OptionError(f"the table {pattern} is named twice", remedy="name it once")
         (left_out if has_minus else patterns).append(pattern)

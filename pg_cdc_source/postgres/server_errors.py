@@ -256,6 +256,7 @@ _INVALIDATED_IN = ("StartLogicalReplication", "CreateDecodingContext", "Replicat
 _PUBLICATION_IN = ("get_publication_oid", "GetPublicationByName")
 # It refuses to decode in recovery, before 16.
 _DECODING_IN = "CheckLogicalDecodingRequirements"
+_PLUGIN_LOADED_IN = "StartupDecodingContext"
 
 
 @contextmanager
@@ -363,6 +364,16 @@ def _slot_error(code: str, where: str, source_function: str | None) -> PgCdcErro
         return SlotLostError(
             f"{where}: it was given up by the server, and the changes since the checkpoint are gone",
             remedy=f"pg_replication_slots says why; {RESNAPSHOT}; or drop the slot, and {READ_ALL_AGAIN}",
+        )
+    if code == "55000" and source_function == _DECODING_IN:
+        # A standby does not show the setting of its primary.
+        return ServerSetupError(
+            where, remedy="set wal_level=logical, for a standby also on its primary, and restart PostgreSQL"
+        )
+    if code == "42501" and source_function == _PLUGIN_LOADED_IN:
+        # Only roles with pg_read_all_settings see the setting.
+        return ServerSetupError(
+            where, remedy="add pgoutput to output_plugin_libraries and reload the server's configuration"
         )
     if code == "0A000" and source_function == _DECODING_IN:
         # A stream checks for it before it begins; later it means a server that is about to be promoted.

@@ -75,8 +75,8 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
     if failover and not slot.failover:
         raise OptionError(
             f"slot {slot.name} was made without failover: standbys keep no copy of it",
-            remedy="run, in a replication connection (psql 'replication=database …'): ALTER_REPLICATION_SLOT "
-            f"{slot.name} (FAILOVER true); or leave out the option failover",
+            remedy="from PostgreSQL 17 on, run in a replication connection (psql 'replication=database …'): "
+            f"ALTER_REPLICATION_SLOT {slot.name} (FAILOVER true); or leave out the option failover",
         )
     if slot.invalidation is not None:
         why = slot.invalidation

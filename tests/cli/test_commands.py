@@ -64,7 +64,10 @@ def expect_it_is_not_repeated(code: int, output: str, errors: str) -> None:
     assert "a URL or connection string is in the wrong place" in " ".join(errors.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("url", ["postgresql://u:hunter2@127.0.0.1:1/x", "host=127.0.0.1 password=hunter2"])
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://u:hunter2@127.0.0.1:1/x", "host=127.0.0.1 password=hunter2", "oauth_client_secret=hunter2"],
+)
 @pytest.mark.parametrize("before", [("check",), ("check", "pgcdc"), ("slots", "postgresql://u@h/x"), (), ("demo",)])
 def test_a_url_in_a_wrong_place_is_not_repeated(before: tuple[str, ...], url: str) -> None:
     result = CliRunner().invoke(app, [*before, url])

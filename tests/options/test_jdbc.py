@@ -18,6 +18,11 @@ from pg_cdc_source.options.jdbc import IGNORED_PARAMETERS
         ("jdbc:postgresql://[::1]:5/db", {"host": "::1", "port": "5", "dbname": "db"}),
         ("jdbc:postgresql://h/d%20b%2B", {"host": "h", "port": "5432", "dbname": "d b+"}),
         ("jdbc:postgresql:?user=x", {"host": "localhost", "port": "5432", "user": "x"}),
+        # A service says where its server is.
+        ("jdbc:postgresql:?service=s", {"service": "s"}),
+        ("jdbc:postgresql:///db?service=s", {"dbname": "db", "service": "s"}),
+        ("jdbc:postgresql://h/?service=s", {"host": "h", "service": "s"}),
+        ("jdbc:postgresql://:5/db?service=s", {"port": "5", "dbname": "db", "service": "s"}),
     ],
 )
 def test_the_address_of_a_jdbc_url_is_what_pgjdbc_makes_of_it(url: str, expected: dict[str, str]) -> None:

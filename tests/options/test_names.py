@@ -211,13 +211,24 @@ def test_tables_with_a_minus_are_left_out_of_those_with_a_star() -> None:
 
 @pytest.mark.parametrize(("text", "what"), [
     ("-public.a", "-public.a leaves out what no pattern has"), ("public.*, -a", "-a leaves out what no pattern has"),
-    ("public.*, -other.a", "-other.a leaves out what no pattern has"), ("a.b, -a.b", "a.b is named twice"),
+    ("public.*, -other.a", "-other.a leaves out what no pattern has"), ("a.b, -a.b", "a.b is both named and left out"),
+    ("-a.b, a.*, a.b", "a.b is both named and left out"), ("a.*, -a.b, -a.b", "a.b is named twice"),
     ("public.*, --a", "is not a name in SQL: it has '-'"), ("public.-a", "is not a name in SQL: it has '-'"),
     ("public.*, -", "ends where a name is expected"),
 ])  # fmt: skip
 def test_what_is_left_out_has_to_be_there(text: str, what: str) -> None:
     with pytest.raises(OptionError, match=re.escape(what)):
         parse_tables(text)
+
+
+@pytest.mark.parametrize("text", ["postgresql://u:hunter2@h/db", "a, host=h password=hunter2", "password = hunter2"])
+def test_a_connection_in_place_of_a_name_is_not_repeated(text: str) -> None:
+    with pytest.raises(OptionError, match="it is a URL or a connection string") as refused:
+        parse_tables(text)
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(OptionError) as refused:
+        QualifiedName.parse(text, for_query="", for_several="")
+    assert "hunter2" not in str(refused.value)
 
 
 @given(st.lists(st.tuples(st.none() | NAMES, st.none() | NAMES), min_size=1, max_size=4, unique=True))

@@ -311,6 +311,13 @@ def test_asterisks_do_not_tell_a_password_that_is_not_there(password: str) -> No
             "CheckLogicalDecodingRequirements",
             TransientError,
         ),
+        (
+            "55000",
+            'logical decoding on standby requires "wal_level" >= "logical" on the primary',
+            "CheckLogicalDecodingRequirements",
+            ServerSetupError,
+        ),
+        ("42501", 'library "pgoutput" may not be used as an output plugin', "StartupDecodingContext", ServerSetupError),
         ("0A000", "not supported", None, ServerSetupError),
         ("53400", "all replication slots are in use", None, ServerSetupError),
         ("XX000", "internal error", None, DefiniteError),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from psycopg2.extensions import connection as Session
 from rich.filesize import decimal
 
 from pg_cdc_source.cli.preflight.findings import Outcome, ScarceError, counted
 from pg_cdc_source.cli.preflight.server import Need, Reached, check_replication
+from pg_cdc_source.errors import SlotLostError
 from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
@@ -40,10 +43,12 @@ def check_stream(reached: Reached[StreamOptions]) -> None:
         )
     if found.values and options().start_from == "slot":
         checks.run("publication", lambda: _require_older(session(), options()))
-    _check_tables(reached, found)
+    _check_tables(reached, found, makes_slot=lambda: not made())
     check_replication(reached, need)
     checks.run("commits", lambda: _waiting_commits(session()))
     checks.run("WAL", lambda: _kept_wal(session()))
+    if reached.server.values and reached.server().in_recovery:
+        checks.run("standby", lambda: _kept_catalogs(session()))
 
 
 def _check_slot(reached: Reached[StreamOptions]) -> None:
@@ -69,7 +74,16 @@ def _find_slot(session: Session, options: StreamOptions) -> Usage | None:
     with translated("looking for the database's name"), session.cursor() as cursor:
         cursor.execute("SELECT current_database()")
         (database,) = cursor.fetchone()
-    check_slot(found, database, failover=options.failover)
+    try:
+        check_slot(found, database, failover=options.failover)
+    except SlotLostError as error:
+        if options.on_slot_lost == "fail":
+            raise
+        raise ScarceError(
+            error.what,
+            remedy="a query that goes on from a checkpoint makes a new slot and reads all rows again "
+            "(onSlotLost=resnapshot); without a checkpoint, drop the slot before",
+        ) from None
     require_unused(session, found)
     return next((usage for usage in read_usages(session) if usage.slot.name == options.slot), None)
 
@@ -116,9 +130,15 @@ def _require_older(session: Session, options: StreamOptions) -> str:
     return f"all that it has is older than slot {options.slot}"
 
 
-def _check_tables(reached: Reached[StreamOptions], found: Outcome[Planned]) -> None:
+def _check_tables(reached: Reached[StreamOptions], found: Outcome[Planned], makes_slot: Callable[[], bool]) -> None:
     checks, options, session = reached.checks, reached.options, reached.session
-    plan = checks.run("tables", lambda: plan_stream(session(), options(), found().publication, NOTHING), _tell_tables)
+
+    def planned() -> StreamPlan:
+        if makes_slot() or options().on_new_table == "snapshot":
+            reached.server().require_lasting_snapshots()
+        return plan_stream(session(), options(), found().publication, NOTHING)
+
+    plan = checks.run("tables", planned, _tell_tables)
     checks.run("identities", lambda: _require_identities(session(), found().publication, plan()))
 
 
@@ -165,6 +185,19 @@ def _kept_wal(session: Session) -> str:
             remedy="set it to a size that the disk has room for and that covers the longest pause of the query",
         )
     return f"slots keep {kept} at most"
+
+
+def _kept_catalogs(session: Session) -> str:
+    with translated("reading hot_standby_feedback"), session.cursor() as cursor:
+        cursor.execute("SHOW hot_standby_feedback")
+        (feedback,) = cursor.fetchone()
+    if feedback != "on":
+        raise ScarceError(
+            "hot_standby_feedback is off: VACUUM on the primary may remove rows of catalogs that the slot needs, and "
+            "the standby then gives the slot up",
+            remedy="turn it on, and have the standby stream from the primary by a physical slot (primary_slot_name)",
+        )
+    return "the primary keeps what the slot needs"
 
 
 def _waiting_commits(session: Session) -> str:
