@@ -1,7 +1,8 @@
 """Keep every change of a schema's tables, as an append-only log in Parquet: python append_log.py URL SCHEMA TARGET
 
-Needs pg-cdc-source[spark]. Spark's file sink writes each batch once, even if it is replayed. Tables and columns may
-come and go: a row 'schema' says what a table's columns are from there on.
+Needs pg-cdc-source[spark]. Spark's file sink writes each batch once, even if it is replayed; for other readers than
+Spark, that is what _spark_metadata names. Tables and columns may come and go: a row 'schema' says what a table's
+columns are from there on.
 """
 
 import sys

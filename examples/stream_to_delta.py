@@ -1,7 +1,8 @@
 """Keep a Delta table equal to a PostgreSQL table: python stream_to_delta.py URL TABLE KEY[,KEY...] TARGET CHECKPOINT
 
-Needs pg-cdc-source[spark] and deltalake. A run that meets another column ends with [SCHEMA_CHANGED], and the next one
-has it; rows from before have NULL there. mirror() does all this for whole schemas, also while it runs.
+Needs pg-cdc-source[spark] and deltalake. KEY is the replica identity, by default the primary key. A run that meets
+another column ends with [SCHEMA_CHANGED], and the next one has it; rows from before have NULL there, or what a dropped
+column of that name had. mirror() does all this for whole schemas, also while it runs, and with any names and types.
 """
 
 import sys
@@ -25,8 +26,11 @@ def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:
     rows = collapse(batch, keys).toArrow()
     names = rows.column_names[: rows.column_names.index("_change_type")]
     table = DeltaTable.create(path, rows.select(names).schema, mode="ignore")
-    known = {field.name for field in table.schema().fields}
-    if added := [field for field in Schema.from_arrow(rows.select(names).schema).fields if field.name not in known]:
+    known = {field.name: field.type for field in table.schema().fields}
+    fields = Schema.from_arrow(rows.select(names).schema).fields
+    if other := [field.name for field in fields if known.get(field.name, field.type) != field.type]:
+        raise TypeError(f"{path} has other types for {other}: delete it and the checkpoint, and drop the slot")
+    if added := [field for field in fields if field.name not in known]:
         table.alter.add_columns(added)
     truncates = pc.equal(rows["_change_type"], "truncate")
     if pc.any(truncates).as_py():
@@ -42,7 +46,7 @@ def apply(batch: DataFrame, batch_id: int, path: str, keys: list[str]) -> None:
 if __name__ == "__main__":
     url, name, keys, target, checkpoint = sys.argv[1:]
     spark = SparkSession.builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
-    changes = spark.readStream.format("pgcdc").options(url=url, dbtable=name, slot="to_delta").load()
+    changes = spark.readStream.format("pgcdc").options(url=url, dbtable=name, slot="to_delta", beforeImage=True).load()
     writer = changes.writeStream.foreachBatch(lambda batch, number: apply(batch, number, target, keys.split(",")))
     # Applies all changes up to now and ends; the next run continues from there. Without the trigger it never ends.
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()

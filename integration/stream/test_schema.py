@@ -290,7 +290,16 @@ def test_a_type_that_reads_the_same_is_no_change(type_before: str, type_after: s
     assert values(driver.take(1), "id", "v") == [(4, "4")]
 
 
-@pytest.mark.parametrize(("type_before", "type_after"), [("real", "float8"), ("real[]", "float8[]"), ("bytea", "text")])
+@pytest.mark.parametrize(
+    ("type_before", "type_after"),
+    [
+        ("real", "float8"),
+        ("real[]", "float8[]"),
+        ("float8", "numeric(20, 4)"),
+        ("float8[]", "numeric[]"),
+        ("bytea", "text"),
+    ],
+)
 def test_a_type_that_project_would_read_wrong_is_another_type(
     type_before: str, type_after: str, pg: Session, drive: Drive
 ) -> None:

@@ -165,7 +165,8 @@ def columns_from_json(
 ) -> list[tuple[pa.StringArray, pa.BooleanArray]]:
     """Return the texts of each column, and where it was present. A null object lacks every column.
 
-    Raises WireError for what :func:`json_objects` does not write, SchemaChangedError for an object with other columns.
+    Raises WireError for what :func:`json_objects` does not write, SchemaChangedError for an object with columns or
+    values of another layout.
     """
     names = frozenset(column.name for column in columns)
     rows: list[Mapping[str, Any]] = []
@@ -210,9 +211,18 @@ def _column(column: EnvelopeColumn, rows: Sequence[Mapping[str, Any]]) -> tuple[
     return texts, pa.array(present)
 
 
-def _other_value(column: EnvelopeColumn) -> WireError:
+# What a reader of the envelope that has planned one layout does about rows of another.
+OTHER_TYPE = (
+    "the column was of another type when the row was written: start again, so that the table is looked at anew; rows "
+    "from before the type was changed are to be read with Spark's from_json()"
+)
+
+
+def _other_value(column: EnvelopeColumn) -> SchemaChangedError:
     name = quoted(column.name)
-    return WireError(f"envelope: column {name}: expected a JSON {column.kind} or null, got another value")
+    return SchemaChangedError(
+        f"envelope: column {name}: expected a JSON {column.kind} or null, got another value", remedy=OTHER_TYPE
+    )
 
 
 def _other_columns(names: set[str]) -> SchemaChangedError:

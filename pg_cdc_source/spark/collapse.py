@@ -32,8 +32,9 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
     """Return one row for each key of the batch ``df``, with the key's final state; same schema, any order.
 
     ``df`` holds one table's rows: a typed stream's, or those of :func:`project`, as ``foreachBatch`` hands them over;
-    several batches together will do. It is read twice. ``keys`` are the columns that identify a row: the primary key,
-    or the columns of the replica identity. ``_change_type`` says what a sink has to do with a row, in this order:
+    several batches together will do. It is read twice. ``keys`` are the columns that identify a row: those of the
+    replica identity, by default the primary key; under FULL the primary key, or other unique columns. ``_change_type``
+    says what a sink has to do with a row, in this order:
 
     ``truncate``
         At most one row, without a key: remove all rows, then apply the others.
@@ -62,6 +63,7 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
                 .whenNotMatchedInsert("s._change_type <> 'delete'", {name: f"s.`{name}`" for name in columns})
                 .execute()
             )
+            rows.unpersist()
 
     A value that did not travel is taken from an earlier row of the same key in the batch, and its column is then no
     longer listed. Values that came with a change also follow one change of the key. An ``insert`` that still lists
@@ -69,9 +71,10 @@ def collapse(df: DataFrame, keys: str | Sequence[str]) -> DataFrame:
     NULL here, and a merge by key writes NULL. If keys change in a table with TOASTed values, set REPLICA IDENTITY FULL,
     or use :func:`mirror`, which looks for them in the row of the old key.
 
-    Under REPLICA IDENTITY FULL without a primary key, only ``_before`` (option ``beforeImage``) shows that an update
-    changed the key; with it, the old key becomes a delete. If a DEFERRABLE constraint guards the key, two rows may
-    exchange their keys within a transaction; changes that are applied by key, row by row, cannot follow that.
+    A table with equal rows cannot be kept by key. Under REPLICA IDENTITY FULL without a primary key, only ``_before``
+    (option ``beforeImage``) shows that an update changed the key; with it, the old key becomes a delete. If a
+    DEFERRABLE constraint guards the key, two rows may exchange their keys within a transaction; changes that are
+    applied by key, row by row, cannot follow that.
 
     Raises OptionError. The action fails if a key is NULL, and if two different rows of one key have the same position,
     because ``keys`` then do not identify a row.

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pg_cdc_source.errors import OptionError
+from pg_cdc_source.errors import OptionError, SchemaChangedError, WireError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.declared import OPTIONS
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
 from pg_cdc_source.options.texts import option_texts
-from pg_cdc_source.protocol.envelope import columns_from_json
+from pg_cdc_source.protocol.envelope import OTHER_TYPE, columns_from_json
 from pg_cdc_source.protocol.layout import BEFORE, CHANGE_FIELDS, typed_schema
 from pg_cdc_source.protocol.refused import RefusedValueError, accept
 from pg_cdc_source.protocol.stream_rows import envelope_columns
@@ -152,3 +152,5 @@ class _Projection(Sealed):
             lsn, seq = (batch.column(name)[refused.row].as_py() for name in ("_commit_lsn", "_seq"))
             place = f"the change at {Lsn(seq)} in the commit at {Lsn(lsn)} (_commit_lsn {lsn}, _seq {seq})"
             raise refused.at(self.table, place) from None
+        except WireError as error:
+            raise SchemaChangedError(error.what, remedy=OTHER_TYPE) from None

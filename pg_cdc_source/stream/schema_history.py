@@ -258,9 +258,9 @@ def _is_published(published: Publication, oid: int, name: str) -> bool:
     return any((table.relation.oid, str(table.relation)) == (oid, name) for table in published.tables)
 
 
-# Types whose decoders take another type's text for one of their own: real rounds double precision, and text may look
-# like bytea. Their arrays as well.
-_READ_WRONG = frozenset((700, 1021, 17, 1001))
+# Types whose decoders take another type's text for one of their own: real and double precision round others' numbers,
+# and text may look like bytea. Their arrays as well.
+_READ_WRONG = frozenset((700, 1021, 701, 1022, 17, 1001))
 
 
 def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationColumn) -> bool:
