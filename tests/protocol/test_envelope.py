@@ -184,6 +184,7 @@ def test_a_text_that_its_type_cannot_have_is_refused(type_oid: int, text: str) -
         *((TEXT, document) for document in ("", "x", "{", '{"a":"x"', '{"a":"x"} x', '{"a":"x"},{"a":"y"}', "{'a':1}")),
         *((TEXT, document) for document in ("[]", "1", '"a"', "null", "true", '{"a":"\t"}')),
         (TEXT, "[" * 100_000),
+        (INT4, f'{{"a":{"9" * 5000}}}'),
     ],
 )
 def test_json_that_is_not_written_so_is_refused(type_oid: int, document: str) -> None:
@@ -197,10 +198,7 @@ def test_json_that_is_not_written_so_is_refused(type_oid: int, document: str) ->
     [
         (TEXT, '{"a":"\\ud800"}'),
         *((TEXT, f'{{"a":{value}}}') for value in ("1", "1.5", "true", "NaN", "-Infinity", '["x"]', "{}")),
-        *(
-            (INT4, f'{{"a":{value}}}')
-            for value in ('"1"', "true", "1.0", "1e3", "NaN", "[1]", "9223372036854775808", "9" * 5000)
-        ),
+        *((INT4, f'{{"a":{value}}}') for value in ('"1"', "true", "1.0", "1e3", "NaN", "[1]", "9223372036854775808")),
         *((BOOL, f'{{"a":{value}}}') for value in ('"t"', "1", "0", '"true"')),
     ],
 )
