@@ -119,8 +119,8 @@ def _find_tables(session: Session, publication: str, published: set[int], names:
     if missing:
         raise AccessError(
             f"publication {quoted(publication)} does not have {', '.join(missing)}",
-            remedy="name tables of the stream; a partition is read under the name that it is published by: its own, or its "
-            "root's. A table that is added by ALTER PUBLICATION … ADD TABLE is read without being asked for",
+            remedy="name tables of the stream; a partition is read under the name that it is published by: its own, or "
+            "its root's. A table that is added by ALTER PUBLICATION … ADD TABLE is read without being asked for",
         )
     return tuple(dict.fromkeys(map(str, relations)))
 
