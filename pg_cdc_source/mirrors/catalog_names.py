@@ -25,14 +25,14 @@ def table_in_sql(targets: Targets, table: str, provider: str) -> str:
     schema, name = QualifiedName.parse(table).parts
     if is_path(targets.template):
         return f"{provider}.{backquoted(targets[table])}"
-    return _in_sql(part.format(schema=schema, table=name) for part in _parts_of(targets.template))
+    return _in_sql(part.format(schema=schema, table=name) for part in parts_of(targets.template))
 
 
 def ledger_in_sql(targets: Targets, provider: str) -> str:
     """Return the ledger's name for SQL."""
     if is_path(targets.ledger):
         return f"{provider}.{backquoted(targets.ledger)}"
-    return _in_sql(_parts_of(targets.ledger))
+    return _in_sql(parts_of(targets.ledger))
 
 
 def namespace_of(name: str) -> str | None:
@@ -50,7 +50,7 @@ def namespace_of(name: str) -> str | None:
 _PART = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
 
-def _parts_of(name: str) -> list[str]:
+def parts_of(name: str) -> list[str]:
     """The parts of a table's name, or of a template. Raises OptionError for what is none."""
     parts, at = [], 0
     while match := _PART.match(name, at):

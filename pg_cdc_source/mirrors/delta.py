@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+import pyarrow.fs as pafs
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrameWriterV2, SparkSession
 
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.mirrors.catalog_names import is_path, parts_of
 from pg_cdc_source.mirrors.sessions import parallelism
 from pg_cdc_source.mirrors.spark_commits import RECENT, Commit, read_said
 from pg_cdc_source.mirrors.spark_table import SparkTable
 
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
-# The log has a table's first commit before the catalog has the table.
+# The log has a table's first commit before the catalog has the table. And its directories are there before that: of a
+# path, they are a table to the one who creates it, and none to the one who reads it.
 _NOT_EMPTY = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
+_EXISTS = "TABLE_OR_VIEW_ALREADY_EXISTS"
 # Of one batch; the parts of a version for the batch and for the step.
 _MOST_STEPS = 1 << 20
 _SMALL = "spark.databricks.delta.optimize.minFileSize"
@@ -105,10 +110,13 @@ class DeltaTable(SparkTable):
         try:
             writer.create()
         except AnalysisException as error:
-            location = (error.getMessageParameters() or {}).get("tableLocation", "")
-            if error.getCondition() != _NOT_EMPTY or not has_begun(location):
+            location = _location(error)
+            if location is None:
                 raise
             filesystem, root = open_directory(location)
+            # A path with files of somebody's has no catalog that could lack its entry.
+            if not _lacks_files(filesystem, root) and (error.getCondition() == _EXISTS or not has_begun(location)):
+                raise
             filesystem.delete_dir(root)
             writer.create()
 
@@ -116,6 +124,21 @@ class DeltaTable(SparkTable):
     def write_together(cls, session: SparkSession, name: str, text: str) -> None:
         # The session says the text.
         session.sql(f"OPTIMIZE {name}").collect()
+
+
+def _location(error: AnalysisException) -> str | None:
+    """Where there is what keeps a table from being created; None where it is not told."""
+    given = error.getMessageParameters() or {}
+    if error.getCondition() == _NOT_EMPTY:
+        return given.get("tableLocation")
+    provider, *place = parts_of(given["relationName"]) if error.getCondition() == _EXISTS else ("",)
+    return place[0] if provider.lower() == DeltaTable.provider and is_path(place[0]) else None
+
+
+def _lacks_files(filesystem: pafs.FileSystem, root: str) -> bool:
+    """Whether there are only directories, and in the log what was to become the first commit."""
+    found = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
+    return not any(info.is_file and not re.search(r"/_delta_log/\.[^/]+$", info.path) for info in found)
 
 
 def _commits(spark: SparkSession, name: str, limit: int | None) -> list[Commit]:
