@@ -66,7 +66,7 @@ def test_what_a_kill_leaves_before_the_first_commit_is_no_table(is_path: bool, b
     if is_path:
         name, place = f"delta.`{tmp_path}/a ``b`", tmp_path / "a `b"
     else:
-        name, place = "spark_catalog.default.left", Path(spark.conf.get("spark.sql.warehouse.dir"), "left")
+        name, place = "spark_catalog.default.left", Path(str(spark.conf.get("spark.sql.warehouse.dir")), "left")
     writer = spark.createDataFrame([], "id int").writeTo(name).using("delta")
     log = place / "_delta_log"
     (log / "_staged_commits").mkdir(parents=True)

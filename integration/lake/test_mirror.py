@@ -64,7 +64,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with object_store(tmp_path) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        yield f"s3://{BUCKET}/shop"
+        yield f"s3a://{BUCKET}/shop"
 
 
 @pytest.fixture
@@ -281,19 +281,19 @@ def expect_what_triggers_have_seen(
 def test_the_command_takes_what_is_there_into_an_object_store(
     spark: SparkSession, db: str, pg: Session, tmp_path: Path, store: str
 ) -> None:
-    run(pg, *SHOP)
+    run(pg, *SHOP, 'CREATE TABLE "two wörds" (id int PRIMARY KEY)', 'INSERT INTO "two wörds" VALUES (1), (2)')
     command = [COMMAND, "mirror", db, "--tables", "public.*", "--slot", "s", "--target", f"{store}/{{table}}"]
     command += ["--checkpoint", f"{tmp_path}/checkpoint", "--once", "--no-auto-compact"]
     command += ["--mode", "append", "--mode", "public.items=history", "--on-schema-change", "additive"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert "public.items" in result.stdout
-    for table in ("customers", "items"):
+    for table in ("customers", "items", "two wörds"):
         assert sum(rows_of_lake(f"{store}/{table}").values()) == sum(rows_of(pg, table).values())
     given: dict[str, Any] = {"url": db, "tables": "public.*", "slot": "s", "target": f"{store}/{{table}}"}
     with pytest.raises(OptionError, match="items was written with the mode history, and cannot go on with append"):
         mirror(spark, **given, checkpoint=f"{tmp_path}/checkpoint", mode="append")
-    with pytest.raises(OptionError, match="customers was written with the mode append, and cannot go on with merge"):
+    with pytest.raises(OptionError, match="was written with the mode append, and cannot go on with merge"):
         mirror(spark, **given, checkpoint=f"{tmp_path}/checkpoint", mode={"public.items": "history"})
     drop_slots(pg)
 

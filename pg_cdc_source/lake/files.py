@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -180,12 +181,33 @@ def with_own_columns(rows: pa.RecordBatch, shape: Shape, changes: pa.RecordBatch
 
 
 def open_directory(directory: str) -> tuple[pafs.FileSystem, str]:
-    """Create a directory of a file system or an object store; its file system, and its path there."""
-    # Hadoop's names are not Arrow's.
+    """Create a directory of a file system, or take one of an object store; its file system, and its path there."""
+    # Hadoop's names are not Arrow's, and are not encoded.
     place = re.sub("^s3[an]://", "s3://", re.sub("^file:/+", "/", directory))
-    filesystem, root = pafs.FileSystem.from_uri(place) if "://" in place else (pafs.LocalFileSystem(), place)
-    filesystem.create_dir(root, recursive=True)
+    scheme, separator, path = place.rpartition("://")
+    if separator:
+        filesystem, root = pafs.FileSystem.from_uri(f"{scheme}://{quote(path, safe='/:@')}")
+    else:
+        filesystem, root = pafs.LocalFileSystem(), place
+    if _has_directories(filesystem):
+        filesystem.create_dir(root, recursive=True)
     return filesystem, root
+
+
+def remove_directory(directory: str) -> None:
+    """Remove a directory with all that is in it, if it is there."""
+    filesystem, root = open_directory(directory)
+    if _has_directories(filesystem):
+        filesystem.delete_dir(root)
+    else:
+        filesystem.delete_dir_contents(root, missing_dir_ok=True)
+
+
+def _has_directories(filesystem: pafs.FileSystem) -> bool:
+    """Whether directories have to be created. An object store has objects with names that say so, also for parents
+    where this process has no rights.
+    """
+    return filesystem.type_name in ("local", "hdfs")
 
 
 def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:

@@ -56,7 +56,7 @@ class Batches:
                 self._targets,
                 lake.ledger,
                 self._on_batch,
-                lambda table, version: lake.read(table, version).head(),
+                lake.try_to_read,
                 modes=self._modes,
                 format=self._format,
             )

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrameWriterV2, SparkSession
 
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import SMALL_BYTES
-from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.files import open_directory, remove_directory
 from pg_cdc_source.mirrors.catalog_names import is_path, parts_of
 from pg_cdc_source.mirrors.sessions import parallelism
 from pg_cdc_source.mirrors.spark_commits import RECENT, Commit, read_said
@@ -117,7 +117,7 @@ class DeltaTable(SparkTable):
             # A path with files of somebody's has no catalog that could lack its entry.
             if not _lacks_files(filesystem, root) and (error.getCondition() == _EXISTS or not has_begun(location)):
                 raise
-            filesystem.delete_dir(root)
+            remove_directory(location)
             writer.create()
 
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -71,6 +72,9 @@ class DeltaRsTask(Task):
             version = bring(table, lake, work, before, again=again, compacts=self.compacts)
             clean_where_due(self.targets[table], lake.age(before), lake.age(version))
             return version
+        except MemoryError:
+            # Arrow's is one of its exceptions as well, and no table's fault.
+            raise
         except (DeltaError, OSError, pa.ArrowException) as error:
             # Whoever rewrites files at the same time makes a commit fail; object stores have bad moments. What is done
             # already is found by the next attempt.
@@ -408,4 +412,6 @@ def compact(table: DeltaTable, commit: CommitProperties) -> None:
 def read_at(path: str, version: int) -> tuple[list[str], pa.Schema]:
     """The files of a table at a version, by the paths that Spark takes, and its columns."""
     table = DeltaTable(path, version=version)
-    return [unquote(uri) for uri in table.file_uris()], pa.schema(table.schema().to_arrow())
+    # Hadoop has no s3:// by itself.
+    uris = [re.sub("^s3://", "s3a://", unquote(uri)) for uri in table.file_uris()]
+    return uris, pa.schema(table.schema().to_arrow())

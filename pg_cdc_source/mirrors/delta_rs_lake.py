@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
@@ -61,6 +62,16 @@ class DeltaRsLake:
 
     def is_of(self, table: str, version: int, mark: Mark) -> bool:
         return is_of(self._targets[table], version, mark)
+
+    def try_to_read(self, table: str, version: int) -> None:
+        path = self._targets[table]
+
+        def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            # As tasks read it. Spark itself may have no file system for the place.
+            read_at(path, version)
+            yield from batches
+
+        self._spark.range(1).mapInArrow(look, "id long").collect()
 
     def read(self, table: str, version: int) -> DataFrame:
         files, schema = read_at(self._targets[table], version)

@@ -42,6 +42,9 @@ class Lake(Protocol):
     def read(self, table: str, version: int) -> DataFrame:
         """The table as it was at a version."""
 
+    def try_to_read(self, table: str, version: int) -> None:
+        """Raise where tasks cannot read the table."""
+
     def is_of(self, table: str, version: int, mark: Mark) -> bool:
         """Whether a version that the ledger's row of a batch has is still that one.
 

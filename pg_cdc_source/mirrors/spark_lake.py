@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError, PgCdcError, TransientError
 from pg_cdc_source.lake.bring import Mark, Patience, Work, bring
-from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.files import remove_directory
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.shape_of_table import require_shape
@@ -94,6 +94,9 @@ class SparkLake:
     def first_files(self) -> FirstFiles:
         return FirstFiles(directory=self._staging, shapes=self._shapes)
 
+    def try_to_read(self, table: str, version: int) -> None:
+        self.read(table, version).head()
+
     def read(self, table: str, version: int) -> DataFrame:
         name = self._name(table)
         refresh(self._spark, name, self._kind.provider)
@@ -118,7 +121,7 @@ class SparkLake:
 
     def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
         # What a batch that a crash has ended has left goes first.
-        _remove(self._staging)
+        remove_directory(self._staging)
         task = StagingTask(self._targets, start, self._shapes, self._staging)
         outcomes = run_task(batch, task, self.first_files)
         count = min(len(outcomes), parallelism(self._spark)) or 1
@@ -129,7 +132,7 @@ class SparkLake:
                 list(pool.map(one, outcomes))
         finally:
             self._end_sessions()
-        _remove(self._staging)
+        remove_directory(self._staging)
         return outcomes
 
     def _compact_ledger(self, name: str) -> None:
@@ -206,8 +209,3 @@ class SparkLake:
             ours.set(key, value)
         self._kind.configure(session, self._targets.template)
         return session
-
-
-def _remove(directory: str) -> None:
-    filesystem, root = open_directory(directory)
-    filesystem.delete_dir(root)

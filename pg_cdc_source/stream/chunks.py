@@ -110,10 +110,7 @@ class ChunkStore:
     def close(self) -> None:
         while self._chunks:
             self._give_up(self._chunks.popleft())
-        # One that nothing could be written into.
-        if self._spill is not None:
-            self._spill.close()
-            self._spill = None
+        self._spill = None
 
     def _trim(self, position: Position) -> None:
         """Forget the rows of the first chunk up to ``position``: what they leave free lets a commit come whole."""
@@ -148,10 +145,9 @@ class ChunkStore:
         elif chunk.spill is not None:
             chunk.spill.users -= 1
             self.file_bytes -= chunk.place[1]
-            if not chunk.spill.users:
-                chunk.spill.close()
-                if chunk.spill is self._spill:
-                    self._spill = None
+            # It closes itself with the last chunk: a batch that was planned before may have some of them yet.
+            if not chunk.spill.users and chunk.spill is self._spill:
+                self._spill = None
 
 
 def position_of(batch: pa.RecordBatch, row: int) -> Position:

@@ -39,6 +39,8 @@ class Joining:
 
     def __init__(self, options: StreamOptions) -> None:
         self.is_running = False
+        # Between two attempts there is no snapshot that would need what comes after its point.
+        self.is_pausing = False
         self._options = options
         self._thread: threading.Thread | None = None
         self._held: Held | None = None
@@ -96,7 +98,10 @@ class Joining:
                     return
                 remedy = f". Remedy: {error.remedy}" if isinstance(error, ServerSetupError) else ""
                 log.warning("tables that join the stream have to wait: %s; trying again%s", error.what, remedy)
-                if given_up.wait(pause):
+                self.is_pausing = True
+                is_over = given_up.wait(pause)
+                self.is_pausing = False
+                if is_over:
                     return
             except Exception as error:
                 # Whatever it is, take() raises it: it must not look like one that goes on.

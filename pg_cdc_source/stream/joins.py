@@ -115,9 +115,10 @@ class Joins:
         if not self.are_awaited(start):
             self._give_up()
             return None
-        if not self._joining.is_running:
+        if not self._joining.is_running or self._joining.is_pausing:
             # A snapshot that came to nothing needs no changes, and the next one's point is behind this position.
             self._stays[None] = start.position
+        if not self._joining.is_running:
             self._membership.begin_join()
             self._joining.begin()
         held = self._joining.take(patience_seconds)
@@ -128,7 +129,7 @@ class Joins:
             tables, mark = self._membership.plan_join(held, start.due_oids | start.gap_oids)
             if there := _with_their_files(held, tables):
                 late = frozenset(planned.oid for planned in tables if planned not in there)
-                self._ready = Join(held, there, mark, start.due_oids - late, late)
+                self._ready = Join(held, there, mark, start.due_oids & {planned.oid for planned in there}, late)
             self._refused = ""
         except SchemaChangedError:
             raise

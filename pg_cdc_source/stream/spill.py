@@ -12,7 +12,10 @@ FILE_BYTES = 64 << 20
 
 
 class Spill:
-    """Byte strings in one file, each known by its place. ``users`` counts those still needed; the owner counts."""
+    """Byte strings in one file, each known by its place. ``users`` counts those still needed; the owner counts.
+
+    The file is closed with the last who has this, if nobody does so before.
+    """
 
     def __init__(self) -> None:
         try:
@@ -42,6 +45,11 @@ class Spill:
     def read(self, place: tuple[int, int]) -> bytes:
         at, length = place
         return os.pread(self._file.fileno(), length, at)
+
+    def __del__(self) -> None:
+        # Where it could not be opened, there is none.
+        if hasattr(self, "_file"):
+            self.close()
 
     def close(self) -> None:
         # What could not be written is tried once more, and nobody wants it.

@@ -11,10 +11,11 @@ import pytest
 from runs import Change, changed, layout
 
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import Mark, Work
+from pg_cdc_source.lake.bring import Mark, Patience, Work
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start, Task
+from pg_cdc_source.mirrors import delta_rs
 
 T, U = (layout([(1, "id", "int4")], name=name) for name in ("public.t", "public.u"))
 
@@ -57,3 +58,22 @@ def test_rows_that_raise_what_nobody_foresaw_set_their_table_aside_alone(caplog:
 def test_what_may_strike_any_table_ends_the_query(error: type[BaseException]) -> None:
     with pytest.raises(error):
         outcomes(error("gone tomorrow"))
+
+
+@pytest.mark.parametrize(("error", "ends"), [(pa.ArrowMemoryError, True), (pa.ArrowInvalid, False)])
+def test_of_arrows_errors_one_for_want_of_memory_ends_the_query(
+    error: type[Exception], ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> int:
+        raise error("malloc of size 64 failed")
+
+    monkeypatch.setattr(delta_rs, "bring", fail)
+    monkeypatch.setattr(Patience, "retrying", lambda _, write: write())
+    task = delta_rs.DeltaRsTask(Targets.of("/lake/{table}", None), Start(Mark("q", 0), {}, {}), Shapes(), False)
+    rows = list(changed(T, Change("insert", (10, 1), ["1"])))
+    if ends:
+        with pytest.raises(MemoryError):
+            list(task.outcomes(rows))
+    else:
+        [found] = task.outcomes(rows)
+        assert found["error"].startswith("[TRANSIENT] public.t could not be written: ArrowInvalid")

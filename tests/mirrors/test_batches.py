@@ -27,7 +27,7 @@ def test_a_panic_is_an_error_that_reaches_spark(error: BaseException, monkeypatc
         def last(self, **_: Any) -> None:
             raise error
 
-    lake: Any = SimpleNamespace(ledger=Ledger())
+    lake: Any = SimpleNamespace(ledger=Ledger(), try_to_read=None)
     apply = Batches("/checkpoint", Targets.of("/lake/{table}", None), "", "delta", lambda spark: lake, None, lake)
     batch: Any = SimpleNamespace(sparkSession=None)
     wanted = DefiniteError if isinstance(error, PanicException) else type(error)
