@@ -86,6 +86,15 @@ class Run:
     messages: int
 
 
+def relations_in(messages: Messages) -> set[int]:
+    """The oids of the relations that have rows or a TRUNCATE in a chunk of at least one message."""
+    _, tags, oids = tags_and_oids(messages, HEADER_BYTES)
+    found = set(np.unique(oids[(tags != pgoutput.TRUNCATE) & (tags != pgoutput.MESSAGE)]).tolist())
+    for i in np.flatnonzero(tags == pgoutput.TRUNCATE).tolist():
+        found.update(pgoutput.read(messages.octets(i), HEADER_BYTES).oids)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """Messages: where each lies, its tag, relation and commit, and the last number that it takes in the commit.

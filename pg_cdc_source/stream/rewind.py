@@ -34,7 +34,7 @@ import pyarrow as pa
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.names import listed
 from pg_cdc_source.postgres.replication import ReplicationStream
-from pg_cdc_source.protocol.changes import ChangeDecoder, Described
+from pg_cdc_source.protocol.changes import ChangeDecoder, Described, relations_in
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import Changes, TransactionAssembler
@@ -42,6 +42,7 @@ from pg_cdc_source.protocol.walsender import Keepalive
 from pg_cdc_source.stream.buffer import Match, Matched
 from pg_cdc_source.stream.changed_rows import AmbiguousKeyError, ChangedRows
 from pg_cdc_source.stream.rewound import Rewound, turn_back
+from pg_cdc_source.stream.slot_reader import longest_silence, silent_error
 from pg_cdc_source.stream.spill import Spill
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,10 @@ def _read(
     def keep(changes: Changes) -> None:
         nonlocal room
         last_seq = 0
-        for oid, decoder in decoders.items():
+        there = relations_in(changes.messages)
+        # Each looks at all of the chunk. One does so in any case: it says the last number.
+        wanted = [oid for oid in decoders if oid in there and changed[oid].missing is None] or [tables[0].oid]
+        for oid in wanted:
 
             def of_one(other: int, position: Position, oid: int = oid) -> Described | None:
                 if other != oid or changed[oid].missing is not None:
@@ -149,7 +153,7 @@ def _read(
                     changed[oid].end("its columns were changed in between")
                 return described
 
-            batch, last_seq = decoder.decode(changes.messages, changes.runs, of_one, changes.after)
+            batch, last_seq = decoders[oid].decode(changes.messages, changes.runs, of_one, changes.after)
             if batch.num_rows:
                 changed[oid].add(batch, changes.relation(oid).relation.identity)
                 room -= batch.nbytes
@@ -190,8 +194,9 @@ def _changes(
 ) -> Iterator[Changes]:
     """Receive until everything up to ``through`` has come, and nothing beyond it."""
     wake, waker = socket.socketpair()
+    longest = longest_silence(stream)
     with closing(wake), closing(waker):
-        ask_at = 0.0
+        ask_at, heard = 0.0, time.monotonic()
         while assembler.complete < Position(through) and (assembler.commit_lsn or 0) <= through:
             if time.monotonic() >= ask_at:
                 require_driver()
@@ -200,9 +205,14 @@ def _changes(
             rows = assembler.rows
             waiting = len(rows or ())
             data = stream.receive(rows)
-            if rows is not None and rows.is_full:
+            is_full = rows is not None and rows.is_full
+            if is_full or data is not None or len(rows or ()) > waiting:
+                heard = time.monotonic()
+            if is_full:
                 yield from _given(assembler.make_room())
             elif data is None and len(rows or ()) == waiting:
+                if time.monotonic() > heard + longest:
+                    raise silent_error(longest)
                 stream.wait(wake, 1.0)
             if data is not None:
                 yield from _given(assembler.receive(data))

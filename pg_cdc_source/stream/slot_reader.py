@@ -67,6 +67,16 @@ SHUTDOWN_QUESTIONS = 20
 SHUTDOWN_PAUSE_SECONDS = 0.1
 
 
+def longest_silence(stream: ReplicationStream) -> float:
+    """For how many seconds a walsender that is asked all the time may say nothing."""
+    timeout = stream.sender_timeout_seconds
+    return max(SILENT_SECONDS, 0.75 * timeout) if timeout else SILENT_SECONDS_WITHOUT_TIMEOUT
+
+
+def silent_error(seconds: float) -> TransientError:
+    return TransientError(f"reading the slot: the server has said nothing for {seconds:g} s")
+
+
 class SlotReader:
     """Reads one slot into ``buffer``, in a thread, until closed. ``connect`` opens the stream after a position.
 
@@ -269,8 +279,7 @@ class SlotReader:
     def _follow(self, stream: ReplicationStream) -> None:
         """Receive until closed. Raises TransientError where the server says nothing, though it is asked."""
         answers = _Answers(stream)
-        timeout = stream.sender_timeout_seconds
-        longest = max(SILENT_SECONDS, 0.75 * timeout) if timeout else SILENT_SECONDS_WITHOUT_TIMEOUT
+        longest = longest_silence(stream)
         heard = time.monotonic()
         while self._goes_on:
             with self._turn:
@@ -286,7 +295,7 @@ class SlotReader:
             if something:
                 heard = time.monotonic()
             elif time.monotonic() > heard + longest:
-                raise TransientError(f"reading the slot: the server has said nothing for {longest:g} s")
+                raise silent_error(longest)
             if not more and not answers.is_awaited:
                 if something:
                     connection.wait([self._wake], PAUSE_SECONDS)

@@ -14,10 +14,11 @@ from trials import examples
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.protocol.changes import Described
+from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.transactions import SentRelation
 from pg_cdc_source.stream import rewind as rewind_module
+from pg_cdc_source.stream import slot_reader
 from pg_cdc_source.stream.rewind import rewind
 from pg_cdc_source.stream.rewound import Rewound
 
@@ -115,6 +116,40 @@ def test_a_table_that_takes_more_memory_than_there_is_is_taken_as_it_is(
     assert FULL.oid in turned_back(Server([Inserts(200, 5)]), 205)
     assert turned_back(Server([Inserts(200, 500)]), 205) == {}
     assert "the rows that were changed in between take 0 MB of the driver's memory" in caplog.text
+
+
+class Silent(Server):
+    """A walsender that hangs, or that a proxy has lost."""
+
+    def connect(self, received: Position) -> Any:
+        session = super().connect(received)
+        session.messages = iter(lambda: None, 1)
+        return session
+
+
+def test_a_server_that_says_nothing_any_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_reader, "SILENT_SECONDS", 0.2)
+    with pytest.raises(TransientError, match=r"the server has said nothing for 0\.2 s"):
+        turned_back(Silent([]), 205)
+
+
+def test_a_chunk_is_looked_at_for_the_tables_that_it_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of tables may be unread, and a server sends tens of chunks a second."""
+    looks = []
+    decode = ChangeDecoder.decode
+
+    def counted(self: ChangeDecoder, *args: Any) -> Any:
+        looks.append(self)
+        return decode(self, *args)
+
+    monkeypatch.setattr(ChangeDecoder, "decode", counted)
+    others = [streamed(oid, f"public.t{oid}", {"id": "int4"}, ["id"], "f") for oid in range(1000, 1100)]
+    sent = [Inserts(200, 2), Updates(300, 1), Inserts(400, 2)]
+    arguments: Any = (match, ORIGIN, Lsn(405), ORIGIN, lambda: None)
+    found = rewind(Server(sent).connect, TYPED, TYPED.schema([FULL]), [*others, FULL], {FULL.oid}, {}, *arguments)
+    # Of BY_KEY, which has the oid of FULL, one row came without what it was before.
+    assert found.keys() == {other.oid for other in others}
+    assert 0 < len(looks) <= 2 * len(sent)
 
 
 def test_what_cannot_be_understood_ends_it() -> None:
