@@ -14,7 +14,7 @@ from replica import upserted
 from roles import role
 from watch import wait_until
 
-from pg_cdc_source.errors import AccessError, SchemaChangedError, ServerSetupError
+from pg_cdc_source.errors import AccessError, OptionError, SchemaChangedError, ServerSetupError
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 
 Drive = Callable[..., Driver]
@@ -188,6 +188,13 @@ def test_one_that_is_left_out_neither_joins_nor_fails(on_new_table: str, pg: Ses
     driver.restart()
     run(pg, "INSERT INTO later VALUES (2, 'c')", "UPDATE u SET v = 'd'", "INSERT INTO t VALUES (3, 'x')")
     going_on(driver, lambda: replica(driver) == source(pg, "t", "x"))
+
+
+def test_a_partition_is_not_left_out_of_its_root(pg: Session, drive: Drive) -> None:
+    run(pg, "CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (10)")  # fmt: skip
+    expected = ("tables: -public.r1 cannot be left out, because its changes come under public.r",)
+    drive(tables="public.*, -public.r1").refusal(*expected, kind=OptionError, rows=None)
 
 
 def test_one_that_was_renamed_is_read_under_its_new_name(pg: Session, drive: Drive) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrameWriterV2, SparkSession
@@ -20,9 +20,10 @@ from pg_cdc_source.mirrors.spark_table import SparkTable
 
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
-# The log has a table's first commit before the catalog has the table. And its directories are there before that: of a
-# path, they are a table to the one who creates it, and none to the one who reads it.
+# The log has a table's first commit before the catalog has the table.
 _NOT_EMPTY = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
+# The log's directories are there before that: at a path they are a table to the one who creates it, and none to the one
+# who reads it.
 _EXISTS = "TABLE_OR_VIEW_ALREADY_EXISTS"
 # Of one batch; the parts of a version for the batch and for the step.
 _MOST_STEPS = 1 << 20
@@ -110,12 +111,14 @@ class DeltaTable(SparkTable):
         try:
             writer.create()
         except AnalysisException as error:
-            location = _location(error)
-            if location is None:
+            given = error.getMessageParameters() or {}
+            if error.getCondition() == _NOT_EMPTY:
+                location, is_ours = given.get("tableLocation", ""), has_begun
+            elif error.getCondition() == _EXISTS:
+                location, is_ours = _path(given.get("relationName", "")), _is_bare
+            else:
                 raise
-            filesystem, root = open_directory(location)
-            # A path with files of somebody's has no catalog that could lack its entry.
-            if not _lacks_files(filesystem, root) and (error.getCondition() == _EXISTS or not has_begun(location)):
+            if not is_ours(location):
                 raise
             remove_directory(location)
             writer.create()
@@ -126,19 +129,26 @@ class DeltaTable(SparkTable):
         session.sql(f"OPTIMIZE {name}").collect()
 
 
-def _location(error: AnalysisException) -> str | None:
-    """Where there is what keeps a table from being created; None where it is not told."""
-    given = error.getMessageParameters() or {}
-    if error.getCondition() == _NOT_EMPTY:
-        return given.get("tableLocation")
-    provider, *place = parts_of(given["relationName"]) if error.getCondition() == _EXISTS else ("",)
-    return place[0] if provider.lower() == DeltaTable.provider and is_path(place[0]) else None
+def _path(name: str) -> str:
+    """The path of a table that has no other name; nothing where it has one."""
+    parts = parts_of(name)
+    return parts[1] if len(parts) == 2 and parts[0].lower() == DeltaTable.provider and is_path(parts[1]) else ""
 
 
-def _lacks_files(filesystem: pafs.FileSystem, root: str) -> bool:
-    """Whether there are only directories, and in the log what was to become the first commit."""
-    found = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
-    return not any(info.is_file and not re.search(r"/_delta_log/\.[^/]+$", info.path) for info in found)
+def _is_bare(location: str) -> bool:
+    """Whether a place has no files but, in a log without a commit, what was to become the first one."""
+    if not location:
+        return False
+    try:
+        filesystem, root = open_directory(location)
+        found = filesystem.get_file_info(pafs.FileSelector(root))
+        if [info.base_name for info in found] != ["_delta_log"]:
+            return False
+        log = filesystem.get_file_info(pafs.FileSelector(f"{root}/_delta_log", recursive=True))
+    except (OSError, pa.ArrowException):
+        # Arrow may have no file system for it, and then nothing is known of it.
+        return False
+    return not any(info.is_file and not info.base_name.startswith(".") for info in log)
 
 
 def _commits(spark: SparkSession, name: str, limit: int | None) -> list[Commit]:

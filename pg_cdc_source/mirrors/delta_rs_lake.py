@@ -19,7 +19,7 @@ from pg_cdc_source.mirrors.delta_rs import DeltaRsTask, read_at
 from pg_cdc_source.mirrors.delta_rs_commits import is_of
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 from pg_cdc_source.mirrors.lakes import Outcome, run_task
-from pg_cdc_source.spark.edge import spark_schema
+from pg_cdc_source.spark.edge import short_errors, spark_schema
 
 # An object store takes tens of milliseconds for each answer, and a table several answers.
 _LOOKS_AT_ONCE = 16
@@ -68,10 +68,11 @@ class DeltaRsLake:
 
         def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             # As tasks read it. Spark itself may have no file system for the place.
-            read_at(path, version)
+            with short_errors():
+                read_at(path, version)
             yield from batches
 
-        self._spark.range(1).mapInArrow(look, "id long").collect()
+        self._spark.range(0, 1, 1, 1).mapInArrow(look, "id long").collect()
 
     def read(self, table: str, version: int) -> DataFrame:
         files, schema = read_at(self._targets[table], version)

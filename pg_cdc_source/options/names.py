@@ -19,7 +19,7 @@ _NAME_PART = re.compile(
     r"""|(?P<star>\*))\s*""",
     re.ASCII,
 )
-_CONNECTION = re.compile(r"://|\w\s*=")
+_CONNECTION = re.compile(r"://|\b(?:host|hostaddr|port|dbname|user|\w*pass\w*|pwd|\w*secret)\s*=", re.IGNORECASE)
 _MINUS = re.compile(r"\s*-")
 _NEEDS_NO_QUOTES = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _ASCII_UPPER_TO_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
@@ -189,7 +189,7 @@ def _malformed_name(text: str, position: int) -> OptionError:
         # It may have a password.
         return OptionError(
             "it is a URL or a connection string, and not a name",
-            remedy="pass that in the option url, and name tables here",
+            remedy="pass that in the option url",
         )
     elif not rest:
         what = f"{text!r} ends where a name is expected"

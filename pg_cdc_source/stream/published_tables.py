@@ -61,7 +61,7 @@ class PublishedTables:
         may_lack = functools.partial(self.may_lack, known, published)
         if known == ():
             # Where a stream begins, somebody is there to mend it.
-            require_complete(self._options, published)
+            require_complete(session, self._options, published)
             refused: Collection[int] = ()
         else:
             refused = self.find_refused(session, published)

@@ -22,19 +22,22 @@ def find_refused(session: Session, options: StreamOptions, published: Publicatio
     """The tables that cannot be read rightly, by their oids; none where that ends the stream."""
     if options.on_schema_change != "emit":
         return {}
-    wanted = _wanted(options, published)
+    wanted = _wanted(session, options, published)
     found = publication.find_lesser_identities(session, published, [table.relation for table in wanted])
     found |= _find_incomplete(options, published, wanted)
     return {oid: Refused(error.what, error.remedy) for oid, error in found.items()}
 
 
-def require_complete(options: StreamOptions, published: Publication) -> None:
-    """Raise ServerSetupError where a kind of change is missing that a table needs.
+def require_complete(session: Session, options: StreamOptions, published: Publication) -> None:
+    """Raise ServerSetupError where a kind of change is missing that a table needs, OptionError where it is left out
+    what comes all the same.
 
     Those that ``keyless=insertOnly`` has let in are for a later look: they do not keep the others from beginning.
     """
+    wanted = _wanted(session, options, published)
+    publication.require_no_parts(options.tables, session, [table.relation for table in wanted])
     inserts_only = {table.relation.oid for table in published.tables if table.inserts_only}
-    for oid, error in _find_incomplete(options, published, _wanted(options, published)).items():
+    for oid, error in _find_incomplete(options, published, wanted).items():
         if oid not in inserts_only:
             raise error
 
@@ -60,5 +63,11 @@ def _find_incomplete(
     return found
 
 
-def _wanted(options: StreamOptions, published: Publication) -> list[PublishedTable]:
-    return [t for t in published.tables if any(p.matches(t.relation.schema, t.relation.name) for p in options.tables)]
+def _wanted(session: Session, options: StreamOptions, published: Publication) -> list[PublishedTable]:
+    tables = [t for t in published.tables if any(p.matches(t.relation.schema, t.relation.name) for p in options.tables)]
+    if not any(pattern.but for pattern in options.tables):
+        return tables
+    # Parts of what is left out may be published by themselves.
+    meant = publication.meant_by(options.tables, session, [table.relation for table in tables])
+    oids = {relation.oid for relation in meant}
+    return [table for table in tables if table.relation.oid in oids]

@@ -72,6 +72,8 @@ def rewind(
     ``require_driver`` raises where nobody waits for it any more. Tables that are missing in the result are taken as
     they are, and so logged.
     """
+    if not tables:
+        return {}
     keys = {table.oid: table.key for table in tables if table.oid in keyed}
     while True:
         try:

@@ -261,6 +261,7 @@ def _is_published(published: Publication, oid: int, name: str) -> bool:
 # Types whose decoders take another type's text for one of their own: real and double precision round others' numbers,
 # and text may look like bytea. Their arrays as well.
 _READ_WRONG = frozenset((700, 1021, 701, 1022, 17, 1001))
+_READ_RIGHT = {(701, 700), (1022, 1021)}
 
 
 def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationColumn) -> bool:
@@ -269,7 +270,8 @@ def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationC
     other = replace(codec.column, type=other_type)
     if options.dbtable is None:
         # Text is read as it is, but it has to stand the same way in JSON, and project() reads it as the planned type.
-        is_read_wrong = codec.column.type_oid in _READ_WRONG and other.type_oid != codec.column.type_oid
+        change = codec.column.type_oid, other.type_oid
+        is_read_wrong = change[0] in _READ_WRONG and change[0] != change[1] and change not in _READ_RIGHT
         return not is_read_wrong and json_kind(other.type_oid) == json_kind(codec.column.type_oid)
     as_string = codec.column.name in options.as_string
     return registry.plan(other, as_string=as_string, numeric_as=options.numeric_as).text_decoder == codec.text_decoder

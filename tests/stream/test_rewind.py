@@ -152,6 +152,12 @@ def test_a_chunk_is_looked_at_for_the_tables_that_it_has_alone(monkeypatch: pyte
     assert 0 < len(looks) <= 2 * len(sent)
 
 
+def test_where_no_table_is_left_to_turn_back_the_slot_is_not_read() -> None:
+    server, arguments = Server([Inserts(200, 2)]), (match, ORIGIN, Lsn(205), ORIGIN, lambda: None)
+    assert rewind(server.connect, TYPED, TYPED.schema([FULL]), [], (), {}, *arguments) == {}
+    assert server.sessions == 0
+
+
 def test_what_cannot_be_understood_ends_it() -> None:
     def refuse(sent: SentRelation, position: Position) -> Described | None:
         raise SchemaChangedError("column b was renamed")

@@ -24,7 +24,7 @@ found here, before anything is read:
 - **Partitions before 15.** See ``before_15``.
 """
 
-from pg_cdc_source.postgres.publication.choose import stream_tables
+from pg_cdc_source.postgres.publication.choose import meant_by, require_no_parts, stream_tables
 from pg_cdc_source.postgres.publication.compare import (
     attached_since,
     entry_of,
@@ -71,11 +71,13 @@ __all__ = [
     "find_lesser_identities",
     "find_table_change",
     "mark_of",
+    "meant_by",
     "plan_publication",
     "read_identities",
     "read_publication",
     "read_sent_tables",
     "read_unpublished",
+    "require_no_parts",
     "require_publication",
     "require_rights",
     "split_mark",

@@ -92,14 +92,7 @@ def _find_at_once(session: Session, patterns: Sequence[TablePattern]) -> dict[Ta
 def _matches(session: Session, publication: Publication, pattern: TablePattern) -> list[Relation]:
     """The published tables of a schema, and those partitions of its tables that are published by themselves."""
     relations = [table.relation for table in publication.tables]
-    is_all = pattern.schema is None and not pattern.but
-    above = {} if is_all else read_ancestors(session, [relation.oid for relation in relations])
-    matches = []
-    for relation in relations:
-        names = [(one.schema, one.name) for one in (relation, *above.get(relation.oid, ()))]
-        is_left_out = any(left_out.matches(*name) for left_out in pattern.but for name in names)
-        if not is_left_out and any(pattern.matches(*name) for name in names):
-            matches.append(relation)
+    matches = meant_by([pattern], session, relations)
     if not matches:
         what = f"its tables are {listed(relations)}" if relations else "it has no tables"
         raise OptionError(
@@ -107,6 +100,35 @@ def _matches(session: Session, publication: Publication, pattern: TablePattern) 
             remedy=f"name what it has, or add to it with ALTER PUBLICATION {quoted(publication.name)} ADD TABLE ...",
         )
     return matches
+
+
+def meant_by(patterns: Sequence[TablePattern], session: Session, relations: Sequence[Relation]) -> list[Relation]:
+    """Those of some relations that patterns mean: by their own names, or by those of the tables that they are parts of.
+
+    One of which any of these names is left out is not meant by that pattern.
+    """
+    is_all = any(pattern.schema is None and pattern.name is None and not pattern.but for pattern in patterns)
+    above = {} if is_all else read_ancestors(session, [relation.oid for relation in relations])
+
+    def is_meant(pattern: TablePattern, relation: Relation) -> bool:
+        names = [(one.schema, one.name) for one in (relation, *above.get(relation.oid, ()))]
+        is_left_out = any(left_out.matches(*name) for left_out in pattern.but for name in names)
+        return not is_left_out and any(pattern.matches(*name) for name in names)
+
+    return [relation for relation in relations if any(is_meant(pattern, relation) for pattern in patterns)]
+
+
+def require_no_parts(patterns: Sequence[TablePattern], session: Session, relations: Sequence[Relation]) -> None:
+    """Raise OptionError where a part of one of these tables is left out by name: its rows come under the table's."""
+    names = [left_out for pattern in patterns for left_out in pattern.but if left_out.name is not None]
+    for tree in read_trees(session, relations).values() if names else ():
+        root, *parts = (node.relation for node in tree)
+        for part in parts:
+            if any(name.matches(part.schema, part.name) for name in names):
+                raise OptionError(
+                    f"tables: -{part} cannot be left out, because its changes come under {root}",
+                    remedy=f"leave out {root}; or leave out the rows where the changes are used",
+                )
 
 
 def _parts_of(session: Session, publication: Publication, relation: Relation) -> list[Relation]:
