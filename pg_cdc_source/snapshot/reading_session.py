@@ -8,6 +8,7 @@ from functools import partial
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres import locks, search_path, snapshots
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import FULL_SECONDS, begin_anew, connect
@@ -22,8 +23,10 @@ RECONNECT_SECONDS = 30.0
 # Where tasks themselves fill the server, it is full until one of them is done.
 TASK_FULL_SECONDS = 300.0
 
-# Planning was let in, so the server is there.
-_connect = partial(connect, retry_seconds=RECONNECT_SECONDS, full_seconds=TASK_FULL_SECONDS, was_there=True)
+
+def _connect(options: ConnectionOptions, name: str, full_seconds: float = TASK_FULL_SECONDS) -> Session:
+    # Planning was let in, so the server is there.
+    return connect(options, name, retry_seconds=RECONNECT_SECONDS, full_seconds=full_seconds, was_there=True)
 
 
 class ReadingSession:
