@@ -115,15 +115,20 @@ def test_a_keeper_that_cannot_start_answers_with_its_error(error: TransientError
     assert found.remedy == error.remedy
 
 
+def keeper_of_a_driver(monkeypatch: pytest.MonkeyPatch, tick_seconds: float) -> server.Keeper:
+    """A keeper, in this process, whose driver runs."""
+    monkeypatch.setattr(server, "TICK_SECONDS", tick_seconds)
+    monkeypatch.setattr(server, "AWAY", Backoff(0.01, longest_seconds=0.2))
+    monkeypatch.setattr(Process, "runs", lambda _: True)
+    options = ConnectionOptions("postgresql://reader@localhost/shop", ())
+    return server.Keeper(Settings(options, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE, "/work"))
+
+
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_keeper_that_is_not_let_in_any_more_ends(holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has snapshots is patient, and does not come all the time: servers lock roles out."""
     monkeypatch.setattr(server, "REFUSED_SECONDS", 0.5)
-    monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(server, "AWAY", Backoff(0.01, longest_seconds=0.2))
-    monkeypatch.setattr(Process, "runs", lambda _: True)
-    connection = ConnectionOptions("postgresql://reader@localhost/shop", ())
-    keeper = server.Keeper(Settings(connection, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE, "/work"))
+    keeper = keeper_of_a_driver(monkeypatch, 0.01)
     attempts: list[str] = []
 
     def refused() -> bool:
@@ -140,11 +145,7 @@ def test_a_keeper_that_is_not_let_in_any_more_ends(holds: bool, monkeypatch: pyt
 
 def test_a_keeper_waits_for_a_server_whose_name_has_no_address_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """As while a server is restarted whose address goes with it."""
-    monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(server, "AWAY", Backoff(0.01, longest_seconds=0.2))
-    monkeypatch.setattr(Process, "runs", lambda _: True)
-    options = ConnectionOptions("postgresql://reader@localhost/shop", ())
-    keeper = server.Keeper(Settings(options, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE, "/work"))
+    keeper = keeper_of_a_driver(monkeypatch, 0.01)
     attempts: list[str] = []
 
     def refused(*_: object, **__: object) -> None:
@@ -162,10 +163,7 @@ def test_a_keeper_waits_for_a_server_whose_name_has_no_address_now(monkeypatch: 
 
 def test_a_keeper_is_back_at_once_unless_it_was_lost_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where planning finds no keeper, it starts another one."""
-    monkeypatch.setattr(server, "TICK_SECONDS", 0.2)
-    monkeypatch.setattr(Process, "runs", lambda _: True)
-    options = ConnectionOptions("postgresql://reader@localhost/shop", ())
-    keeper = server.Keeper(Settings(options, "a" * 10, Process(17, "4711"), REQUEST, INSTANCE, "/work"))
+    keeper = keeper_of_a_driver(monkeypatch, 0.2)
     waited = []
     for lasted in (60.0, 0.0):
         keeper._board = cast(Any, io.StringIO())
