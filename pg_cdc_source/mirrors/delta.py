@@ -131,7 +131,7 @@ class DeltaTable(SparkTable):
 
 def _path(name: str) -> str:
     """The path of a table that has no other name; nothing where it has one."""
-    parts = parts_of(name)
+    parts = parts_of(name) if name else []
     return parts[1] if len(parts) == 2 and parts[0].lower() == DeltaTable.provider and is_path(parts[1]) else ""
 
 
