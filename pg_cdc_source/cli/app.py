@@ -8,6 +8,7 @@ try:
     import typer
 
     from pg_cdc_source import __version__
+    from pg_cdc_source.cli.adopt import adopt
     from pg_cdc_source.cli.bench import bench
     from pg_cdc_source.cli.check import check
     from pg_cdc_source.cli.demo import demo
@@ -41,5 +42,6 @@ app.command()(check)
 app.command()(slots)
 app.command()(mirror)
 app.command()(resnapshot)
+app.command()(adopt)
 app.command()(demo)
 app.command()(bench)

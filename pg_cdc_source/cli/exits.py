@@ -30,7 +30,7 @@ class Commands(TyperGroup):
             if _URL.search(error.message):
                 error.message = (
                     "a URL or connection string is in the wrong place: pg-cdc check takes it as -o url=URL, slots, "
-                    "mirror and resnapshot as their first argument"
+                    "mirror, resnapshot and adopt as their first argument"
                 )
             raise
 

@@ -180,15 +180,20 @@ def with_own_columns(rows: pa.RecordBatch, shape: Shape, changes: pa.RecordBatch
     return pa.RecordBatch.from_arrays([*rows.columns, *own.values()], names=[*rows.schema.names, *own])
 
 
-def open_directory(directory: str) -> tuple[pafs.FileSystem, str]:
-    """Create a directory of a file system, or take one of an object store; its file system, and its path there."""
+def find_directory(directory: str) -> tuple[pafs.FileSystem, str]:
+    """Return a directory's file system, and its path there."""
     # Hadoop's names are not Arrow's, and are not encoded.
     place = re.sub("^s3[an]://", "s3://", re.sub("^file:/+", "/", directory))
     scheme, separator, path = place.rpartition("://")
-    if separator:
-        filesystem, root = pafs.FileSystem.from_uri(f"{scheme}://{quote(path, safe='/:@')}")
-    else:
-        filesystem, root = pafs.LocalFileSystem(), place
+    if not separator:
+        return pafs.LocalFileSystem(), place
+    filesystem, root = pafs.FileSystem.from_uri(f"{scheme}://{quote(path, safe='/:@')}")
+    return filesystem, root
+
+
+def open_directory(directory: str) -> tuple[pafs.FileSystem, str]:
+    """Create a directory of a file system, or take one of an object store; its file system, and its path there."""
+    filesystem, root = find_directory(directory)
     if _has_directories(filesystem):
         filesystem.create_dir(root, recursive=True)
     return filesystem, root

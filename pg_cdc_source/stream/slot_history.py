@@ -194,7 +194,8 @@ def _other(of_checkpoint: SlotIdentity, found: SlotIdentity) -> SlotLostError:
         )
         if was != now
     ]
+    upgraded = "after pg_upgrade: pg-cdc adopt; " if of_checkpoint.system != found.system else ""
     return SlotLostError(
         f"the checkpoint was made with another server or slot: the connection leads to {', '.join(differences)}",
-        remedy=f"connect to the server that the checkpoint was made with, or {START_OVER}",
+        remedy=f"{upgraded}connect to the server that the checkpoint was made with, or {START_OVER}",
     )

@@ -1,0 +1,97 @@
+"""The checkpoint of a query that does not run: the offset that its next batch begins at, to be read and replaced.
+
+Spark writes a file for each batch: into ``offsets`` when it is planned, into ``commits`` when it is done. The first has
+a line for its version, one for the query's settings, and one for each source, in JSON (OffsetSeqLog).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow.fs as pafs
+
+from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.lake.files import find_directory
+from pg_cdc_source.offsets import StreamOffset
+
+_VERSION = "v1"
+_LINES_BEFORE_SOURCES = 2
+
+
+class Checkpoint:
+    """The last batch's offset of the stream that reads ``slot``.
+
+    Raises DefiniteError where there is none, or where the last batch is not done.
+    """
+
+    def __init__(self, directory: str, slot: str) -> None:
+        self._filesystem, self._root = find_directory(directory)
+        planned, done = self._numbers("offsets"), self._numbers("commits")
+        if not planned:
+            raise DefiniteError(
+                f"{directory} is no checkpoint of a query that has begun: it has no file in offsets",
+                remedy="name the directory that the query has for its checkpoint",
+            )
+        self.batch = max(planned)
+        if max(done, default=-1) != self.batch:
+            raise DefiniteError(
+                f"batch {self.batch} of the checkpoint was planned, and is not done",
+                remedy="let the query go on with the old server until it has read everything, and stop it then "
+                "(query.stop(), or once=True); with asynchronous progress tracking, run it once without",
+            )
+        self._lines = self._read().split("\n")
+        if self._lines[0] != _VERSION:
+            raise DefiniteError(
+                f"the checkpoint's offsets have version {self._lines[0]!r}, this release knows {_VERSION}",
+                remedy="see whether a newer release of this package reads it",
+            )
+        found = {i: given for i, line in enumerate(self._lines) if (given := _of_a_stream(i, line)) is not None}
+        mine = [i for i, given in found.items() if given["slot"] == slot]
+        if len(mine) != 1:
+            slots = ", ".join(sorted({str(given["slot"]) for given in found.values()}))
+            raise DefiniteError(
+                f"the checkpoint has {len(mine)} streams of slot {slot}; its streams read {slots or 'no slot'}",
+                remedy="name the slot of the query",
+            )
+        self._line = mine[0]
+        offset = StreamOffset.from_json(found[self._line])
+        assert offset is not None, "the first offset has no slot"
+        self.offset = offset
+
+    def replace(self, offset: StreamOffset) -> None:
+        """Have the next batch begin at ``offset``."""
+        lines = list(self._lines)
+        lines[self._line] = json.dumps(offset.to_json())
+        path = f"{self._root}/offsets/{self.batch}"
+        # Hadoop's checksum of the file as it was; without one, the file is read as it is.
+        checksum = f"{self._root}/offsets/.{self.batch}.crc"
+        if self._filesystem.get_file_info(checksum).type != pafs.FileType.NotFound:
+            self._filesystem.delete_file(checksum)
+        if not isinstance(self._filesystem, pafs.LocalFileSystem):
+            # An object is there as a whole, or as it was.
+            self._write(path, lines)
+            return
+        self._write(f"{path}.new", lines)
+        self._filesystem.move(f"{path}.new", path)
+
+    def _write(self, path: str, lines: list[str]) -> None:
+        with self._filesystem.open_output_stream(path) as stream:
+            stream.write("\n".join(lines).encode())
+
+    def _read(self) -> str:
+        with self._filesystem.open_input_file(f"{self._root}/offsets/{self.batch}") as stream:
+            return str(stream.read().decode())
+
+    def _numbers(self, log: str) -> list[int]:
+        selector = pafs.FileSelector(f"{self._root}/{log}", allow_not_found=True)
+        return [int(file.base_name) for file in self._filesystem.get_file_info(selector) if file.base_name.isdecimal()]
+
+
+def _of_a_stream(i: int, line: str) -> Mapping[str, Any] | None:
+    """The offset in a line, None where it is none of a stream of this package."""
+    if i < _LINES_BEFORE_SOURCES or not line.startswith("{"):
+        return None
+    found: dict[str, Any] = json.loads(line)
+    return found if {"system", "slot", "lsn"} <= found.keys() else None
