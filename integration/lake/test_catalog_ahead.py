@@ -163,6 +163,11 @@ KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("ALTER TABLE t DROP CONSTRAINT t_pkey", "INSERT INTO t VALUES (1, 5, 5)", "DELETE FROM t WHERE v = 5",
          "ALTER TABLE t ADD PRIMARY KEY (id)"),
     ),
+    "away in the transaction that sets FULL": (
+        (FULL[0], FULL[2]),
+        ("BEGIN; ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE t DROP CONSTRAINT t_pkey;"
+         " INSERT INTO t VALUES (1, 5, 5); DELETE FROM t WHERE v = 1; ALTER TABLE t ADD PRIMARY KEY (id); COMMIT",),
+    ),
     "an index before, and names are exchanged": (
         ("CREATE TABLE t (id int PRIMARY KEY, k int NOT NULL, v int)", "CREATE UNIQUE INDEX ik ON t (k)",
          "ALTER TABLE t REPLICA IDENTITY USING INDEX ik", "INSERT INTO t VALUES (1, 11, 1), (2, 12, 2)"),

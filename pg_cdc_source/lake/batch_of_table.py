@@ -24,6 +24,8 @@ from pg_cdc_source.lake.columns import MirroredColumn, MirroredLayout, read_layo
 from pg_cdc_source.lake.kept_columns import is_wider
 from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.lake.variants import require_exact
+from pg_cdc_source.offsets import split_names
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, UNCHANGED_TYPE
 from pg_cdc_source.protocol.packed import CHANGES, read_run
 from pg_cdc_source.values.arrow import from_numpy, from_texts, to_numpy
@@ -149,8 +151,13 @@ class TableBatch:
             # Rows came again as of a point that the log was past: changes since are there.
             had = max((_had(row) for row in truncates if row["after"] is not None), default=BEGINNING)
             truncates = [row for row in truncates if row["_xid"] is None or place_of(row) > had]
+        void = BEGINNING
         if not keeps:
-            truncates, files = truncates[-1:], [row for row in files if place_of(row) > emptied]
+            # Where rows stay, a TRUNCATE behind those that have come again is one more event for them.
+            void = max(map(place_of, again), default=emptied) if shape.keeps else emptied
+            files = [row for row in files if place_of(row) > void]
+            truncates = [row for row in truncates if place_of(row) >= void] if shape.keeps else truncates[-1:]
+            void = max([void, *map(place_of, files)])
         batch = cls(table, layout, [], files, truncates=truncates, has_come_again=bool(again), shape=shape)
         # While a table stands still, it may get another key.
         batch.is_rekeyed = stands_still and shape.is_soft
@@ -171,7 +178,7 @@ class TableBatch:
                 batch._require_filled_files(layout.columns[batch._present :])
             batch._require_sent_values(layout.columns)
             runs = (row for row in ordered if row["_change_type"] == CHANGES)
-            batch._read(layout, runs, had if keeps else begin)
+            batch._read(layout, runs, had if keeps else void)
         if truncates and not shape.keeps:
             batch._empty()
         return batch
@@ -179,7 +186,7 @@ class TableBatch:
     def _note(
         self, said: Iterable[Mapping[str, Any]], identity: str, place: Place, *, is_void: bool, is_anew: bool
     ) -> None:
-        is_past = is_void or is_anew
+        said, is_past = list(said), is_void or is_anew
         for change in said:
             self._refuse(change, is_void=is_void, is_past=is_past)
             kind, attnum = change["change"], change["attnum"]
@@ -193,7 +200,7 @@ class TableBatch:
                 self.is_rewritten = True
             elif kind == "rekeyed" and (self.shape.keeps or not is_past):
                 self.is_rekeyed = True
-                if not is_past and identity == "f" and change["name"] != change["was"]:
+                if not is_past and identity == "f" and change["name"] != _in_new_names(said, change["was"]):
                     # The primary key is the catalog's, which may be ahead: it may not have told rows apart here.
                     raise SchemaChangedError(
                         f"{self.table} got another key under REPLICA IDENTITY FULL: {change['name'] or 'none'} instead "
@@ -424,3 +431,10 @@ def _typed(table: str, column: MirroredColumn, texts: pa.Array, run: pa.RecordBa
     if shape.has_variants and column.is_json:
         require_exact(table, column, texts, place)
     return column.values_of(table, texts, place)
+
+
+def _in_new_names(said: Iterable[Mapping[str, Any]], key: str) -> str:
+    """What the columns of a key, as ``listed_names`` has them, are called behind the changes that one row says."""
+    names = {c["was"]: c["name"] for c in said if c["change"] == "renamed" and c["attnum"] is not None}
+    now = {quoted(was): quoted(name) for was, name in names.items()}
+    return ", ".join(now.get(name, name) for name in map(str.strip, split_names(key)))

@@ -56,7 +56,7 @@ def find_layout(
         _last(numbers, known, present),
         None if facts is None else facts.files,
         None if facts is None else facts.altered,
-        None if facts is None or relation.identity != "f" else facts.primary,
+        None if facts is None else facts.primary,
         "" if facts is None else facts.insides,
     )
     return layout, () if known is None else tuple(_changes(known, layout, catalog, present))
@@ -113,7 +113,10 @@ def _known_key(relation: RelationMessage, known: TableLayout | None, numbers: Se
 
 
 def _was_away(known: TableLayout | None, catalog: CatalogLayout | None) -> bool:
-    """Whether the primary key was dropped and added again since: nothing told rows apart meanwhile."""
+    """Whether the primary key was dropped and added again since: nothing told rows apart meanwhile.
+
+    Of a table that was not FULL before as well: it has to become so before UPDATE and DELETE go on without a key.
+    """
     return known is not None and catalog is not None and known.primary not in (None, catalog.primary)
 
 

@@ -100,7 +100,7 @@ class LayoutColumn:
 class TableLayout:
     """A table as rows of the stream have it.
 
-    ``last``, ``files``, ``altered``: see CatalogLayout; None: not known. So is ``primary``, which matters under FULL.
+    ``last``, ``files``, ``altered``, ``primary``: see CatalogLayout; None: not known.
     ``insides``, too; empty where they are not known.
     """
 

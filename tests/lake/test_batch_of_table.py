@@ -264,6 +264,15 @@ def test_another_key_under_full_is_refused_until_rows_come(identity: str, was: s
     assert of(*rows, truncated(table, (38, 0)), written(table, (39, 0))).comes_whole
 
 
+def test_a_key_whose_columns_were_renamed_is_the_same_key() -> None:
+    table = layout([(1, "Id, 2", "int4"), V], key=("Id, 2",), identity="f")
+    renamed = {"change": "renamed", "attnum": 1, "name": "Id, 2", "was": "id"}
+    rekeyed = {"change": "rekeyed", "attnum": None, "name": '"Id, 2"', "was": "id"}
+    assert rows_of(of(announced(table, (20, 1), renamed, rekeyed), one(table, 20, "1", "a")))
+    other = {**renamed, "attnum": 2, "was": "k"}
+    assert "got another key" in refused(announced(table, (20, 1), other, rekeyed), one(table, 20, "1", "a"))
+
+
 def test_rows_of_two_tables_under_one_name_are_refused() -> None:
     assert "not the table that had the name" in refused(one(T, 10, "1", "a"), one(layout([ID, V], oid=2), 20, "1", "b"))
 

@@ -58,6 +58,9 @@ def test_rows_that_come_again_are_there_when_those_of_before_are_gone(shape: Sha
     assert parts(shape, *rows) == [[1], *anew]
     # A table that was set aside has not what came before.
     assert parts(shape, *rows, stands_still=True) == anew
+    # But all that came behind these rows, also where it was truncated again.
+    more = (truncated(T, (50, 5)), one(60, "3", "c"))
+    assert parts(shape, *rows, *more, stands_still=True) == [*anew, ("emptied", 50), [3]]
     assert parts(shape, written(T, (39, 0)), one(40, "2", "b")) == [("files", 1, False), [2]]
 
 
@@ -68,6 +71,13 @@ def test_a_log_has_every_change_in_one_part_and_needs_no_key() -> None:
     assert parts(LOG, truncated(keyless, (20, 1)), written(keyless, (39, 0))) == [("files", 1, False), [None]]
     with pytest.raises(SchemaChangedError, match="has no key"):
         parts(VERSIONS, *rows)
+
+
+def test_a_log_that_was_set_aside_has_all_that_came_behind_rows_that_come_again() -> None:
+    again = {**truncated(T, (38, 0)), "_xid": None}
+    rows = (one(10, "1", "a"), again, written(T, (39, 0)), one(40, "2", "b"), truncated(T, (50, 5)), one(60, "3", "c"))
+    assert parts(LOG, *rows, stands_still=True) == [("files", 1, False), [2, 3, None, None]]
+    assert parts(LOG, *rows[:1], *rows[4:], stands_still=True) == [[3, None]]
 
 
 def test_a_log_has_what_columns_had_before_they_were_dropped_and_nothing_that_nobody_wrote() -> None:
