@@ -1,4 +1,4 @@
-"""A client of a Connect server elsewhere that mirrors, in two runs with changes between them.
+"""A client of a Connect server elsewhere that mirrors, in two runs with changes between them, and one that is refused.
 
 Arguments: server, conninfo, directory, format, target. It prints a line of JSON: each table's rows as texts, as
 ``mirror_at`` gives them.
@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 import psycopg2
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from pg_cdc_source import mirror, mirror_at
+from pg_cdc_source.errors import OptionError
 from pg_cdc_source.mirrors.query import Format
 
 CHANGES = """
@@ -30,7 +32,7 @@ CHANGES = """
 def main(server: str, url: str, directory: Path, format: Format, target: str) -> None:
     spark = SparkSession.builder.remote(server).getOrCreate()
 
-    def run() -> None:
+    def run(mode: str = "merge") -> None:
         query = mirror(
             spark,
             url=url,
@@ -40,6 +42,7 @@ def main(server: str, url: str, directory: Path, format: Format, target: str) ->
             format=format,
             checkpoint=f"{directory}/checkpoint",
             once=True,
+            mode=mode,
             # The server's process has its own copy of what this is bound to.
             on_batch=lambda batch: print(batch.row.batch_id, file=(directory / "batches").open("a")),
             maxRowsPerBatch=1000,
@@ -49,6 +52,13 @@ def main(server: str, url: str, directory: Path, format: Format, target: str) ->
     run()
     with contextlib.closing(psycopg2.connect(url)) as session, session, session.cursor() as cursor:
         cursor.execute(CHANGES)
+    # Of a lake on the server's disk, the server says that it keeps something else.
+    refused = ""
+    try:
+        run("append")
+    except (StreamingQueryException, OptionError) as error:
+        refused = str(error)
+    assert "was written with the mode merge, and cannot go on with append" in refused, refused
     run()
     found = mirror_at(spark, target.format(table="_pgcdc"), format=format)
     rows = {

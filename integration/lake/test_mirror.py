@@ -319,10 +319,13 @@ def test_a_lake_that_was_moved_is_read_where_it_is(
 ) -> None:
     run(pg, *SHOP)
     start(once=True).awaitTermination()
-    (tmp_path / "lake").rename(tmp_path / "moved")
+    (tmp_path / "lake").rename(tmp_path / "moved to")
     run(pg, "DELETE FROM items WHERE line = 1")
-    start(once=True, target=f"{tmp_path}/moved/{{table}}").awaitTermination()
-    found = mirror_at(spark, f"{tmp_path}/moved/_pgcdc")
+    start(once=True, target=f"{tmp_path}/moved to/{{table}}").awaitTermination()
+    # What Spark takes a path for is not what delta-rs does.
+    elsewhere = spark.newSession()
+    elsewhere.conf.set("fs.defaultFS", "hdfs://nowhere")
+    found = mirror_at(elsewhere, f"file://{tmp_path}/moved to/_pgcdc")
     for table in ("customers", "items"):
         assert counted(found[f"public.{table}"]) == source(spark, db, table)
 
@@ -343,6 +346,19 @@ def test_tables_are_opened_at_the_start_where_the_ledger_does_not_say_what_they_
     last = ledger.last()
     assert last is not None
     assert looked_at == [set(), last.tables.keys(), set()]
+
+
+def test_a_path_that_is_not_one_place_to_spark_and_to_arrow_is_refused(
+    spark: SparkSession, db: str, tmp_path: Path
+) -> None:
+    elsewhere = spark.newSession()
+    elsewhere.conf.set("fs.defaultFS", "hdfs://nowhere")
+    given: dict[str, Any] = {"url": db, "tables": "public.*", "slot": "s", "checkpoint": f"file://{tmp_path}/c"}
+    with pytest.raises(OptionError, match=r"has no scheme: to Spark it is a path of hdfs"):
+        mirror(elsewhere, target=f"{tmp_path}/lake/{{table}}", **given)
+    given |= {"checkpoint": f"{tmp_path}/checkpoint", "format": "iceberg"}
+    with pytest.raises(OptionError, match=r"pgcdc-staging has no scheme"):
+        mirror(elsewhere, target="lake.shop.{table}", **given)
 
 
 def test_a_checkpoint_that_is_older_than_the_ledger_is_refused(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -11,14 +11,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.lake.ledger import MODES
 from pg_cdc_source.lake.sink import Applied, Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.mirrors.lakes import Lake
-from pg_cdc_source.mirrors.sessions import errors_of_jvm, query_of
+from pg_cdc_source.mirrors.sessions import errors_of_jvm, is_connect, keep_alive, query_of
 from pg_cdc_source.offsets import StreamOffset
+from pg_cdc_source.spark.copies import Sealed
 
 
-class Batches:
+class Batches(Sealed):
     """Applies the batches of one query.
 
     Spark Connect pickles it, and a process of the server's calls it, which opens the lake in its own session.
@@ -49,7 +51,12 @@ class Batches:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         if self._lake is None:
-            self._lake = self._open_lake(batch.sparkSession)
+            lake = self._open_lake(batch.sparkSession)
+            # The client may not see the lake.
+            lake.require_shapes(not_known_to_keep(lake, self._modes))
+            if is_connect(batch.sparkSession):
+                keep_alive(batch.sparkSession)
+            self._lake = lake
         lake = self._lake
         if self._sink is None:
             self._sink = Sink(
@@ -80,6 +87,12 @@ class Batches:
                 f"batch {batch_id}: {type(error).__name__}: {error}",
                 remedy="start the mirror again; where it ends like this again, report it with the version of deltalake",
             ) from None
+
+
+def not_known_to_keep(lake: Lake, modes: str) -> Collection[str]:
+    """The tables that have to be opened to know whether they keep what the mirror is to: none if the ledger says so."""
+    last = lake.ledger.last()
+    return () if last is None or lake.ledger.said.get(MODES) == modes else last.tables
 
 
 def _is_past(batch: DataFrame, checkpoint: str, batch_id: int, lsn: int) -> bool:

@@ -412,6 +412,6 @@ def compact(table: DeltaTable, commit: CommitProperties) -> None:
 def read_at(path: str, version: int) -> tuple[list[str], pa.Schema]:
     """The files of a table at a version, by the paths that Spark takes, and its columns."""
     table = DeltaTable(path, version=version)
-    # Hadoop has no s3:// by itself.
-    uris = [re.sub("^s3://", "s3a://", unquote(uri)) for uri in table.file_uris()]
+    # Hadoop has no s3:// by itself. What delta-rs calls a path is one of this host, which Spark's may not be.
+    uris = [re.sub("^(?=/(?!Volumes/))", "file://", re.sub("^s3://", "s3a://", unquote(u))) for u in table.file_uris()]
     return uris, pa.schema(table.schema().to_arrow())

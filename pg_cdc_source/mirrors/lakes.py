@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pg_cdc_source.lake.ledger import Ledger
 from pg_cdc_source.lake.tasks import OUTCOME_SCHEMA, Start, Task
 from pg_cdc_source.mirrors.sessions import parallelism
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA
+from pg_cdc_source.spark.copies import Sealed
 from pg_cdc_source.spark.edge import short_errors, spark_schema
 from pg_cdc_source.spark.worker_tuning import small_task
 from pg_cdc_source.values.arrow import in_utc
@@ -52,20 +54,30 @@ class Lake(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class _ToDo(Sealed):
+    """What tasks are given. An executor may have another version of the package."""
+
+    task: Task
+    files: FirstFiles
+
+
 def run_task(batch: DataFrame, task: Task, files: FirstFiles) -> list[Outcome]:
     """Run a task on all rows of a batch, those of one table together; what became of each table.
 
     ``files``: where rows of a snapshot go that its own tasks have not written.
     """
 
+    todo = _ToDo(task, files)
+
     def write_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():
-            yield from FileWriter(files).take(batches)
+            yield from FileWriter(todo.files).take(batches)
 
     def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with small_task(), short_errors():
             rows = [row for batch in batches for row in in_utc(batch).to_pylist()]
-            yield pa.RecordBatch.from_pylist(task.outcomes(rows), schema=OUTCOME_SCHEMA)
+            yield pa.RecordBatch.from_pylist(todo.task.outcomes(rows), schema=OUTCOME_SCHEMA)
 
     written = batch.mapInArrow(write_files, spark_schema(RUNS_SCHEMA))
     outcomes = written.repartition(parallelism(batch.sparkSession), "_table").mapInArrow(

@@ -15,14 +15,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.first_files import FIRST_FILES
-from pg_cdc_source.lake.ledger import MODES, TEMPLATE, Ledger
+from pg_cdc_source.lake.ledger import TEMPLATE, Ledger
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.sink import Applied
 from pg_cdc_source.lake.targets import NOT_FOR_DELTA_RS, Targets
-from pg_cdc_source.mirrors.batches import Batches
+from pg_cdc_source.mirrors.batches import Batches, not_known_to_keep
 from pg_cdc_source.mirrors.catalog_names import is_path
 from pg_cdc_source.mirrors.lakes import Lake
-from pg_cdc_source.mirrors.sessions import absolute, is_connect
+from pg_cdc_source.mirrors.sessions import absolute, is_connect, require_one_place
 from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.options.names import QualifiedName, parse_tables
 from pg_cdc_source.options.texts import option_texts
@@ -85,24 +85,26 @@ def mirror(
     forbidden = NOT_FOR_DELTA_RS if format == "deltalake" else ""
     targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger), forbidden)
     staging = f"{absolute(spark, checkpoint)}/pgcdc-staging"
+    for path in (targets.template, targets.ledger) if format == "deltalake" else (staging,):
+        require_one_place(spark, path)
 
     def open_lake(spark: SparkSession) -> Lake:
         return _lake(spark, format, targets, staging, shapes, compacts=autoCompact)
 
     lake = open_lake(spark)
-    last = lake.ledger.last()
+    # The disk of Spark Connect's client is another one. There, the first batch looks.
+    is_elsewhere = format == "deltalake" and is_connect(spark)
+    unknown = () if is_elsewhere else not_known_to_keep(lake, shapes.digest)
     register(spark)
     reader = spark.readStream.format("pgcdc").options(**texts)
     reader = reader.options(envelope="arrow", onSchemaChange="emit").option(FIRST_FILES, lake.first_files.text)
-    # A query of Connect's goes on where the client is gone, so it is the server that ends it.
+    # A query of Connect's outlives its client for a while, so it is the server that ends it.
     is_by_spark = once and (HAS_LIMITS or is_connect(spark))
     if not is_by_spark:
         reader = reader.option(OWN_TRIGGER, OwnTrigger(once, seconds).text)
-    # Where the ledger says that its tables keep this, none has to be opened.
-    is_known = last is None or lake.ledger.said.get(MODES) == shapes.digest
     # Hundreds of tables take a while to look at, and Spark meanwhile asks a process of its own for the stream's schema.
     with ThreadPoolExecutor(1) as pool:
-        looking = pool.submit(lake.require_shapes, () if last is None or is_known else last.tables)
+        looking = pool.submit(lake.require_shapes, unknown)
         stream = reader.load()
         looking.result()
     writer = stream.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)

@@ -7,8 +7,11 @@ query, and can begin others.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import threading
+import time
 from pathlib import PurePath
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,8 +21,12 @@ from pyspark.sql import functions as F
 
 from pg_cdc_source.errors import DefiniteError, OptionError
 
+log = logging.getLogger(__name__)
+
 # More rows than any cluster has cores.
 _MANY = 1 << 20
+# Whoever sets a shorter life for sessions than an hour may mean one of some minutes.
+_TOUCH_SECONDS = 60.0
 _found_parallelism: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 
 
@@ -58,12 +65,13 @@ def parallelism(spark: SparkSession) -> int:
 def query_of(batch: DataFrame, checkpoint: str) -> str:
     """The id of the query that a batch is of, which has this checkpoint. Raises DefiniteError."""
     spark = batch.sparkSession
-    found: str | None
-    if is_connect(spark):
+    found: str | None = None
+    if not is_connect(spark):
+        found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if found is None:
+        # Spark Connect has no such properties, nor have Python's threads with PYSPARK_PIN_THREAD=false.
         said = "".join(row[0] for row in spark.read.text(f"{checkpoint}/metadata").collect())
         found = json.loads(said or "{}").get("id")
-    else:
-        found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     if found is None:
         raise DefiniteError(
             "the batch does not say which query it is of",
@@ -92,6 +100,40 @@ def absolute(spark: SparkSession, path: str) -> str:
         )
     jvm: Any = spark.sparkContext._jvm
     return str(PurePath(jvm.java.lang.System.getProperty("user.dir"), path))
+
+
+def require_one_place(spark: SparkSession, path: str) -> None:
+    """Raise OptionError for a path without a scheme that is one place to Spark and another one to Arrow.
+
+    Arrow and delta-rs take it for one of the host that they run on.
+    """
+    if is_connect(spark) or not path.startswith("/") or path.startswith("/Volumes/"):
+        return
+    session: Any = spark._jsparkSession
+    jvm: Any = spark.sparkContext._jvm
+    scheme = jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(session.sessionState().newHadoopConf()).getScheme()
+    if scheme != "file":
+        raise OptionError(
+            f"{path} has no scheme: to Spark it is a path of {scheme}, to Arrow one of each host",
+            remedy=f"write {scheme}://…, or file://{path} where the driver and all executors reach it; on Databricks, "
+            "/Volumes/…",
+        )
+
+
+def keep_alive(spark: SparkSession) -> None:
+    """Have Spark Connect's server keep a session that no batch may use for hours; it forgets one after an hour."""
+
+    def touch() -> None:
+        while True:
+            time.sleep(_TOUCH_SECONDS)
+            try:
+                spark.conf.get("spark.sql.session.timeZone")
+            except Exception as error:
+                # The query has ended, or will: its batches say why.
+                log.debug("the session is not kept any longer: %s", error)
+                return
+
+    threading.Thread(target=touch, name="pgcdc-keep-alive", daemon=True).start()
 
 
 def another(spark: SparkSession) -> SparkSession:

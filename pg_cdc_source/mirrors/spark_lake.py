@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import pyarrow as pa
 from pyspark import inheritable_thread_target
@@ -128,12 +129,17 @@ class SparkLake:
         try:
             with ThreadPoolExecutor(count, thread_name_prefix="pgcdc-mirror") as pool:
                 patience = Patience()
-                one = inheritable_thread_target(self._spark)(lambda outcome: self._apply(outcome, start, patience))
-                list(pool.map(one, outcomes))
+                list(pool.map(self._inheriting(lambda outcome: self._apply(outcome, start, patience)), outcomes))
         finally:
             self._end_sessions()
         remove_directory(self._staging)
         return outcomes
+
+    def _inheriting(self, function: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
+        """``function`` for a thread whose jobs are this thread's."""
+        wrap: Any = inheritable_thread_target(self._spark)
+        # With PYSPARK_PIN_THREAD=false, Spark gives back what it is given.
+        return function if wrap is self._spark else wrap(function)
 
     def _compact_ledger(self, name: str) -> None:
         session = self._session()
@@ -146,7 +152,10 @@ class SparkLake:
     def _end_sessions(self) -> None:
         # Spark Connect's server forgets a session that nobody has used for an hour.
         while is_connect(self._spark) and not self._sessions.empty():
-            end(self._sessions.get())
+            try:
+                end(self._sessions.get())
+            except PySparkException as error:
+                log.warning("a session of Spark Connect's could not be ended: %s", short_text(error))
 
     def _apply(self, outcome: Outcome, start: Start, patience: Patience) -> None:
         if outcome["staged"] is None:
@@ -197,6 +206,16 @@ class SparkLake:
         with contextlib.suppress(Empty):
             return self._sessions.get_nowait()
         session = another(self._spark)
+        try:
+            self._configure(session)
+        except BaseException:
+            # Nobody else would.
+            if is_connect(session):
+                end(session)
+            raise
+        return session
+
+    def _configure(self, session: SparkSession) -> None:
         ours = session.conf
         present = ours.getAll
         for key, value in self._spark.conf.getAll.items():
@@ -208,4 +227,3 @@ class SparkLake:
         for key, value in _SETTINGS.items():
             ours.set(key, value)
         self._kind.configure(session, self._targets.template)
-        return session

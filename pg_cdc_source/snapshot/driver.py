@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +54,11 @@ def _find_process_by_ps(pid: int) -> tuple[Process, int, str] | None:
 
 
 def driver_process() -> Process:
-    """The driver's JVM: the nearest ancestor that runs Java; without one, the oldest ancestor but init.
+    """The driver's JVM: the nearest ancestor that runs Java.
 
-    In a container the JVM may itself be the first process. Its Python daemons are no drivers: there are several.
+    In a container the JVM may itself be the first process. Its Python daemons are no drivers: there are several, and
+    scans of one action would not have one snapshot. So a worker of Spark's without a JVM is refused. Another process
+    is of no Spark; its driver is the oldest ancestor but init.
     """
     pid = os.getppid()
     oldest = None
@@ -66,9 +69,16 @@ def driver_process() -> Process:
         if pid > 1:
             oldest = process
         pid = parent
-    if oldest is None:
+    if oldest is None or _is_of_spark():
         raise DefiniteError(
-            "the driver's process cannot be found: this process has no parent left",
-            remedy="start Spark again: its driver has ended",
+            "the driver's process cannot be found: no process above this one runs Java",
+            remedy="start Spark again if its driver has ended; where planning runs without a view of the JVM, read by "
+            "open_snapshot()",
         )
     return oldest
+
+
+def _is_of_spark() -> bool:
+    """Whether this process is a Python worker of Spark's, or was forked by one."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.partition(".")[0] == "pyspark"

@@ -41,3 +41,30 @@ def test_the_driver_may_be_the_first_process_of_a_container(tmp_path: Path) -> N
     if "unshare:" in found.stderr:
         pytest.skip(found.stderr)
     assert found.stdout.split() == ["1", "1"], found.stderr
+
+
+# Spark's daemon, as a platform starts it out of sight of its JVM; the worker that plans is forked by it.
+DAEMON = """
+import os
+if os.fork() == 0:
+    from pg_cdc_source.errors import DefiniteError
+    from pg_cdc_source.snapshot.driver import driver_process
+    try:
+        print(driver_process(), flush=True)
+    except DefiniteError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_worker_that_sees_no_jvm_finds_no_driver(tmp_path: Path) -> None:
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").touch()
+    (tmp_path / "pyspark" / "daemon.py").write_text(DAEMON)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "pyspark.daemon"]
+    found = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False, cwd=tmp_path
+    )
+    assert "the driver's process cannot be found" in found.stdout, found
