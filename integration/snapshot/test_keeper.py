@@ -204,10 +204,11 @@ def test_the_password_is_in_neither_argv_nor_environment(
 
 
 def test_a_snapshot_is_released_after_its_last_reader(db: str, pg: Session, spark: SparkSession, slow: str) -> None:
-    started = time.monotonic()
     assert load(spark, db, dbtable=slow, numPartitions=2, snapshotIdle="5s").count() == ROWS
+    counted = time.monotonic()
     wait_until(lambda: not holders(pg), 10)
-    assert time.monotonic() - started > 5
+    # The last reader has ended a moment before the count came.
+    assert time.monotonic() - counted > 3
     wait_until(lambda: not open_transactions(pg))
     assert len(keeper_sessions(pg)) == 1
 

@@ -584,8 +584,7 @@ def test_a_publication_that_stops_sending_ends_the_stream(
         by_server = pg.server_version < 180000 and says == "publication s was dropped"
         driver.refusal("publication " if by_server else says, kind=PgCdcError, rows=None)
         driver.restart()
-        with pytest.raises(PgCdcError):
-            driver.take(1)
+        driver.refusal("publication ", kind=PgCdcError, rows=None)
 
 
 def test_a_publication_cannot_be_made_for_a_slot_that_is_there(pg: Session, drive: Drive) -> None:

@@ -19,7 +19,7 @@ from psycopg2.extensions import parse_dsn
 from pg_cdc_source import register
 from pg_cdc_source.bench import datasets, peers, to_arrow
 from pg_cdc_source.bench.lab import CORES, Lab
-from pg_cdc_source.bench.meter import cpu_with_ended_children
+from pg_cdc_source.bench.meter import adopt_orphans, cpu_with_ended_children
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.bench.ready_batches import ReadySource, write_batch
 from pg_cdc_source.bench.small_tables import READY
@@ -56,6 +56,7 @@ def measured(url: str, reader: str, what: str, batches: str = "") -> dict[str, f
     """Start Spark, count, and end it, which is not measured. ``what`` is a table, or the file of ready rows."""
     import psutil
 
+    adopt_orphans()
     me = psutil.Process()
     with tempfile.TemporaryDirectory() as home:
         start = time.perf_counter()

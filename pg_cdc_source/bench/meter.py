@@ -1,12 +1,15 @@
 """Measure a piece of work: wall time, CPU of the clients, CPU of the server, memory.
 
 CPU is what the kernel accounts to whole process trees. A process that has ended is counted through the parent that
-waited for it, so short-lived backends and Python workers are counted as well; nothing is sampled.
+waited for it, so short-lived backends and Python workers are counted as well; nothing is sampled. One whose parent has
+ended first is this process's child from then on (``adopt_orphans``), as Spark's workers are whose daemon is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +29,7 @@ class Meter:
 
     def __init__(self, postmaster_pid: int, home: Path) -> None:
         """``home`` is the run's directory for temporary files. It identifies keepers, which are not our children."""
+        adopt_orphans()
         self._me = psutil.Process()
         self._postmaster = psutil.Process(postmaster_pid)
         self._home = str(home)
@@ -36,6 +40,10 @@ class Meter:
         rows = work()
         wall = time.perf_counter() - start
         client_cpu, server_cpu = self._clients_cpu() - clients, self._server_cpu() - server
+        if min(client_cpu, server_cpu) < 0:
+            raise RuntimeError(
+                f"CPU that was counted before is gone: {client_cpu} s of clients, {server_cpu} s of server"
+            )
         return Sample(timings(rows, wall, client_cpu, server_cpu))
 
     def _clients_cpu(self) -> float:
@@ -56,6 +64,18 @@ class Meter:
                     and process.environ().get("TMPDIR") == self._home
                 ):
                     yield process
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Have descendants whose parent ends become this process's children, and not init's. Linux alone can do it.
+
+    Those that end then stay zombies until this process does, with their CPU.
+    """
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError("prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def timings(rows: int, wall_s: float, client_cpu_s: float, server_cpu_s: float) -> dict[str, float]:

@@ -88,7 +88,10 @@ def scale(*, quick: bool, rows: int | None, rounds: int | None) -> Scale:
 
 def command() -> str:
     """The command line of this run."""
-    return shlex.join(["pg-cdc", *sys.argv[1:]])
+    words = sys.argv[1:]
+    # Where the results go is of no use to anybody else.
+    kept = [w for i, w in enumerate(words) if "--out" not in (w.partition("=")[0], *words[max(0, i - 1) : i])]
+    return shlex.join(["pg-cdc", *kept])
 
 
 def run(names: Sequence[str], scale: Scale, command: str) -> Report:

