@@ -8,7 +8,7 @@ from functools import partial
 from pg_cdc_source.bench import datasets, peers
 from pg_cdc_source.bench.lab import FULL, Lab
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
-from pg_cdc_source.bench.snapshot import JDBC, MEASURES, OURS, read_by_jdbc
+from pg_cdc_source.bench.snapshot import JDBC, MEASURES, OURS, read_by_jdbc, require_rows
 
 _EACH = "ms_a_leaf"
 _WIDE = replace(datasets.WIDE, key=None)  # without a key, JDBC reads in one query
@@ -38,6 +38,7 @@ def _against_jdbc(lab: Lab, name: str, leaves: int, rows_each: int, at_most: flo
         plotted=2,
         notes="Default options; JDBC in one query of the root, with fetchsize 10000. JVM warm."
         f" {_EACH} is what it takes longer than the same rows in one table, for each partition.",
+        check=partial(require_rows, lab, _WIDE, table, rows),
     )
 
 

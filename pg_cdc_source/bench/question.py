@@ -59,7 +59,7 @@ class Question:
     """What is asked. ``measures`` are shown in this order, and the first ``plotted`` of them are plotted.
 
     ``notes`` say what a reader has to know to judge the numbers. ``most_rounds`` limits the rounds of what takes long
-    and varies little.
+    and varies little. ``check`` is called once, before all others; it raises where contenders have different rows.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Question:
     notes: str = ""
     warm_ups: int = 1
     most_rounds: int = 99
+    check: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,9 @@ def ask(question: Question, rounds: int, progress: Callable[[str], None], *, war
     runners = [contender for contender in question.contenders if isinstance(contender, Contender)]
     missing = [contender for contender in question.contenders if isinstance(contender, Missing)]
     rounds = min(rounds, question.most_rounds)
+    if question.check is not None:
+        progress(f"{question.name}: the same rows")
+        question.check()
     for _ in range(question.warm_ups if warm_up else 0):
         for contender in runners:
             progress(f"{question.name}: {contender.name} (warming up)")

@@ -44,6 +44,7 @@ def against_jdbc(dataset: Dataset, lab: Lab) -> Question:
         # During the first table's runs the JVM still compiles what it runs often.
         warm_ups=3 if dataset is datasets.WIDE else 1,
         notes=f"{PARTITIONS} partitions; JDBC with fetchsize 10000, {how}. JVM warm. {OF_LIMIT}, over {CORES} cores.",
+        check=partial(require_rows, lab, dataset, table, rows),
     )
 
 
@@ -74,12 +75,27 @@ def read_by_spark(lab: Lab, table: str, rows: int, source: str = OURS, **options
     return lab.meter.measure(work)
 
 
-def read_by_jdbc(lab: Lab, dataset: Dataset, table: str, rows: int) -> Sample:
+def require_rows(lab: Lab, dataset: Dataset, table: str, rows: int) -> None:
+    """Raise RuntimeError unless a table has ``rows`` by both readers, whose timed runs discard theirs uncounted."""
+    found = {OURS: lab.spark.read.format(OURS).options(url=lab.url, dbtable=table, numPartitions=PARTITIONS)}
+    if peers.missing_jdbc() is None:
+        found[JDBC] = lab.spark.read.format("jdbc").options(**_of_jdbc(lab, dataset, table))
+    for name, reader in found.items():
+        if (count := reader.load().count()) != rows:
+            raise RuntimeError(f"{name} reads {count:,} rows of {table}, which has {rows:,}")
+
+
+def _of_jdbc(lab: Lab, dataset: Dataset, table: str) -> dict[str, str | int]:
     options: dict[str, str | int] = {**jdbc_options(lab.server), "dbtable": table}
     if dataset.key is not None:
         ends = {bound: lab.value(f"SELECT {bound}({dataset.key}) FROM {table}") for bound in ("min", "max")}
         options |= {"partitionColumn": dataset.key, "numPartitions": PARTITIONS}
         options |= {"lowerBound": ends["min"], "upperBound": ends["max"]}
+    return options
+
+
+def read_by_jdbc(lab: Lab, dataset: Dataset, table: str, rows: int) -> Sample:
+    options = _of_jdbc(lab, dataset, table)
 
     def work() -> int:
         lab.spark.read.format("jdbc").options(**options).load().write.format("noop").mode("overwrite").save()

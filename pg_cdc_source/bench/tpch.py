@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from pg_cdc_source.bench import peers
@@ -46,6 +46,7 @@ def snapshots(lab: Lab) -> Question:
         warm_ups=2,
         notes=f"{_PARTITIONS} partitions; JDBC with fetchsize 10000, cut by the first column of the key."
         f" {OF_LIMIT}, table by table.",
+        check=partial(_require_rows, lab, [_ours] if peers.missing_jdbc() else [_ours, _jdbc], rows),
     )
 
 
@@ -113,6 +114,15 @@ def _read(lab: Lab, source: _Source) -> int:
     format, options = source
     lab.spark.read.format(format).options(**options).load().write.format("noop").mode("overwrite").save()
     return 1
+
+
+def _require_rows(lab: Lab, sources_of: Sequence[Callable[[Lab, str], _Source]], rows: int) -> None:
+    """Raise RuntimeError unless all tables have ``rows`` by each reader, whose timed runs discard theirs uncounted."""
+    for source_of in sources_of:
+        sources = [source_of(lab, table) for table in TABLES]
+        found = sum(lab.spark.read.format(name).options(**options).load().count() for name, options in sources)
+        if found != rows:
+            raise RuntimeError(f"{sources[0][0]} reads {found:,} rows of {rows:,}")
 
 
 def _read_one(lab: Lab, options: Mapping[str, str]) -> Sample:
