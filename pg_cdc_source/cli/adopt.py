@@ -42,6 +42,9 @@ def adopt(
         stored = Checkpoint(checkpoint, slot)
         options = _options(stored.offset, given_options([*(option or []), f"url={url}"]), slot, publication)
         with contextlib.closing(Adoption(stored.offset, options)) as adoption:
+            # Before Spark 4.2, a start with the new server plans a batch of it, and then finds that it is another one.
+            if stored.unfinished is None or not adoption.is_refused(stored.unfinished):
+                stored.require_done()
             if adoption.is_of_this_server:
                 _say_whether_all_is_read(stored, adoption.count_unread(), json=json)
                 return

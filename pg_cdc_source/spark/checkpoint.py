@@ -21,54 +21,44 @@ _LINES_BEFORE_SOURCES = 2
 
 
 class Checkpoint:
-    """The last batch's offset of the stream that reads ``slot``.
+    """``offset`` is the end of the last batch that is done, for the stream that reads ``slot``.
 
-    Raises DefiniteError where there is none, or where the last batch is not done.
+    ``unfinished`` is the end of a batch behind it that was planned only, None where there is none. Raises DefiniteError
+    where no batch is done, and for what Spark of today does not write.
     """
 
     def __init__(self, directory: str, slot: str) -> None:
         self._filesystem, self._root = find_directory(directory)
         planned, done = self._numbers("offsets"), self._numbers("commits")
-        if not planned:
+        if not planned or not done or max(done) not in planned:
             raise DefiniteError(
-                f"{directory} is no checkpoint of a query that has begun: it has no file in offsets",
+                f"{directory} is no checkpoint of a query that has done a batch",
                 remedy="name the directory that the query has for its checkpoint",
             )
-        self.batch = max(planned)
-        if max(done, default=-1) != self.batch:
+        self._slot = slot
+        self.batch = max(done)
+        self._lines, self._line, self.offset = self._read(self.batch)
+        self.unfinished = self._read(max(planned))[2] if max(planned) > self.batch else None
+
+    def require_done(self) -> None:
+        """Raise DefiniteError where a batch was planned and is not done."""
+        if self.unfinished is not None:
             raise DefiniteError(
-                f"batch {self.batch} of the checkpoint was planned, and is not done",
+                f"batch {self.batch + 1} of the checkpoint was planned, and is not done",
                 remedy="let the query go on with the old server until it has read everything, and stop it then "
-                "(query.stop(), or once=True); with asynchronous progress tracking, run it once without",
+                "(once=True); with asynchronous progress tracking, run it once without",
             )
-        self._lines = self._read().split("\n")
-        if self._lines[0] != _VERSION:
-            raise DefiniteError(
-                f"the checkpoint's offsets have version {self._lines[0]!r}, this release knows {_VERSION}",
-                remedy="see whether a newer release of this package reads it",
-            )
-        found = {i: given for i, line in enumerate(self._lines) if (given := _of_a_stream(i, line)) is not None}
-        mine = [i for i, given in found.items() if given["slot"] == slot]
-        if len(mine) != 1:
-            slots = ", ".join(sorted({str(given["slot"]) for given in found.values()}))
-            raise DefiniteError(
-                f"the checkpoint has {len(mine)} streams of slot {slot}; its streams read {slots or 'no slot'}",
-                remedy="name the slot of the query",
-            )
-        self._line = mine[0]
-        offset = StreamOffset.from_json(found[self._line])
-        assert offset is not None, "the first offset has no slot"
-        self.offset = offset
 
     def replace(self, offset: StreamOffset) -> None:
-        """Have the next batch begin at ``offset``."""
+        """Have the next batch begin at ``offset``. One that is ``unfinished`` is forgotten."""
         lines = list(self._lines)
         lines[self._line] = json.dumps(offset.to_json())
-        path = f"{self._root}/offsets/{self.batch}"
+        if self.unfinished is not None:
+            self._remove(str(self.batch + 1))
+            self._remove(f".{self.batch + 1}.crc")
         # Hadoop's checksum of the file as it was; without one, the file is read as it is.
-        checksum = f"{self._root}/offsets/.{self.batch}.crc"
-        if self._filesystem.get_file_info(checksum).type != pafs.FileType.NotFound:
-            self._filesystem.delete_file(checksum)
+        self._remove(f".{self.batch}.crc")
+        path = f"{self._root}/offsets/{self.batch}"
         if not isinstance(self._filesystem, pafs.LocalFileSystem):
             # An object is there as a whole, or as it was.
             self._write(path, lines)
@@ -76,13 +66,35 @@ class Checkpoint:
         self._write(f"{path}.new", lines)
         self._filesystem.move(f"{path}.new", path)
 
+    def _remove(self, name: str) -> None:
+        path = f"{self._root}/offsets/{name}"
+        if self._filesystem.get_file_info(path).type != pafs.FileType.NotFound:
+            self._filesystem.delete_file(path)
+
     def _write(self, path: str, lines: list[str]) -> None:
         with self._filesystem.open_output_stream(path) as stream:
             stream.write("\n".join(lines).encode())
 
-    def _read(self) -> str:
-        with self._filesystem.open_input_file(f"{self._root}/offsets/{self.batch}") as stream:
-            return str(stream.read().decode())
+    def _read(self, batch: int) -> tuple[list[str], int, StreamOffset]:
+        """The lines of a batch's offsets, which of them is the stream's, and its offset."""
+        with self._filesystem.open_input_file(f"{self._root}/offsets/{batch}") as stream:
+            lines = str(stream.read().decode()).split("\n")
+        if lines[0] != _VERSION:
+            raise DefiniteError(
+                f"the checkpoint's offsets have version {lines[0]!r}, this release knows {_VERSION}",
+                remedy="see whether a newer release of this package reads it",
+            )
+        found = {i: given for i, line in enumerate(lines) if (given := _of_a_stream(i, line)) is not None}
+        mine = [i for i, given in found.items() if given["slot"] == self._slot]
+        if len(mine) != 1:
+            slots = ", ".join(sorted({str(given["slot"]) for given in found.values()}))
+            raise DefiniteError(
+                f"the checkpoint has {len(mine)} streams of slot {self._slot}; its streams read {slots or 'no slot'}",
+                remedy="name the slot of the query",
+            )
+        offset = StreamOffset.from_json(found[mine[0]])
+        assert offset is not None, "the first offset has no slot"
+        return lines, mine[0], offset
 
     def _numbers(self, log: str) -> list[int]:
         selector = pafs.FileSelector(f"{self._root}/{log}", allow_not_found=True)

@@ -60,6 +60,10 @@ class Adoption:
         """Whether the stream needs no adoption."""
         return self._history.identify().system == self._offset.identity.system
 
+    def is_refused(self, end: StreamOffset) -> bool:
+        """Whether a batch that would end there on this server has no rows: the stream cannot have begun it."""
+        return not self.is_of_this_server and end.identity.system == self._history.identify().system
+
     def count_unread(self) -> int:
         """How many transactions the slot has that the stream has not read."""
         self._require_database()

@@ -54,9 +54,19 @@ def test_the_offset_of_one_stream_is_replaced_and_all_else_stays(tmp_path: Path)
     assert Checkpoint(str(tmp_path), "s").offset == moved
 
 
-def test_a_batch_that_is_not_done_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, OFFSET, batch=3, done=2)
-    assert "batch 3 of the checkpoint was planned, and is not done" in refusal(tmp_path)
+def test_a_batch_that_is_not_done_is_refused_and_forgotten(tmp_path: Path) -> None:
+    end = replace(OFFSET, position=Position(Lsn(30)))
+    write(tmp_path, OFFSET, batch=2)
+    write(tmp_path, end, batch=3, done=2)
+    found = Checkpoint(str(tmp_path), "s")
+    assert (found.batch, found.offset, found.unfinished) == (2, OFFSET, end)
+    with pytest.raises(DefiniteError, match="batch 3 of the checkpoint was planned, and is not done"):
+        found.require_done()
+    found.replace(end)
+    found = Checkpoint(str(tmp_path), "s")
+    found.require_done()
+    assert (found.batch, found.offset) == (2, end)
+    assert [file.name for file in (tmp_path / "offsets").iterdir()] == ["2"]
 
 
 @pytest.mark.parametrize("sources", [(), (OTHER,), (OFFSET, OFFSET), ("-", json.dumps(INITIAL))])
@@ -66,7 +76,7 @@ def test_the_slot_has_to_be_that_of_one_stream(tmp_path: Path, sources: tuple[An
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    assert "no file in offsets" in refusal(tmp_path / "nowhere")
-    assert "no file in offsets" in refusal(tmp_path)
+    assert "is no checkpoint of a query that has done a batch" in refusal(tmp_path / "nowhere")
+    assert "is no checkpoint of a query that has done a batch" in refusal(tmp_path)
     write(tmp_path, OFFSET, version="v2")
     assert "offsets have version 'v2'" in refusal(tmp_path)
