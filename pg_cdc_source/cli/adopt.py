@@ -51,6 +51,7 @@ def adopt(
             found = adoption.find()
             if not json:
                 _describe(stored, found)
+            _warn_of_written(found)
             if not yes and sys.stdin.isatty():
                 question = "Were all writers stopped before the query had read everything, and are they still?"
                 typer.confirm(question, abort=True, err=True)
@@ -100,11 +101,14 @@ def _describe(stored: Checkpoint, found: Adopted) -> None:
     ):
         if tables:
             print(f"{title:<11} {', '.join(tables)}")
+
+
+def _warn_of_written(found: Adopted) -> None:
     if found.written:
         typer.echo(
-            f"pg-cdc: {', '.join(found.written)}: rows were written on this server before the stream's slot exists. "
-            "Its statistics say so. These changes would be missing.\n  Remedy: abort where that was no pg_upgrade or "
-            "replication of the old server's rows, and start over with a new checkpoint and slot",
+            f"pg-cdc: {', '.join(found.written)}: rows were written on this server, as its statistics say. What was "
+            f"committed before {found.offset.origin} is missing in the stream.\n  Remedy: if it is not only what the "
+            "old server had, abort, and start over with a new checkpoint and slot",
             err=True,
         )
 

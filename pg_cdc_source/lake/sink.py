@@ -122,7 +122,8 @@ class Sink:
         self._ledger.create(self._said)
         said = self._ledger.said
         # A ledger that is beside its tables has been moved with them.
-        if said[TEMPLATE] != self._targets.template and not self._targets.has_own_ledger:
+        at, was = (place.removeprefix("file://") for place in (self._targets.template, said[TEMPLATE]))
+        if at != was and not self._targets.has_own_ledger:
             raise DefiniteError(
                 f"the ledger {ledger} is of tables at {said[TEMPLATE]}, and not at {self._targets.template}",
                 remedy="start with that target, in the format that it has; or mirror into this one with another "

@@ -59,11 +59,14 @@ class Checkpoint:
         # Hadoop's checksum of the file as it was; without one, the file is read as it is.
         self._remove(f".{self.batch}.crc")
         path = f"{self._root}/offsets/{self.batch}"
-        if not isinstance(self._filesystem, pafs.LocalFileSystem):
+        if self._filesystem.type_name not in ("local", "hdfs"):
             # An object is there as a whole, or as it was.
             self._write(path, lines)
             return
         self._write(f"{path}.new", lines)
+        if self._filesystem.type_name == "hdfs":
+            # It renames to nothing that is there.
+            self._remove(str(self.batch))
         self._filesystem.move(f"{path}.new", path)
 
     def _remove(self, name: str) -> None:

@@ -9,6 +9,7 @@ only as good as the word of whoever has stopped the writers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,12 +20,13 @@ from pg_cdc_source.offsets import Lsn, Member, Position, SlotIdentity, StreamOff
 from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.slot_checks import missing_error
+from pg_cdc_source.postgres.slot_checks import behind_now
 from pg_cdc_source.protocol.table_layout import TableLayout, from_text, to_text
 from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
 from pg_cdc_source.stream.held_snapshot import HeldSnapshot
-from pg_cdc_source.stream.members import members_of
+from pg_cdc_source.stream.members import compare, members_of, with_filled_partitions
 from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.source_session import SourceSession
 
@@ -36,8 +38,8 @@ class Adopted:
     """What becomes of a stream's tables. ``offset`` is the new one; its slot may have to be created first.
 
     ``again`` are tables whose rows come again, because the server has others under their names or columns; ``gone``
-    those that its publication does not have. ``written`` are tables with changes that no slot has, as far as the
-    server's statistics know them.
+    those that its publication does not have. ``written`` are tables with changes on this server, as far as its
+    statistics know: those from before the slot are missing.
     """
 
     offset: StreamOffset
@@ -65,12 +67,19 @@ class Adoption:
         return not self.is_of_this_server and end.identity.system == self._history.identify().system
 
     def count_unread(self) -> int:
-        """How many transactions the slot has that the stream has not read."""
+        """How many transactions the slot has that the stream has not read.
+
+        Raises SlotLostError where the stream could not go on either with this server and its slot.
+        """
         self._require_database()
         _require_idle(self._offset)
-        slot = self._history.find_slot()
-        if slot is None:
-            raise missing_error(self._options.slot, begun=True)
+        position = self._offset.position
+        self._history.require_common(self._offset.identity, position)
+        self._history.require_free(position)
+        if position.next_lsn > (end := self._source.read_end_of_wal()):
+            raise behind_now(self._source.open(), self._options.slot, position.next_lsn, end)
+        published, mark = self._published()
+        self._source.ask(lambda session: self._require_nothing_awaited(session, published, mark))
         return self._source.ask(self._count_unread)
 
     def find(self) -> Adopted:
@@ -97,6 +106,25 @@ class Adoption:
                 remedy="connect to the database of that name",
             )
 
+    def _published(self) -> tuple[Publication, str]:
+        names = self._options.publications
+        published = self._source.ask(lambda session: publication.require_publication(session, names))
+        return published, self._source.ask(lambda session: publication.mark_of(published, session.server_version))
+
+    def _require_nothing_awaited(self, session: Session, published: Publication, mark: str) -> None:
+        """Raise DefiniteError for tables whose rows come again: what tells them does not outlast the upgrade."""
+        known, relations = self._offset.members or (), [table.relation for table in published.tables]
+        now = members_of(published, relations, self._offset.origin)
+        name = self._options.publication
+        difference = compare(known, self._offset.publication, now, mark, name, says_names=True)
+        oids = {member.oid for member in known}
+        for joined in with_filled_partitions(session, difference, known).joined:
+            if joined.member.oid in oids:
+                raise DefiniteError(
+                    f"{joined.why}, and the stream has not taken that in",
+                    remedy="let the query run until it has, and stop it then",
+                )
+
     def _count_unread(self, session: Session) -> int:
         names = ",".join(map(quoted, publication.existing_names(session, self._options.publications)))
         read = int(self._offset.position.lsn).to_bytes(8, "big")
@@ -115,11 +143,9 @@ class Adoption:
                 "positions would go back",
                 remedy=_ANOTHER,
             )
-        names = self._options.publications
-        published = self._source.ask(lambda session: publication.require_publication(session, names))
+        published, mark = self._published()
         relations = [table.relation for table in published.tables]
         now = {member.oid: member for member in members_of(published, relations, begin)}
-        mark = self._source.ask(lambda session: publication.mark_of(published, session.server_version))
         known = offset.members or ()
         self._require_same_oids(known, now)
         for member in known:
@@ -128,7 +154,7 @@ class Adoption:
         present = [member for member in known if member.oid in now]
         layouts, altered = self._source.ask(lambda session: self._layouts_now(session, present, position))
         there = {member.name for member in now.values()}
-        written = () if point is not None else self._source.ask(lambda session: _find_written(session, known))
+        written = self._source.ask(lambda session: _find_written(session, known))
         return Adopted(
             replace(
                 offset,
@@ -172,10 +198,15 @@ class Adoption:
         altered = []
         for now in catalog.records(session, known, catalog.find(session, known), position):
             said = last.get(now.layout.oid)
-            if said is not None and _is_as(said.layout, now.layout):
+            if said is None:
+                # No row has said anything of it: its first one will.
+                continue
+            if _is_as(said.layout, now.layout):
                 last[now.layout.oid] = replace(said, layout=now.layout)
             else:
                 altered.append(now.layout.name)
+                unknown = replace(said.layout, files=None, altered=None, primary=None)
+                last[now.layout.oid] = replace(said, layout=unknown)
         return to_text(last.values()), tuple(altered)
 
 
@@ -198,16 +229,29 @@ def _is_as(said: TableLayout, now: TableLayout) -> bool:
 
 def _require_idle(offset: StreamOffset) -> None:
     """Raise DefiniteError where the old server still has something that the stream needs."""
-    if offset.members is None or offset.is_reading or not offset.position.is_whole:
-        raise DefiniteError(
-            "the last batch of the checkpoint ends in the middle of "
-            + ("the first rows" if offset.is_reading else "a transaction" if offset.members else "an older release's"),
-            remedy="let the query go on with the old server until it has read everything",
-        )
+    if offset.members is None:
+        what = "the last batch of the checkpoint was written by release 0.1.0"
+    elif offset.is_reading:
+        what = "the last batch of the checkpoint ends in the middle of the first rows"
+    elif not offset.position.is_whole:
+        what = "the last batch of the checkpoint ends in the middle of a transaction"
+    else:
+        return
+    raise DefiniteError(what, remedy="let the query go on with the old server until it has read everything")
+
+
+def _flags(entry: str) -> str:
+    return re.sub("[^rc]", "", entry)
 
 
 def _require_sent(mark: str, then: Member, mark_now: str, now: Member) -> None:
-    """Raise DefiniteError where the publication sends less of a table than it did."""
+    """Raise DefiniteError where the publication sends other rows or columns of a table than it did, or less."""
+    for letter, what in (("r", "row filter"), ("c", "column list")):
+        if (letter in _flags(then.entry)) != (letter in _flags(now.entry)):
+            raise DefiniteError(
+                f"the publication has {'a' if letter in _flags(now.entry) else 'no'} {what} for {now.name} now",
+                remedy="alter the publication to what it was on the old server",
+            )
     lost = set(publication.find_left_out(mark_now, now.entry)) - set(publication.find_left_out(mark, then.entry))
     if lost:
         raise DefiniteError(
