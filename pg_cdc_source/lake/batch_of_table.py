@@ -140,24 +140,12 @@ class TableBatch:
         files = [row for row in ordered if row["_change_type"] == FILE]
         emptied = max(map(place_of, truncates), default=BEGINNING)
         begin = max([emptied, *map(place_of, files)])
-        keeps = shape.keeps and not stands_still
         # No commit is right behind: what is said there is of rows that come anew, also where there are none.
         again = [row for row in truncates if row["_xid"] is None]
         anew = {(row["_commit_lsn"] + 1, 0) for row in again}
         # Nobody knows where the changes of a gap are missing: they may be behind a TRUNCATE that comes after it.
         mended = max(map(place_of, again), default=BEGINNING)
-        had = BEGINNING
-        if keeps and shape.is_log:
-            # Rows came again as of a point that the log was past: changes since are there.
-            had = max((_had(row) for row in truncates if row["after"] is not None), default=BEGINNING)
-            truncates = [row for row in truncates if row["_xid"] is None or place_of(row) > had]
-        void = BEGINNING
-        if not keeps:
-            # Where rows stay, a TRUNCATE behind those that have come again is one more event for them.
-            void = max(map(place_of, again), default=emptied) if shape.keeps else emptied
-            files = [row for row in files if place_of(row) > void]
-            truncates = [row for row in truncates if place_of(row) >= void] if shape.keeps else truncates[-1:]
-            void = max([void, *map(place_of, files)])
+        truncates, files, since = _taken(truncates, files, shape, stands_still=stands_still)
         batch = cls(table, layout, [], files, truncates=truncates, has_come_again=bool(again), shape=shape)
         # While a table stands still, it may get another key.
         batch.is_rekeyed = stands_still and shape.is_soft
@@ -178,7 +166,7 @@ class TableBatch:
                 batch._require_filled_files(layout.columns[batch._present :])
             batch._require_sent_values(layout.columns)
             runs = (row for row in ordered if row["_change_type"] == CHANGES)
-            batch._read(layout, runs, had if keeps else void)
+            batch._read(layout, runs, since)
         if truncates and not shape.keeps:
             batch._empty()
         return batch
@@ -431,6 +419,25 @@ def _typed(table: str, column: MirroredColumn, texts: pa.Array, run: pa.RecordBa
     if shape.has_variants and column.is_json:
         require_exact(table, column, texts, place)
     return column.values_of(table, texts, place)
+
+
+Rows = list[Mapping[str, Any]]
+
+
+def _taken(truncates: Rows, files: Rows, shape: Shape, *, stands_still: bool) -> tuple[Rows, Rows, Place]:
+    """What the lake takes of a batch's truncates and files, and the place behind which it takes changes."""
+    again = [row for row in truncates if row["_xid"] is None]
+    if not shape.keeps or stands_still:
+        # Where rows stay, a TRUNCATE behind those that have come again is one more event for them.
+        void = max(map(place_of, again if again and shape.keeps else truncates), default=BEGINNING)
+        files = [row for row in files if place_of(row) > void]
+        truncates = [row for row in truncates if place_of(row) >= void] if shape.keeps else truncates[-1:]
+        return truncates, files, max([void, *map(place_of, files)])
+    if not shape.is_log:
+        return truncates, files, BEGINNING
+    # Rows came again as of a point that the log was past: changes since are there.
+    had = max((_had(row) for row in truncates if row["after"] is not None), default=BEGINNING)
+    return [row for row in truncates if row["_xid"] is None or place_of(row) > had], files, had
 
 
 def _in_new_names(said: Iterable[Mapping[str, Any]], key: str) -> str:
