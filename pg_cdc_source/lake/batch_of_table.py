@@ -264,8 +264,9 @@ class TableBatch:
     def _require_sent_values(self, columns: Iterable[MirroredColumn]) -> None:
         """Rows of files lack the values of columns that were altered before they were read; a log says so of each."""
         for row in () if self.shape.is_log else self.files:
-            written, unsent = read_layout(row["layout"]), json.loads(row["after"]).get("unsent", ())
-            for column in columns:
+            unsent = json.loads(row["after"]).get("unsent", ())
+            written = read_layout(row["layout"])
+            for column in columns if unsent else ():
                 if (place := written.place_of(column)) is not None and written.columns[place].name in unsent:
                     raise changed_behind(self.table, column.name)
 

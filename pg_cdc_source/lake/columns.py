@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -97,6 +98,7 @@ class MirroredLayout:
         return pa.schema([pa.field(column.name, column.type) for column in self.columns])
 
 
+@functools.lru_cache(maxsize=64)
 def read_layout(text: str) -> MirroredLayout:
     """Read what a run says of its columns (``protocol.packed.layout_text``)."""
     said = json.loads(text)

@@ -123,7 +123,6 @@ class FileWriter:
         action = {
             "name": file["name"],
             "place": f"{file['directory']}/{file['name']}",
-            "layout": self._last["layout"],
             "size": file["filesystem"].get_file_info(file["path"]).size,
             "modified_ms": int(time.time() * 1000),
             "stats": {"numRecords": file["rows"], "nullCount": dict(self._nulls), **_bounds(self._footers[0])},

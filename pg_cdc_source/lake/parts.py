@@ -122,4 +122,6 @@ def _logged(batch: TableBatch) -> Iterator[Part]:
 
 
 def _read(files: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [json.loads(row["after"]) for row in files]
+    # A large table has tens of thousands of files, and most often one layout.
+    layouts: dict[str, str] = {}
+    return [{**json.loads(row["after"]), "layout": layouts.setdefault(row["layout"], row["layout"])} for row in files]

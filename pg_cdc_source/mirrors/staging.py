@@ -146,11 +146,13 @@ def _write(rows: pa.Table, directory: str) -> str:
 
 
 def write_work(work: Work[StagedSegment]) -> str:
-    """Return staged work as JSON."""
+    """Return staged work as JSON. It goes to the driver, so what thousands of files have in common is in it once."""
     parts: list[Mapping[str, Any]] = []
+    layouts: dict[str, int] = {}
     for part in work.parts:
         if isinstance(part, Files):
-            parts.append({"files": part.files, "again": part.again})
+            files = [{**file, "layout": layouts.setdefault(file["layout"], len(layouts))} for file in part.files]
+            parts.append({"files": files, "again": part.again})
         elif isinstance(part, Emptied):
             parts.append({"emptied": part.lsn, "at": None if part.at is None else part.at.isoformat()})
         elif isinstance(part, Rekeyed):
@@ -162,6 +164,7 @@ def write_work(work: Work[StagedSegment]) -> str:
             "layout": None if work.layout is None else work.layout.text,
             "fills": list(work.fills.items()),
             "parts": parts,
+            "layouts": list(layouts),
             "is_replaced": work.is_replaced,
         }
     )
@@ -173,7 +176,8 @@ def read_work(text: str) -> Work[StagedSegment]:
     parts: list[Files | Emptied | Rekeyed | StagedSegment] = []
     for part in said["parts"]:
         if "files" in part:
-            parts.append(Files(part["files"], part["again"]))
+            files = [{**file, "layout": said["layouts"][file["layout"]]} for file in part["files"]]
+            parts.append(Files(files, part["again"]))
         elif "emptied" in part:
             parts.append(Emptied(part["emptied"], None if part["at"] is None else datetime.fromisoformat(part["at"])))
         elif "rekeyed" in part:

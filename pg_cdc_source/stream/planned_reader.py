@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 from collections.abc import Callable
 
@@ -21,6 +20,23 @@ from pg_cdc_source.stream.slot_history import SlotHistory
 from pg_cdc_source.stream.slot_reader import SlotReader
 from pg_cdc_source.stream.spill import Spill
 from pg_cdc_source.stream.stream_plan import StreamPlan
+
+
+class Sessions:
+    """Connects a reader's sessions one after the other.
+
+    Large transactions come while they run. Where the session before has brought nothing, they are sent whole: should
+    the server have lost it over one that is in progress, it gets past that one so.
+    """
+
+    def __init__(self, connect: Callable[..., ReplicationStream]) -> None:
+        self._connect = connect
+        self._last: Position | None = None  # where the session before began
+
+    def __call__(self, received: Position) -> ReplicationStream:
+        stream = self._connect(received, streaming=received != self._last)
+        self._last = received
+        return stream
 
 
 class PlannedReader:
@@ -62,16 +78,9 @@ class PlannedReader:
                 self._limits,
                 self._options.slot,
             )
-            sessions = itertools.count()
-
-            def connect(received: Position) -> ReplicationStream:
-                # After a lost session large transactions are sent whole: should the server have lost it over one that
-                # is in progress, it gets past that one so.
-                return self._history.connect_stream(received, streaming=next(sessions) == 0)
-
             if self._safe is None:
                 self._safe = safe
-            self._reader = SlotReader(connect, buffer, self._safe)
+            self._reader = SlotReader(Sessions(self._history.connect_stream), buffer, self._safe)
         return self._reader
 
     def release(self, position: Position) -> None:
