@@ -194,7 +194,7 @@ def test_the_examples_of_a_page_run(
 
 def test_every_command_that_is_shown_is_run() -> None:
     """A command of pg-cdc stands in a block of this kind, but for what starts servers or Spark: that has own tests."""
-    elsewhere = ("pg-cdc bench", "pg-cdc demo", "$ pg-cdc mirror")
+    elsewhere = ("pg-cdc bench", "pg-cdc demo", "$ pg-cdc mirror", "$ pg-cdc adopt")
     shown = [
         line
         for page in PAGES

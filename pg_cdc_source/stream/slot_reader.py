@@ -307,11 +307,11 @@ class SlotReader:
     def _burst(self, stream: ReplicationStream, answers: _Answers) -> tuple[bool, bool]:
         """Receive what is there, bounded: (there is more, there was something)."""
         buffer = self._buffer
-        # Relations are looked up in the catalog, and a table may have thousands of partitions. The server waits for a
-        # confirmation no longer than wal_sender_timeout.
-        until = time.monotonic() + CONFIRM_SECONDS
         with self._changed:
             received = 0
+            # Relations are looked up in the catalog, and a table may have thousands of partitions. The server waits for
+            # a confirmation no longer than wal_sender_timeout.
+            until = time.monotonic() + CONFIRM_SECONDS
             # The side that asks for a batch decodes as well. What was refused there must not be passed over here.
             while received < MESSAGES_PER_BURST and buffer.error is None and time.monotonic() < until:
                 if buffer.lost is not None:
