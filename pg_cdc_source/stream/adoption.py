@@ -9,7 +9,6 @@ only as good as the word of whoever has stopped the writers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -240,18 +239,12 @@ def _require_idle(offset: StreamOffset) -> None:
     raise DefiniteError(what, remedy="let the query go on with the old server until it has read everything")
 
 
-def _flags(entry: str) -> str:
-    return re.sub("[^rc]", "", entry)
-
-
 def _require_sent(mark: str, then: Member, mark_now: str, now: Member) -> None:
     """Raise DefiniteError where the publication sends other rows or columns of a table than it did, or less."""
-    for letter, what in (("r", "row filter"), ("c", "column list")):
-        if (letter in _flags(then.entry)) != (letter in _flags(now.entry)):
-            raise DefiniteError(
-                f"the publication has {'a' if letter in _flags(now.entry) else 'no'} {what} for {now.name} now",
-                remedy="alter the publication to what it was on the old server",
-            )
+    if change := publication.find_flag_change(then.entry, now.entry, now.name):
+        raise DefiniteError(
+            f"the publication {change}", remedy="alter the publication to what it was on the old server"
+        )
     lost = set(publication.find_left_out(mark_now, now.entry)) - set(publication.find_left_out(mark, then.entry))
     if lost:
         raise DefiniteError(

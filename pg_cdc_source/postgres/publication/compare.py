@@ -81,13 +81,21 @@ def _parsed_mark(mark: str) -> tuple[str, str, int]:
     return oid, sent, int(altered or 0)
 
 
-def find_table_change(entry: str, now: str, name: str) -> str:
-    """Say what happened to a publication's table ``name`` between two entries; empty where all of it was sent."""
-    entries, flags, attached, altered = _parsed_entry(entry)
-    entries_now, flags_now, attached_now, altered_now = _parsed_entry(now)
+def find_flag_change(entry: str, now: str, name: str) -> str:
+    """Say whether a publication sends other rows or columns of a table, by what entries of any two servers tell."""
+    (_, flags, *_), (_, flags_now, *_) = _parsed_entry(entry), _parsed_entry(now)
     for letter, what in (("r", "row filter"), ("c", "column list")):
         if (letter in flags) != (letter in flags_now):
             return f"has {'a' if letter in flags_now else 'no'} {what} for {name} now"
+    return ""
+
+
+def find_table_change(entry: str, now: str, name: str) -> str:
+    """Say what happened to a publication's table ``name`` between two entries; empty where all of it was sent."""
+    if change := find_flag_change(entry, now, name):
+        return change
+    entries, flags, attached, altered = _parsed_entry(entry)
+    entries_now, _, attached_now, altered_now = _parsed_entry(now)
     if entries and entries_now and not any(_is_one(old, new) for old in entries for new in entries_now):
         if {_oid_of(old) for old in entries} & {_oid_of(new) for new in entries_now}:
             return f"has {name} anew: it was in another schema for a while, or detached"
