@@ -6,10 +6,12 @@ a line for its version, one for the query's settings, and one for each source, i
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from pg_cdc_source.errors import DefiniteError
@@ -28,17 +30,18 @@ class Checkpoint:
     """
 
     def __init__(self, directory: str, slot: str) -> None:
-        self._filesystem, self._root = find_directory(directory)
-        planned, done = self._numbers("offsets"), self._numbers("commits")
-        if not planned or not done or max(done) not in planned:
-            raise DefiniteError(
-                f"{directory} is no checkpoint of a query that has done a batch",
-                remedy="name the directory that the query has for its checkpoint",
-            )
-        self._slot = slot
-        self.batch = max(done)
-        self._lines, self._line, self.offset = self._read(self.batch)
-        self.unfinished = self._read(max(planned))[2] if max(planned) > self.batch else None
+        self._directory, self._slot = directory, slot
+        with self._named("read", "see what the error says"):
+            self._filesystem, self._root = find_directory(directory)
+            planned, done = self._numbers("offsets"), self._numbers("commits")
+            if not planned or not done or max(done) not in planned:
+                raise DefiniteError(
+                    f"{directory} is no checkpoint of a query that has done a batch",
+                    remedy="name the directory that the query has for its checkpoint",
+                )
+            self.batch = max(done)
+            self._lines, self._line, self.offset = self._read(self.batch)
+            self.unfinished = self._read(max(planned))[2] if max(planned) > self.batch else None
 
     def require_done(self) -> None:
         """Raise DefiniteError where a batch was planned and is not done."""
@@ -50,7 +53,11 @@ class Checkpoint:
             )
 
     def replace(self, offset: StreamOffset) -> None:
-        """Have the next batch begin at ``offset``. One that is ``unfinished`` is forgotten."""
+        """Have the next batch begin at ``offset``. One that is ``unfinished`` is forgotten. Raises DefiniteError."""
+        with self._named("changed", "mend what the error says, and run the command again: the slot is there now"):
+            self._replace(offset)
+
+    def _replace(self, offset: StreamOffset) -> None:
         lines = list(self._lines)
         lines[self._line] = json.dumps(offset.to_json())
         if self.unfinished is not None:
@@ -68,6 +75,16 @@ class Checkpoint:
             # It renames to nothing that is there.
             self._remove(str(self.batch))
         self._filesystem.move(f"{path}.new", path)
+
+    @contextlib.contextmanager
+    def _named(self, done: str, remedy: str) -> Iterator[None]:
+        """Raise DefiniteError for an error of the storage."""
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise DefiniteError(
+                f"the checkpoint {self._directory} could not be {done}: {error}", remedy=remedy
+            ) from None
 
     def _remove(self, name: str) -> None:
         path = f"{self._root}/offsets/{name}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import START_OVER, DefiniteError
+from pg_cdc_source.errors import START_OVER, DefiniteError, OptionError
 from pg_cdc_source.offsets import Lsn, Member, Position, SlotIdentity, StreamOffset
 from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
@@ -107,7 +107,12 @@ class Adoption:
 
     def _published(self) -> tuple[Publication, str]:
         names = self._options.publications
-        published = self._source.ask(lambda session: publication.require_publication(session, names))
+        published = self._source.ask(lambda session: publication.read_publication(session, names))
+        if published is None:
+            raise OptionError(
+                f"publication {quoted(names.name)} does not exist on this server, and pg_upgrade keeps publications",
+                remedy="name the stream's publication by --publication (the option publication of its query)",
+            )
         return published, self._source.ask(lambda session: publication.mark_of(published, session.server_version))
 
     def _require_nothing_awaited(self, session: Session, published: Publication, mark: str) -> None:

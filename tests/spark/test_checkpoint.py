@@ -80,3 +80,17 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "is no checkpoint of a query that has done a batch" in refusal(tmp_path)
     write(tmp_path, OFFSET, version="v2")
     assert "offsets have version 'v2'" in refusal(tmp_path)
+
+
+def test_errors_of_the_storage_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "could not be read: Expected a local filesystem path" in refusal(Path("dbfs:/c"))
+    write(tmp_path, OFFSET)
+    found = Checkpoint(str(tmp_path), "s")
+
+    def refuse(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Checkpoint, "_write", refuse)
+    with pytest.raises(DefiniteError, match=r"could not be changed: no space left"):
+        found.replace(OFFSET)
+    assert Checkpoint(str(tmp_path), "s").offset == OFFSET
