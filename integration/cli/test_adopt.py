@@ -90,7 +90,7 @@ def test_a_mirror_goes_on_after_an_upgrade(
             "CREATE TABLE full_rows (a int PRIMARY KEY, b text)",
             "ALTER TABLE full_rows REPLICA IDENTITY FULL",
             f"INSERT INTO full_rows SELECT i, 'b' FROM generate_series(1, {ROWS}) AS i",
-            # Its rows stand in another file than its oid says, which is another one again after the upgrade.
+            # Its rows stand in another file than its oid says, which would be a rewrite where columns are altered, too.
             "VACUUM FULL orders",
         )
         take(url)
