@@ -153,6 +153,9 @@ def test_a_ledger_of_tables_at_another_place_is_refused() -> None:
         with pytest.raises(DefiniteError, match=r"is of tables at /lake/\{table\}, and not at /other/\{table\}"):
             apply(ledger, number, query=query, targets=other)
     assert len(ledger.rows) == 1
+    # The same place, as a cluster wants it written.
+    apply(ledger, 1, targets=Targets.of("file:///lake/{table}", "/lake/_pgcdc"))
+    assert len(ledger.rows) == 2
 
 
 def test_a_lake_that_was_moved_with_its_ledger_goes_on() -> None:
