@@ -16,6 +16,14 @@ ALL = (1 << 63) - 1
 XIDS = 1 << 32  # transaction ids, as pgoutput sends them
 
 
+def precedes(xid: int, other: int) -> bool:
+    """Whether a transaction is older than another: up to 2 billion before it, because ids wrap around.
+
+    As TransactionIdPrecedes() in PostgreSQL.
+    """
+    return 0 < (other - xid) % XIDS < XIDS // 2
+
+
 class Lsn(int):
     """A WAL position: an ``int`` of 64 bits that prints as PostgreSQL prints ``pg_lsn``."""
 
@@ -137,9 +145,7 @@ class Horizon:
 
     def can_see(self, xid: int) -> bool:
         """Whether a transaction that is known to have been committed could be seen."""
-        # Of two transactions, the one up to 2 billion before the other is the older one.
-        is_older = 0 < (self.next_xid - xid) % XIDS < XIDS // 2
-        return is_older and xid not in self.in_progress
+        return precedes(xid, self.next_xid) and xid not in self.in_progress
 
     def to_json(self) -> dict[str, Any]:
         return {"lsn": str(self.lsn), "xid": self.next_xid, "open": sorted(self.in_progress)}

@@ -48,6 +48,8 @@ PLACES: dict[str, set[str]] = {
     },
 }
 ORDER = list(PLACES)
+# The rooms of the largest folder, in the same way. Modules beside them may import all of them.
+ROOMS_OF_STREAM = ("received", "tables", "layouts", "first_rows")
 # Their users start them; a command that is not installed with them says so.
 IMPORTED_BY_THE_COMMAND_ALONE = {"demo", "bench"}
 
@@ -104,6 +106,17 @@ def test_imports_point_to_the_same_place_or_one_before_it(module: str) -> None:
     if place_of(module) == "cli":
         later = {other for other in later if place_of(other) not in IMPORTED_BY_THE_COMMAND_ALONE}
     assert later == set()
+
+
+@pytest.mark.parametrize("module", [module for module in SOURCES if module.startswith("stream.")])
+def test_a_room_of_the_stream_imports_those_before_it(module: str) -> None:
+    def room_of(name: str) -> int:
+        room = name.split(".")[1]
+        return ROOMS_OF_STREAM.index(room) if room in ROOMS_OF_STREAM else len(ROOMS_OF_STREAM)
+
+    assert module.count(".") == 1 or room_of(module) < len(ROOMS_OF_STREAM), "a room without a place"
+    others = {other for other in imported_modules(SOURCES[module]) if other.startswith("stream.")}
+    assert {other for other in others if room_of(other) > room_of(module)} == set()
 
 
 @pytest.mark.parametrize("module", SOURCES)

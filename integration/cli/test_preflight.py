@@ -208,7 +208,7 @@ def test_without_a_server_the_rest_is_not_done(pg: Session, db: str) -> None:
     assert not right
     assert statuses(found, "options", "connection") == ["wrong", "wrong"]
     assert "unknown" in found["options"][0]["text"]
-    assert statuses(found, "pooler", "server", "slot", "publication", "tables", "WAL") == ["not done"] * 6
+    assert statuses(found, "pooler", "encryption", "server", "slot", "publication", "tables", "WAL") == ["not done"] * 7
     # Options that are wrong do not keep the server from being looked at.
     found, right = check("pgsnapshot", db, dbtable="t", numericAs="foo")
     assert not right

@@ -18,7 +18,7 @@ from pg_cdc_source.options.stream_options import parse_stream_options
 from pg_cdc_source.protocol.layout import ENVELOPE_SCHEMA
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.stream.capture import Capture
-from pg_cdc_source.stream.stream_plan import read_typed_schema
+from pg_cdc_source.stream.tables.stream_plan import read_typed_schema
 
 SLOT = "rewound"
 

@@ -22,7 +22,7 @@ from pg_cdc_source.lake.standing import CATCHING_UP
 from pg_cdc_source.mirrors import spark_commits
 from pg_cdc_source.postgres.publication import identity
 from pg_cdc_source.stream.batch_reading import BatchReading
-from pg_cdc_source.stream.batch_rows import BatchRows
+from pg_cdc_source.stream.first_rows.batch_rows import BatchRows
 
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 U = ("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'x')")

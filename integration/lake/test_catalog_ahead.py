@@ -10,7 +10,7 @@ from lake import Begin, Lake, rows_of
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
-from pg_cdc_source.stream.layout_history import LayoutHistory
+from pg_cdc_source.stream.layouts.layout_history import LayoutHistory
 
 M = "CREATE TABLE m (id int PRIMARY KEY)"
 PAIRS = ("CREATE TABLE t (id int PRIMARY KEY, a int, b int)", "INSERT INTO t VALUES (1, 10, 100), (2, 20, 200)")

@@ -79,9 +79,15 @@ def test_a_snapshot_is_not_made_on_one_server_and_held_on_another(
             names.append(name)
         return len(names) > 1 and ":making:" in name
 
+    def name_for(snapshot_id: str) -> str:
+        return f"test:making:{snapshot_id}"
+
     connection = parse_connection_options({"url": spread(leads_away)})
-    with pytest.raises(ServerSetupError) as caught:
-        make_snapshot(connection, SnapshotSpec(point, None, 10.0), lambda name: f"test:making:{name}", holders=2)
+    with (
+        pytest.raises(ServerSetupError) as caught,
+        contextlib.closing(make_snapshot(connection, SnapshotSpec(point, None, 10.0), name_for)) as held,
+    ):
+        held.add_holder(connection, name_for, held.first.snapshot_id)
     doing = "creating slot pgsnapshot_" if point == "require" else "holding a snapshot"
     assert caught.value.what.startswith(doing)
     assert all(part in str(caught.value) for part in SAYS)

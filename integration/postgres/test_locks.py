@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,7 +23,7 @@ from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec, make_snapshot
 from pg_cdc_source.snapshot.board import holder_name
 from pg_cdc_source.snapshot.keeper.readers import unlock
-from pg_cdc_source.stream import held_snapshot
+from pg_cdc_source.stream.first_rows import held_snapshot
 
 WAITERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 LOCKS = "SELECT count(DISTINCT pid) FROM pg_locks WHERE relation = '{}'::regclass AND mode = 'AccessShareLock'"
@@ -39,9 +40,9 @@ def holding(url: str, pg: Session) -> Iterator[Held]:
     )
     spec = SnapshotSpec("off", None, 10.0)
     options = parse_connection_options({"url": url})
-    with contextlib.closing(
-        make_snapshot(options, spec, lambda found: holder_name("k", "1", found), holders=2)
-    ) as held:
+    name_for = partial(holder_name, "k", "1")
+    with contextlib.closing(make_snapshot(options, spec, name_for)) as held:
+        held.add_holder(options, name_for, held.first.snapshot_id)
         yield held
 
 

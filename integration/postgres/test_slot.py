@@ -338,7 +338,7 @@ def test_a_slot_that_was_let_go_meanwhile_is_tried_again(pg: Session, session: S
 def make(url: str, slot: str, timeout_seconds: float = 10) -> Lsn | None:
     """Make a stream's slot and let go of its snapshot."""
     spec = SnapshotSpec("require", slot, timeout_seconds)
-    held = make_snapshot(connection(url), spec, lambda snapshot_id: f"pgcdc:{snapshot_id}", holders=1, stream=True)
+    held = make_snapshot(connection(url), spec, lambda snapshot_id: f"pgcdc:{snapshot_id}", stream=True)
     held.close()
     return held.lsn
 
@@ -438,7 +438,7 @@ def test_a_role_whose_replication_logins_are_refused_gets_a_snapshot_without_lsn
 
     monkeypatch.setattr(psycopg2, "connect", log_in)
     snapshots._said.clear()
-    held = make_snapshot(connection(db), SnapshotSpec("auto", None, 10), lambda _: "pgcdc:test", holders=1)
+    held = make_snapshot(connection(db), SnapshotSpec("auto", None, 10), lambda _: "pgcdc:test")
     held.close()
     assert held.lsn is None
     [message] = caplog.messages

@@ -196,13 +196,17 @@ def end_sessions_like(pg: Session, like: str) -> None:
 def test_a_holder_that_is_lost_does_not_keep_the_other_ones_locks(db: str, pg: Session) -> None:
     """The keeper finds a loss when it next uses the session, which may be to release locks."""
     spec = SnapshotSpec("off", None, 10.0)
-    held = make_snapshot(
-        parse_connection_options({"url": db}), spec, lambda found: f"pgsnapshot:test:1:{found}", holders=2
-    )
+    options = parse_connection_options({"url": db})
+
+    def name_for(found: str) -> str:
+        return f"pgsnapshot:test:1:{found}"
+
+    held = make_snapshot(options, spec, name_for)
     with contextlib.closing(held), pg.cursor() as cursor:
+        held.add_holder(options, name_for, held.first.snapshot_id)
         cursor.execute("SELECT 'rows'::regclass::oid::bigint")
         held.lock([cursor.fetchone()[0]], within_seconds=10)
-        cursor.execute("SELECT pg_terminate_backend(%s)", (held.holders[0][0].info.backend_pid,))
+        cursor.execute("SELECT pg_terminate_backend(%s)", (held.first.session.info.backend_pid,))
         wait_until(lambda: len(holders(pg)) == 1)
         held.unlock()
         # Autovacuum may be at the new table as well.

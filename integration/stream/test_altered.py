@@ -14,10 +14,10 @@ from watch import wait_until
 from pg_cdc_source.offsets import Lsn, Member, Position
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream.altered_tables import AlteredTables
 from pg_cdc_source.stream.joining import Joining
-from pg_cdc_source.stream.look_pace import LookPace
-from pg_cdc_source.stream.slot_reader import SlotReader
+from pg_cdc_source.stream.layouts.altered_tables import AlteredTables
+from pg_cdc_source.stream.received.slot_reader import SlotReader
+from pg_cdc_source.stream.tables.look_pace import LookPace
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, a int)",

@@ -20,7 +20,7 @@ from pg_cdc_source.errors import SchemaChangedError
 from pg_cdc_source.postgres.publication import sent
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import published_tables
+from pg_cdc_source.stream.tables import published_tables
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text)",

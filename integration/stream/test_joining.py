@@ -33,10 +33,12 @@ from pg_cdc_source.postgres.locks import begin_locking, lock_relations
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import joins, membership, schema_history, slot_history
-from pg_cdc_source.stream.look_pace import LookPace
+from pg_cdc_source.stream import joins, membership
+from pg_cdc_source.stream.layouts import schema_history
 from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.next_offset import NextOffset
+from pg_cdc_source.stream.tables import slot_history
+from pg_cdc_source.stream.tables.look_pace import LookPace
 
 Drive = Callable[..., Driver]
 T = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")

@@ -12,7 +12,8 @@ from driving import SLOT, Drive, run
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
-from pg_cdc_source.stream import look_pace, membership
+from pg_cdc_source.stream import membership
+from pg_cdc_source.stream.tables import look_pace
 
 LOCKED_SECONDS = 3.0
 

@@ -30,7 +30,8 @@ from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import next_offset, slot_history
+from pg_cdc_source.stream import next_offset
+from pg_cdc_source.stream.tables import slot_history
 
 Drive = Callable[..., Driver]
 THERE = "FROM pg_replication_slots WHERE slot_name = 's'"

@@ -21,7 +21,8 @@ from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.snapshot.driver import Process
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import rewind, slot_history
+from pg_cdc_source.stream.first_rows import rewind
+from pg_cdc_source.stream.tables import slot_history
 
 
 @pytest.fixture(autouse=True)

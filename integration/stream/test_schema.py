@@ -19,7 +19,7 @@ from synchronous import before_horizon, waiting_for_a_standby
 from pg_cdc_source import collapse
 from pg_cdc_source.errors import OptionError, PgCdcError, SchemaChangedError, ServerSetupError
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS, PgCdcDataSource
-from pg_cdc_source.stream.look_pace import LookPace
+from pg_cdc_source.stream.tables.look_pace import LookPace
 
 # A value that is stored out of line: long, and not to be compressed.
 BIG = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 200) AS n)"

@@ -16,9 +16,9 @@ from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.columns import describe_columns
 from pg_cdc_source.postgres.horizon import NOTHING
 from pg_cdc_source.snapshot import scan
-from pg_cdc_source.stream import table_scans
-from pg_cdc_source.stream.stream_plan import StreamPlan, plan_stream
-from pg_cdc_source.stream.table_scans import TableScans
+from pg_cdc_source.stream.tables import table_scans
+from pg_cdc_source.stream.tables.stream_plan import StreamPlan, plan_stream
+from pg_cdc_source.stream.tables.table_scans import TableScans
 
 
 def test_only_tables_that_have_changed_are_looked_up_again(

@@ -34,7 +34,7 @@ from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.protocol.binary_copy import CopyDecoder
 from pg_cdc_source.protocol.layout import BEFORE
 from pg_cdc_source.protocol.pgoutput import RelationColumn
-from pg_cdc_source.stream import schema_history
+from pg_cdc_source.stream.layouts import schema_history
 from pg_cdc_source.values.registry import plan
 from pg_cdc_source.values.wire import Messages
 

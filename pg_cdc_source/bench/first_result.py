@@ -19,7 +19,7 @@ from psycopg2.extensions import parse_dsn
 from pg_cdc_source import register
 from pg_cdc_source.bench import datasets, peers, to_arrow
 from pg_cdc_source.bench.lab import CORES, Lab
-from pg_cdc_source.bench.meter import adopt_orphans, cpu_with_ended_children
+from pg_cdc_source.bench.meter import CpuOf, adopt_orphans
 from pg_cdc_source.bench.question import Contender, Question, Sample, Target
 from pg_cdc_source.bench.ready_batches import ReadySource, write_batch
 from pg_cdc_source.bench.small_tables import READY
@@ -74,7 +74,7 @@ def measured(url: str, reader: str, what: str, batches: str = "") -> dict[str, f
             options = {"url": url, "dbtable": what}
         rows = spark.read.format(reader).options(**options).load().count()
         wall_s = time.perf_counter() - start
-        cpu_s = cpu_with_ended_children(lambda: {me, *me.children(recursive=True)})
+        cpu_s = CpuOf(lambda: {me, *me.children(recursive=True)}).read()
         stop_session(spark)
         end_jvm()
     return {"rows": rows, "wall_s": wall_s, "client_cpu_s": cpu_s}

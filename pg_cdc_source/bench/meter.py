@@ -1,14 +1,16 @@
 """Measure a piece of work: wall time, CPU of the clients, CPU of the server, memory.
 
 CPU is what the kernel accounts to whole process trees. A process that has ended is counted through the parent that
-waited for it, so short-lived backends and Python workers are counted as well; nothing is sampled. One whose parent has
-ended first is this process's child from then on (``adopt_orphans``), as Spark's workers are whose daemon is killed.
+waited for it, so short-lived backends are counted as well. One whose parent has ended first is this process's child
+from then on (``adopt_orphans``), as Spark's workers are whose daemon is killed. Spark's daemon waits for none of its
+workers: those that end after a minute without work are counted as they were last seen.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import signal
 import sys
 import threading
 import time
@@ -33,13 +35,15 @@ class Meter:
         self._me = psutil.Process()
         self._postmaster = psutil.Process(postmaster_pid)
         self._home = str(home)
+        self._clients = CpuOf(self._client_processes)
+        self._server = CpuOf(self._server_processes)
 
     def measure(self, work: Callable[[], int]) -> Sample:
         """Run ``work``, which returns how many rows it has read."""
-        clients, server, start = self._clients_cpu(), self._server_cpu(), time.perf_counter()
+        clients, server, start = self._clients.read(), self._server.read(), time.perf_counter()
         rows = work()
         wall = time.perf_counter() - start
-        client_cpu, server_cpu = self._clients_cpu() - clients, self._server_cpu() - server
+        client_cpu, server_cpu = self._clients.read() - clients, self._server.read() - server
         # The kernel counts hundredths; sums of them may differ in their last bits.
         if min(client_cpu, server_cpu) < -0.005:
             raise RuntimeError(
@@ -47,15 +51,11 @@ class Meter:
             )
         return Sample(timings(rows, wall, client_cpu, server_cpu))
 
-    def _clients_cpu(self) -> float:
-        def processes() -> set[psutil.Process]:
-            ours = {self._me, *self._me.children(recursive=True), *self._keepers()}
-            return ours - {self._postmaster, *self._postmaster.children(recursive=True)}
+    def _client_processes(self) -> set[psutil.Process]:
+        return {self._me, *self._me.children(recursive=True), *self._keepers()} - self._server_processes()
 
-        return cpu_with_ended_children(processes)
-
-    def _server_cpu(self) -> float:
-        return cpu_with_ended_children(lambda: {self._postmaster, *self._postmaster.children(recursive=True)})
+    def _server_processes(self) -> set[psutil.Process]:
+        return {self._postmaster, *self._postmaster.children(recursive=True)}
 
     def _keepers(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
@@ -94,15 +94,39 @@ def timings(rows: int, wall_s: float, client_cpu_s: float, server_cpu_s: float) 
     }
 
 
-def cpu_with_ended_children(processes: Callable[[], set[psutil.Process]]) -> float:
-    """CPU seconds of all processes, each counted once, also if one ends meanwhile."""
-    for _ in range(LOOKS):
-        found = processes()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = [process.cpu_times() for process in found]
-            if processes() == found:
-                return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
-    raise RuntimeError(f"the processes changed during {LOOKS} attempts to read their CPU")
+class CpuOf:
+    """The CPU seconds of ``processes``, with those that have ended."""
+
+    def __init__(self, processes: Callable[[], set[psutil.Process]]) -> None:
+        self._processes = processes
+        self._uncounted: dict[psutil.Process, float] = {}  # as they were last seen
+
+    def read(self) -> float:
+        """Each is counted once, also if one ends meanwhile."""
+        for _ in range(LOOKS):
+            found = self._processes()
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                seen = {process: _cpu_seconds(process) for process in found}
+                uncounted = {process for process in found if _is_waited_for_by_nobody(process)}
+                if self._processes() == found:
+                    gone = {process: cpu_s for process, cpu_s in self._uncounted.items() if process not in seen}
+                    self._uncounted = gone | {process: seen[process] for process in uncounted}
+                    return sum(seen.values()) + sum(gone.values())
+        raise RuntimeError(f"the processes changed during {LOOKS} attempts to read their CPU")
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def _is_waited_for_by_nobody(process: psutil.Process) -> bool:
+    """Whether the parent ignores the end of its children, which the kernel then counts nowhere."""
+    parent = process.ppid()
+    if sys.platform != "linux" or parent == 0:
+        return False
+    ignored = int(Path(f"/proc/{parent}/status").read_text().split("SigIgn:")[1].split()[0], base=16)
+    return bool(ignored >> (signal.SIGCHLD - 1) & 1)
 
 
 @contextmanager

@@ -83,10 +83,14 @@ def _thinned(series: Mapping[str, Series]) -> dict[str, Series]:
     return {title: points[:: max(1, -(-len(points) // _MOST_POINTS))] for title, points in series.items()}
 
 
-def write(report: Report, directory: Path) -> None:
-    """Write the JSON and the plots."""
+def write_json(report: Report, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / JSON_NAME).write_text(json.dumps(as_json(report), indent=1) + "\n")
+
+
+def write(report: Report, directory: Path) -> None:
+    """Write the JSON and the plots."""
+    write_json(report, directory)
     for answer in report.answers:
         rounds = max(map(len, answer.samples.values()))
         caption = f"{report.machine.cpu}, {report.machine.cores} cores; median of {rounds}; {report.command}"

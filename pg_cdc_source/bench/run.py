@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -94,8 +94,8 @@ def command() -> str:
     return shlex.join(["pg-cdc", *kept])
 
 
-def run(names: Sequence[str], scale: Scale, command: str) -> Report:
-    """Ask the questions ``names`` and report the answers; progress goes to stderr."""
+def run(names: Sequence[str], scale: Scale, command: str) -> Iterator[Report]:
+    """Ask the questions ``names``; after each one, report the answers so far. Progress goes to stderr."""
     console = Console(stderr=True, highlight=False)
     machine, commit, started = read_machine(), read_commit(), datetime.now(timezone.utc)
     # The binaries of another server, chosen as in the tests.
@@ -107,5 +107,5 @@ def run(names: Sequence[str], scale: Scale, command: str) -> Report:
         for name in names:
             progress(f"{name}: preparing")
             answers.append(ask(QUESTIONS[name](lab), scale.rounds, progress, warm_up=scale.warm_up))
-        sizes = lab.table_bytes()
-    return Report(command, started.isoformat(timespec="seconds"), machine, commit, tools, scale, sizes, tuple(answers))
+            began, sizes = started.isoformat(timespec="seconds"), lab.table_bytes()
+            yield Report(command, began, machine, commit, tools, scale, sizes, tuple(answers))

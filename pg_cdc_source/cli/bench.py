@@ -39,7 +39,9 @@ def bench(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--only") from None
     try:
-        found = run.run(names, run.scale(quick=quick, rows=rows, rounds=rounds), run.command())
+        for found in run.run(names, run.scale(quick=quick, rows=rows, rounds=rounds), run.command()):
+            # A run takes an hour, and an error may end it.
+            report.write_json(found, out)
     except PgCdcError as error:
         raise failed(error) from None
     report.write(found, out)

@@ -23,7 +23,7 @@ from pg_cdc_source.protocol.layout import CHANGE_FIELDS, RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import layout_text
 from pg_cdc_source.protocol.stream_rows import columns_of_snapshot, with_unsent
 from pg_cdc_source.snapshot.reader import read_range
-from pg_cdc_source.stream.held_snapshot import SnapshotPart
+from pg_cdc_source.stream.first_rows.held_snapshot import SnapshotPart
 
 
 class _ChangedBehindError(Exception):

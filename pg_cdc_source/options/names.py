@@ -93,14 +93,14 @@ class TablePattern:
         return name if self.schema is None else f"{dotted(self.schema)}.{name}"
 
 
-_MOST_LISTED = 10
+MOST_LISTED = 10  # in an error; the others are counted
 
 
 def listed(names: Iterable[str], separator: str = ", ") -> str:
     """Name at most ten, and say how many more there are."""
     texts = list(names)
-    more = f" and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
-    return separator.join(texts[:_MOST_LISTED]) + more
+    more = f" and {len(texts) - MOST_LISTED} more" if len(texts) > MOST_LISTED else ""
+    return separator.join(texts[:MOST_LISTED]) + more
 
 
 def listed_names(names: Iterable[str]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg2
@@ -21,6 +22,7 @@ from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.passwords import ask_password
 from pg_cdc_source.postgres.server_errors import (
+    NO_REPLICATION,
     connect_error,
     is_refused_login,
     translate,
@@ -51,6 +53,8 @@ _SETTINGS_SINCE = {
     "transaction_timeout": 170000,
 }
 
+_BACKEND = "SELECT pg_catalog.pg_backend_pid()"
+
 # A server refuses it where its platform cannot tell that a socket was closed: Windows, and macOS before 15.
 _NOT_EVERYWHERE = "client_connection_check_interval"
 
@@ -72,6 +76,7 @@ def connect(
     retry_seconds: float = 0,
     full_seconds: float = 0,
     was_there: bool = False,
+    known_to_last: bool = False,
 ) -> Session:
     """Open a read-only session in autocommit mode with this package's settings.
 
@@ -79,6 +84,9 @@ def connect(
     ``full_seconds`` where that is longer; a refused login is not, but with a password that is asked for again. Nor is a
     host whose name has no address, unless it ``was_there`` before, as before a failover. Raises ConnectError, or
     TransientError when the time is over.
+
+    A pooler in transaction mode is refused, a ServerSetupError, before anything is set that its other clients would
+    find. ``known_to_last``: another session has found that there is none, and this one does not look again.
     """
     began = time.monotonic()
     away = Backoff(0.1, longest_seconds=2.0, within_seconds=retry_seconds).pauses()
@@ -87,7 +95,7 @@ def connect(
     said = False
     while True:
         try:
-            return _connect_once(options, application_name, replication=replication)
+            return _connect_once(options, application_name, replication=replication, known_to_last=known_to_last)
         except ServerFullError as error:
             pause_seconds = next(full, None)
             if pause_seconds is None:
@@ -115,7 +123,9 @@ def _still_full(error: ServerFullError, seconds: float) -> ServerFullError:
     return ServerFullError(f"{error.what}{waited}", remedy=error.remedy)
 
 
-def _connect_once(options: ConnectionOptions, application_name: str, *, replication: bool) -> Session:
+def _connect_once(
+    options: ConnectionOptions, application_name: str, *, replication: bool, known_to_last: bool
+) -> Session:
     given = options.settings()
     keywords: dict[str, Any] = {k: v for k, v in _DEFAULT_KEYWORDS.items() if k not in given}
     keywords |= dict(options.keywords)
@@ -124,14 +134,19 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
         keywords["connection_factory"] = psycopg2.extras.LogicalReplicationConnection
     session = _log_in(options, keywords)
     try:
-        if not replication:  # psycopg2 has those in autocommit mode already, and refuses to set it
-            session.autocommit = True
         with session.cursor() as cursor:
-            names = [name for name in _SETTINGS if session.server_version >= _SETTINGS_SINCE.get(name, 0)]
-            try:
-                _set(cursor, names)
-            except psycopg2.errors.InvalidParameterValue:
-                _set(cursor, [name for name in names if name != _NOT_EVERYWHERE])
+            if replication:
+                _require_walsender(options, cursor)
+            else:  # psycopg2 has those in autocommit mode already, and refuses to set it
+                session.autocommit = True
+            # By SQL as well, because a pooler may give it another name.
+            settings = {"application_name": application_name, **_SETTINGS}
+            settings = {k: v for k, v in settings.items() if session.server_version >= _SETTINGS_SINCE.get(k, 0)}
+            # A walsender is nobody else's.
+            known_to_last = known_to_last or replication
+            if not _set(cursor, settings, even_if_pooled=known_to_last):
+                _refuse_transaction_pooler(options, keywords, session)
+                _set(cursor, settings, even_if_pooled=True)
             if session.info.parameter_status("server_encoding") == "SQL_ASCII":
                 # Such a server does not know the encoding of its text. Asked for UTF-8, it refuses other bytes without
                 # saying where they are, so it is told to send the bytes as they are. psycopg2 does not notice and goes
@@ -140,25 +155,82 @@ def _connect_once(options: ConnectionOptions, application_name: str, *, replicat
     except psycopg2.Error as error:
         session.close()
         raise translate(error, "preparing a session") from None
+    except BaseException:
+        session.close()
+        raise
     return session
 
 
-def _set(cursor: Cursor, names: Sequence[str]) -> None:
+def _set(cursor: Cursor, settings: Mapping[str, str], *, even_if_pooled: bool) -> bool:
+    """Set them for the session, and return whether that was done: not behind a pooler, unless ``even_if_pooled``.
+
+    A pooler gives its clients backend keys of its own, so a key that is not the server's tells that one is there.
+    """
     # Statements of their own come first: a short timeout of the role's own would end the last one, and with its own
-    # isolation that might wait. They themselves take no snapshot.
-    cursor.execute(
-        f"""
-        SET statement_timeout = 0;
+    # isolation that might wait. They themselves take no snapshot, and end with the transaction that they all are.
+    statement = f"""
+        SET LOCAL statement_timeout = 0;
         SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-        {search_path.KEEP_ROLES};
+        {search_path.KEEP_ROLES} WHERE %(all)s OR pg_catalog.int4eq(pg_catalog.pg_backend_pid(), %(pid)s);
         SELECT pg_catalog.set_config(name, value, false)
-        FROM unnest(%s::pg_catalog.text[], %s::pg_catalog.text[]) AS v (name, value)
-        """,
-        (names, [_SETTINGS[name] for name in names]),
-    )
+        FROM unnest(%(names)s::pg_catalog.text[], %(values)s::pg_catalog.text[]) AS v (name, value)
+        WHERE %(all)s OR pg_catalog.int4eq(pg_catalog.pg_backend_pid(), %(pid)s)
+        """
+    given = {"all": even_if_pooled, "pid": cursor.connection.info.backend_pid}
+    try:
+        cursor.execute(statement, given | {"names": [*settings], "values": [*settings.values()]})
+    except psycopg2.errors.InvalidParameterValue:
+        if _NOT_EVERYWHERE not in settings:
+            raise
+        fewer = {name: value for name, value in settings.items() if name != _NOT_EVERYWHERE}
+        return _set(cursor, fewer, even_if_pooled=even_if_pooled)
+    return bool(cursor.rowcount)
 
 
-def _log_in(options: ConnectionOptions, keywords: dict[str, Any]) -> Session:
+def _require_walsender(options: ConnectionOptions, cursor: Cursor) -> None:
+    """Raise ServerSetupError where a pooler has dropped the parameter ``replication``: the session is a plain one."""
+    try:
+        cursor.execute("IDENTIFY_SYSTEM")
+    except psycopg2.errors.SyntaxError:
+        raise ServerSetupError(
+            f"what stands before PostgreSQL at {options.display()} opens a plain session where one for replication is "
+            "asked for",
+            remedy=NO_REPLICATION,
+        ) from None
+
+
+def _refuse_transaction_pooler(options: ConnectionOptions, keywords: Mapping[str, Any], session: Session) -> None:
+    """Raise ServerSetupError when a pooler spreads this session's transactions over several server sessions.
+
+    A pooler in session mode does no harm. One in transaction mode gives the server session of an idle client to the
+    next client, with its settings, and with it somebody else's snapshot. Nothing is set here in either.
+    """
+    with session.cursor() as cursor, contextlib.closing(_log_in(options, keywords)) as other:
+        cursor.execute(_BACKEND)
+        pid = cursor.fetchone()[0]
+        other.autocommit = True
+        with other.cursor() as other_cursor:
+            other_cursor.execute(f"BEGIN; {_BACKEND}")
+            other_pid = other_cursor.fetchone()[0]
+            cursor.execute(_BACKEND)
+            now_pid = cursor.fetchone()[0]
+            other_cursor.execute("ROLLBACK")
+    if other_pid == pid or now_pid != pid:
+        raise ServerSetupError(
+            f"a connection pooler in transaction mode stands before PostgreSQL at {options.display()}: sessions, and "
+            "with them snapshots, do not last",
+            remedy="connect to PostgreSQL itself, or to a port of the pooler in session mode",
+        )
+
+
+def is_pooled(session: Session) -> bool:
+    """Whether a pooler stands before the server."""
+    with translated("looking for a connection pooler"), session.cursor() as cursor:
+        cursor.execute(_BACKEND)
+        return bool(cursor.fetchone()[0] != session.info.backend_pid)
+
+
+def _log_in(options: ConnectionOptions, keywords: Mapping[str, Any]) -> Session:
     """Connect, with a password that is asked for now where the options say whom to ask."""
     pauses = _REPLACED.pauses()
     while True:
@@ -188,36 +260,3 @@ def begin_anew(session: Session, application_name: str) -> bool:
         session.close()
         return False
     return True
-
-
-def refuse_transaction_pooler(
-    options: ConnectionOptions, session: Session, application_name: str, server_pid: int | None = None
-) -> None:
-    """Raise ServerSetupError when a pooler spreads this session's transactions over several server sessions.
-
-    ``server_pid`` is the backend that has answered, where that is known. A pooler gives its clients backend keys of its
-    own, so a key that is not the server's tells that one is there. A pooler in session mode does no harm. One in
-    transaction mode gives the server session of an idle client to the next client, and with it somebody else's
-    snapshot.
-    """
-    with translated("looking for a connection pooler"), session.cursor() as cursor:
-        if server_pid is None:
-            cursor.execute("SELECT pg_catalog.pg_backend_pid()")
-            server_pid = cursor.fetchone()[0]
-        if server_pid == session.info.backend_pid:
-            return
-        other = connect(options, application_name, full_seconds=FULL_SECONDS)
-        try:
-            with other.cursor() as other_cursor:
-                other_cursor.execute("BEGIN; SELECT pg_catalog.pg_backend_pid()")
-                other_pid = other_cursor.fetchone()[0]
-                cursor.execute("SELECT pg_catalog.pg_backend_pid()")
-                now_pid = cursor.fetchone()[0]
-        finally:
-            other.close()
-    if other_pid == server_pid or now_pid != server_pid:
-        raise ServerSetupError(
-            f"a connection pooler in transaction mode stands before PostgreSQL at {options.display()}: sessions, and "
-            "with them snapshots, do not last",
-            remedy="connect to PostgreSQL itself, or to a port of the pooler in session mode",
-        )

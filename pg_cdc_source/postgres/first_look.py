@@ -24,7 +24,7 @@ from pg_cdc_source.postgres.services import SERVICES
 
 # A name of NULL means no relation.
 _LOOK = f"""
-SELECT pg_catalog.pg_backend_pid(), attribute.*, relation.*, server.*
+SELECT attribute.*, relation.*, server.*
 FROM ({READ_SERVER}) AS server
 CROSS JOIN ({FIND_RELATION}) AS relation
 CROSS JOIN LATERAL (
@@ -39,9 +39,8 @@ _RELATION_COLUMNS = 5
 
 @dataclass(frozen=True, slots=True)
 class FirstLook:
-    """What was found. ``backend_pid`` is that of the server session that has answered."""
+    """What was found."""
 
-    backend_pid: int
     server: Server
     attributes: Sequence[Attribute]
     _relation: Sequence[Any]
@@ -56,8 +55,8 @@ def look(session: Session, name: QualifiedName | None) -> FirstLook:
     [wanted] = [None] if name is None else names_with_schemas(session, [name])
     with translated("looking at the server"), session.cursor() as cursor:
         cursor.execute(_LOOK, (list(SERVICES), wanted))
-        backend_pid, names, attnums, not_null, virtual, *row = cursor.fetchone()
+        names, attnums, not_null, virtual, *row = cursor.fetchone()
     facts = (names or (), attnums or (), not_null or (), virtual or ())
     attributes = [Attribute(*of) for of in zip(*facts, strict=True)]
     relation, server = row[:_RELATION_COLUMNS], row[_RELATION_COLUMNS:]
-    return FirstLook(backend_pid, server_of(server), attributes, relation)
+    return FirstLook(server_of(server), attributes, relation)

@@ -20,7 +20,7 @@ from pg_cdc_source.postgres.server_errors import translated
 
 ONE_SERVER = (
     "connect to one server: name the primary's or one instance's own endpoint, and not one that spreads connections "
-    "over replicas; with several hosts set target_session_attrs=read-write and no load_balance_hosts. After a "
+    "over replicas; with several hosts set target_session_attrs=primary and no load_balance_hosts. After a "
     "failover: take a new snapshot, which loading the DataFrame or starting the query again does"
 )
 

@@ -8,6 +8,7 @@ nobody else. No text of an error has what a command prints or what an exception 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import queue
@@ -56,15 +57,18 @@ def _login(options: ConnectionOptions) -> dict[str, str]:
 
 def _run(command: str, login: dict[str, str]) -> str:
     variables = {_VARIABLES[keyword]: value for keyword, value in login.items() if value}
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", command],
-        # Standard input is Spark's in a worker. Standard error is inherited, so that what a command says there comes
-        # into the log.
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        env={**os.environ, **variables},
-    )
+    try:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            # Standard input is Spark's in a worker. Standard error is inherited, so that what a command says there
+            # comes into the log.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **variables},
+        )
+    except OSError as error:
+        raise _start_error(error) from None
     try:
         printed = _read(process, time.monotonic() + SECONDS)
     finally:
@@ -108,6 +112,13 @@ def _read(process: subprocess.Popen[bytes], deadline: float) -> bytes:
         remedy="run it by hand as the user of Spark's processes: it must not ask for anything, nor leave a process "
         "behind that keeps its standard output",
     )
+
+
+def _start_error(error: OSError) -> PgCdcError:
+    what = f"passwordCommand cannot be started on this host: {error.strerror}"
+    if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        return TransientError(what, remedy="give this process, or its container, more memory, processes and files")
+    return ConnectError(what, remedy="install /bin/sh, which runs it, or use passwordProvider")
 
 
 def _exit_error(status: int) -> PgCdcError:

@@ -52,6 +52,11 @@ _OTHERWISE = _Failure((), TransientError, "check that the server runs and that t
 # Of every method that takes a password: "password authentication failed for user", "PAM authentication failed", ….
 _REFUSED_LOGIN = "authentication failed"
 
+NO_REPLICATION = (
+    "a pooler does not pass replication on: connect to PostgreSQL itself (only pgsnapshot can do without, with "
+    "consistentPoint=off)"
+)
+
 # What a server that wants TLS says of a connection without, as "no pg_hba.conf entry for host …, no encryption". The
 # second one is of those before 14.
 _WITHOUT_TLS = (", no encryption", ", SSL off")
@@ -116,8 +121,14 @@ _FAILURES = (
     _Failure(
         ("unsupported startup parameter: replication",),
         ServerSetupError,
-        "a pooler does not pass replication on: connect to PostgreSQL itself (only pgsnapshot can do without, with "
-        "consistentPoint=off)",
+        NO_REPLICATION,
+    ),
+    # pgbouncer's words, and those of RDS Proxy.
+    _Failure(
+        ("unsupported startup parameter", "support command-line options"),
+        ServerSetupError,
+        "a pooler does not pass the connection option options on, nor currentSchema of a JDBC URL: leave them out, or "
+        "connect to PostgreSQL itself",
     ),
     _Failure(
         ("max_wal_senders",),
@@ -132,9 +143,20 @@ _FAILURES = (
         "pgsnapshot can do without, with consistentPoint=off)",
     ),
     _Failure(
-        ("too many connections", "too many clients", "remaining connection slots", "no more connections allowed"),
+        (
+            *("too many connections", "too many clients", "remaining connection slots", "no more connections allowed"),
+            "max clients reached",  # Supavisor's
+        ),
         ServerFullError,
-        "let fewer tasks read at a time, or raise max_connections or the role's or database's CONNECTION LIMIT",
+        "let fewer tasks read at a time, or raise max_connections, the role's or database's CONNECTION LIMIT, or the "
+        "size of a pooler's pool",
+    ),
+    # As a standby has it, or a role or database with default_transaction_read_only.
+    _Failure(
+        ("session is read-only", "server is in hot standby mode"),
+        _OTHERWISE.error,
+        "no server that lets transactions write was found: see whether one is promoted, and set "
+        "target_session_attrs=primary where role or database have default_transaction_read_only",
     ),
 )
 _ORDER = (*_FAILURES, _OTHERWISE)

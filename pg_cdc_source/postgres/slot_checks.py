@@ -44,7 +44,7 @@ def missing_now(session: Session, name: str) -> PgCdcError:
     return ServerSetupError(
         f"slot {name} is not on this server, which is a standby",
         remedy="connect to the primary, where the stream's slot is; several servers in host with "
-        "target_session_attrs=read-write find it by themselves. If the stream has read from this standby, its slot was "
+        "target_session_attrs=primary find it by themselves. If the stream has read from this standby, its slot was "
         f"dropped: {READ_ALL_AGAIN}",
     )
 
@@ -113,7 +113,7 @@ def refuse_unreadable(slot: Slot, database: str, other: str) -> None:
     if slot.synced:
         raise OptionError(
             f"slot {slot.name} is this standby's copy of its primary's slot, to be read once the standby was promoted",
-            remedy="connect to the primary; several in host with target_session_attrs=read-write find it by themselves",
+            remedy="connect to the primary; several in host with target_session_attrs=primary find it by themselves",
         )
     if slot.temporary:
         raise OptionError(f"slot {slot.name} is temporary: it ends with the session that made it", remedy=other)

@@ -29,6 +29,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import psycopg2
 from psycopg2 import sql
@@ -75,14 +76,26 @@ class SnapshotSpec:
     given_up: threading.Event | None = None
 
 
+class Holder(NamedTuple):
+    """A session that keeps a snapshot open, and the id under which it has exported it."""
+
+    session: Session
+    snapshot_id: str
+
+
 @dataclass(slots=True)
 class Held:
-    """A snapshot of ``instance`` and the sessions that keep it open, each with the id that it has exported."""
+    """A snapshot of ``instance`` and the sessions that keep it open."""
 
     lsn: Lsn | None
     instance: Instance
     announced: Sequence[LockKey] = ()
-    holders: list[tuple[Session, str]] = field(default_factory=list)
+    holders: list[Holder] = field(default_factory=list)
+
+    @property
+    def first(self) -> Holder:
+        """The holder that has held it longest. Only of one that has holders."""
+        return self.holders[0]
 
     @property
     def point(self) -> Lsn:
@@ -95,7 +108,7 @@ class Held:
 
         ``snapshot_id`` is one under which the snapshot is exported now.
         """
-        session = connect(options, name_for(""))
+        session = connect(options, name_for(""), known_to_last=True)
         try:
             require_instance(session, self.instance, "holding a snapshot")
             import_snapshot(session, snapshot_id)
@@ -109,7 +122,7 @@ class Held:
         own_id = export_snapshot(session)
         announce(session, self.lsn, self.announced, name_for(own_id))
         begin_locking(session)
-        self.holders.append((session, own_id))
+        self.holders.append(Holder(session, own_id))
 
     def lock(self, oids: Sequence[int], *, within_seconds: float) -> None:
         """Lock relations (ACCESS SHARE, with all they consist of) on every holder, as pg_dump does.
@@ -135,19 +148,18 @@ def make_snapshot(
     spec: SnapshotSpec,
     name_for: Callable[[str], str],
     *,
-    holders: int,
     stream: bool = False,
     announced: Sequence[LockKey] = (),
     retry_seconds: float = 0,
     full_seconds: float = 0,
 ) -> Held:
-    """Make a snapshot as ``spec`` says, and hold it on ``holders`` plain sessions.
+    """Make a snapshot as ``spec`` says, and hold it in one plain session.
 
     ``name_for`` gives the application_name for a snapshot id ("" before there is one). With a consistent point the LSN
     is that point minus one, the greatest position the snapshot contains. Raises what prevents a consistent point that
     is required; with ``auto`` a plain snapshot without an LSN is made instead. ``stream`` words errors for the slot of
-    a stream, which cannot do without. Holders also announce the keys ``announced``. A server that is away, or has no
-    connection left, is waited for: ``retry_seconds`` and ``full_seconds`` at most.
+    a stream, which cannot do without. The holder also announces the keys ``announced``. A server that is away, or has
+    no connection left, is waited for: ``retry_seconds`` and ``full_seconds`` at most.
     """
     session = connect(
         options,
@@ -155,6 +167,7 @@ def make_snapshot(
         retry_seconds=retry_seconds,
         full_seconds=full_seconds,
         was_there=retry_seconds > 0,
+        known_to_last=True,
     )
     try:
         server, instance = _read_lasting_server(session), read_instance(session)
@@ -162,16 +175,9 @@ def make_snapshot(
         with contextlib.ExitStack() as slot:
             lsn, holder = _begin(options, spec, name_for(""), session, server, instance, slot, stream=stream)
             held = Held(lsn, instance, announced)
-            try:
-                held.begin_holding(holder, name_for)
-                while len(held.holders) < holders:
-                    held.add_holder(options, name_for, held.holders[0][1])
-                if spec.given_up is not None and spec.given_up.is_set():
-                    raise TransientError("making a snapshot was given up", remedy=RUN_AGAIN)
-            except BaseException:
-                for other, _ in held.holders[1:]:
-                    other.close()
-                raise
+            held.begin_holding(holder, name_for)
+            if spec.given_up is not None and spec.given_up.is_set():
+                raise TransientError("making a snapshot was given up", remedy=RUN_AGAIN)
         if holder is not session:
             session.close()
         return held
@@ -298,7 +304,7 @@ def _drop_outside(options: ConnectionOptions, name: str, session: Session, slot:
         drop_slot(session, slot)
     except TransientError:
         # That it is lost may be why the slot is given up.
-        with contextlib.closing(connect(options, name, retry_seconds=30)) as another:
+        with contextlib.closing(connect(options, name, retry_seconds=30, known_to_last=True)) as another:
             drop_slot(another, slot)
 
 
@@ -310,7 +316,14 @@ def open_exporter(
     That takes READ COMMITTED, in which a statement has a snapshot of its own. Such a transaction cannot import one, as
     that of a slot, so these snapshots have no LSN. Nor can it release locks (``begin_locking``), so it takes none.
     """
-    session = connect(options, name, retry_seconds=retry_seconds, full_seconds=full_seconds, was_there=True)
+    session = connect(
+        options,
+        name,
+        retry_seconds=retry_seconds,
+        full_seconds=full_seconds,
+        was_there=True,
+        known_to_last=True,
+    )
     try:
         _read_lasting_server(session)
         instance = read_instance(session)

@@ -26,7 +26,15 @@ TASK_FULL_SECONDS = 300.0
 
 def _connect(options: ConnectionOptions, name: str, full_seconds: float = TASK_FULL_SECONDS) -> Session:
     # Planning was let in, so the server is there.
-    return connect(options, name, retry_seconds=RECONNECT_SECONDS, full_seconds=full_seconds, was_there=True)
+    # Planning has looked for a pooler. Where one has few sessions, each task has room for one.
+    return connect(
+        options,
+        name,
+        retry_seconds=RECONNECT_SECONDS,
+        full_seconds=full_seconds,
+        was_there=True,
+        known_to_last=True,
+    )
 
 
 class ReadingSession:

@@ -23,7 +23,6 @@ from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import catalog, slot_creation, trees
 from pg_cdc_source.postgres.catalog import Relation, Server
 from pg_cdc_source.postgres.columns import Attribute, describe_columns, read_attributes, read_present
-from pg_cdc_source.postgres.connection import refuse_transaction_pooler
 from pg_cdc_source.postgres.first_look import look
 from pg_cdc_source.snapshot import ranges
 from pg_cdc_source.snapshot.connections import planning_session
@@ -187,7 +186,6 @@ def look_up(session: Session, options: SnapshotOptions) -> Plan:
     if options.snapshot is None and (shows_lsn or options.consistent_point == "require"):
         note_lsn_wanted(session)
     found = look(session, options.dbtable)
-    refuse_transaction_pooler(options.connection, session, "pgsnapshot:planning", found.backend_pid)
     if options.consistent_point == "require" and not options.snapshot:
         slot_creation.require_consistent_point(found.server)
     relation = found.relation(session, options.dbtable) if options.dbtable else None

@@ -68,7 +68,6 @@ def open_snapshot(
         parsed.connection,
         spec,
         lambda snapshot_id: f"pgsnapshot:{token}:open:{snapshot_id}",
-        holders=1,
         full_seconds=FULL_SECONDS,
     )
     try:
@@ -81,7 +80,7 @@ def open_snapshot(
                 give_up_slot(parsed.slot, functools.partial(_drop_slot, parsed.connection, parsed.slot))
             raise
         passed_on = {k: v for k, v in given.items() if k.lower() not in ("slot", "consistentpoint", "slottimeout")}
-        yield OpenSnapshot(held.lsn, {**passed_on, "snapshot": held.holders[0][1]})
+        yield OpenSnapshot(held.lsn, {**passed_on, "snapshot": held.first.snapshot_id})
     finally:
         held.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,9 +32,9 @@ from pg_cdc_source.spark.worker_tuning import small_task
 from pg_cdc_source.stream.batch_log import described, log_batch
 from pg_cdc_source.stream.batch_reading import Batch
 from pg_cdc_source.stream.capture import Capture
-from pg_cdc_source.stream.chunks import Chunk
-from pg_cdc_source.stream.held_snapshot import SnapshotPart
-from pg_cdc_source.stream.stream_plan import layout_of, read_typed_schema
+from pg_cdc_source.stream.first_rows.held_snapshot import SnapshotPart
+from pg_cdc_source.stream.received.chunks import Chunk
+from pg_cdc_source.stream.tables.stream_plan import layout_of, read_typed_schema
 from pg_cdc_source.values.arrow import one_batch
 
 try:
@@ -64,6 +66,13 @@ class SnapshotPartition(SealedPartition):
 
     def __init__(self, parts: Sequence[SnapshotPart]) -> None:
         self.parts = parts
+
+    def __getstate__(self) -> bytes:
+        # The driver keeps all of them, and each has the table's columns: some 40 kB for 300 of them, in a few words.
+        return zlib.compress(pickle.dumps(self.parts), level=1)
+
+    def __setstate__(self, packed: bytes) -> None:
+        self.parts = pickle.loads(zlib.decompress(packed))  # noqa: S301 - as the partition itself
 
 
 class ChangesPartition(SealedPartition):

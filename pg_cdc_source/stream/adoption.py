@@ -23,11 +23,11 @@ from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import behind_now
 from pg_cdc_source.protocol.table_layout import TableLayout, from_text, to_text
-from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
-from pg_cdc_source.stream.held_snapshot import HeldSnapshot
-from pg_cdc_source.stream.members import compare, members_of, with_filled_partitions
-from pg_cdc_source.stream.slot_history import SlotHistory
-from pg_cdc_source.stream.source_session import SourceSession
+from pg_cdc_source.stream.first_rows.held_snapshot import HeldSnapshot
+from pg_cdc_source.stream.layouts.catalog_layouts import CatalogLayouts
+from pg_cdc_source.stream.tables.members import compare, members_of, with_filled_partitions
+from pg_cdc_source.stream.tables.slot_history import SlotHistory
+from pg_cdc_source.stream.tables.source_session import SourceSession
 
 _ANOTHER = f"this server is not the one that the checkpoint was made with, upgraded by pg_upgrade: {START_OVER}"
 

@@ -11,14 +11,14 @@ from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.names import listed
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.slot_checks import behind_now, missing_error
-from pg_cdc_source.stream.batch_rows import BatchRows, rows_of
-from pg_cdc_source.stream.chunks import Chunk
-from pg_cdc_source.stream.held_snapshot import SnapshotPart, emptying_rows
-from pg_cdc_source.stream.members import find_dropped
-from pg_cdc_source.stream.schema_history import NewTableError
-from pg_cdc_source.stream.slot_reader import SlotReader
+from pg_cdc_source.stream.first_rows.batch_rows import BatchRows, rows_of
+from pg_cdc_source.stream.first_rows.held_snapshot import SnapshotPart, emptying_rows
+from pg_cdc_source.stream.layouts.schema_history import NewTableError
+from pg_cdc_source.stream.received.chunks import Chunk
+from pg_cdc_source.stream.received.slot_reader import SlotReader
 from pg_cdc_source.stream.stream_parts import GivenOffsets, StreamParts
-from pg_cdc_source.stream.stream_plan import StreamPlan
+from pg_cdc_source.stream.tables.members import find_dropped
+from pg_cdc_source.stream.tables.stream_plan import StreamPlan
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication, trees
 from pg_cdc_source.postgres.slot_checks import missing_error
 from pg_cdc_source.postgres.slots import Slot
-from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
-from pg_cdc_source.stream.held_snapshot import HeldSnapshot
+from pg_cdc_source.stream.first_rows.held_snapshot import HeldSnapshot
+from pg_cdc_source.stream.layouts.emitted_layouts import EmittedLayouts
 from pg_cdc_source.stream.membership import Membership
-from pg_cdc_source.stream.slot_history import SlotHistory
-from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
+from pg_cdc_source.stream.tables.slot_history import SlotHistory
+from pg_cdc_source.stream.tables.source_session import SourceSession
+from pg_cdc_source.stream.tables.stream_plan import PlannedTable, StreamPlan
 
 log = logging.getLogger(__name__)
 

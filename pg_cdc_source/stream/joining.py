@@ -25,7 +25,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
-from pg_cdc_source.stream.stream_plan import session_name
+from pg_cdc_source.stream.tables.stream_plan import session_name
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,6 @@ class Joining:
                     options.connection,
                     spec,
                     lambda snapshot_id: session_name(options, "snapshot"),
-                    holders=1,
                     stream=True,
                 )
             except (TransientError, ServerSetupError) as error:

@@ -16,12 +16,12 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION, emit_message
 from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.protocol.decoding_messages import EVERY_TABLE, OWN_PREFIX, Asked, write_request
-from pg_cdc_source.stream.held_snapshot import check_files
+from pg_cdc_source.stream.first_rows.held_snapshot import check_files
 from pg_cdc_source.stream.joining import Joining
 from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.planned_reader import PlannedReader
-from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import PlannedTable
+from pg_cdc_source.stream.tables.source_session import SourceSession
+from pg_cdc_source.stream.tables.stream_plan import PlannedTable
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.slots import read_wal_clock
-from pg_cdc_source.stream.buffer import Waiting
-from pg_cdc_source.stream.slot_reader import SlotReader
-from pg_cdc_source.stream.source_session import SourceSession
+from pg_cdc_source.stream.received.buffer import Waiting
+from pg_cdc_source.stream.received.slot_reader import SlotReader
+from pg_cdc_source.stream.tables.source_session import SourceSession
 
 # Beyond this, every second note is given up: older ones need not be as close to each other.
 MOST_NOTES = 1024

@@ -30,15 +30,15 @@ from pg_cdc_source.postgres.horizon import read_horizon
 from pg_cdc_source.postgres.lock_waits import describe_lockers, waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held
-from pg_cdc_source.stream.leaving import Leaving
-from pg_cdc_source.stream.look_pace import LookPace
-from pg_cdc_source.stream.members import Difference, find_renamed, members_at
-from pg_cdc_source.stream.publication_watch import Found, PublicationWatch
-from pg_cdc_source.stream.published_tables import PublishedTables
-from pg_cdc_source.stream.schema_history import FOLLOW, READ_AGAIN
-from pg_cdc_source.stream.second_look import settled
-from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
+from pg_cdc_source.stream.layouts.schema_history import FOLLOW, READ_AGAIN
+from pg_cdc_source.stream.tables.leaving import Leaving
+from pg_cdc_source.stream.tables.look_pace import LookPace
+from pg_cdc_source.stream.tables.members import Difference, find_renamed, members_at
+from pg_cdc_source.stream.tables.publication_watch import Found, PublicationWatch
+from pg_cdc_source.stream.tables.published_tables import PublishedTables
+from pg_cdc_source.stream.tables.second_look import settled
+from pg_cdc_source.stream.tables.source_session import SourceSession
+from pg_cdc_source.stream.tables.stream_plan import PlannedTable, StreamPlan
 
 log = logging.getLogger(__name__)
 
@@ -281,7 +281,7 @@ class Membership:
         while the snapshot was taken goes on waiting: a transaction that wrote to it before and ends after the point
         is neither in the snapshot nor sent. Raises TransientError where so much may be missing of all tables.
         """
-        point, (session, _) = held.point, held.holders[0]
+        point, session = held.point, held.first.session
         published = publication.require_publication(session, self._options.publications)
         whole, mark = self.published.plan_of(session, self.plan.members, published, read_horizon(session, point))
         followed = [planned.member for planned in self.plan.planned]

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from pg_cdc_source.errors import SchemaChangedError, SlotLostError
 from pg_cdc_source.offsets import Horizon, Member, Position, StreamOffset
-from pg_cdc_source.stream.batch_rows import rows_of
+from pg_cdc_source.stream.first_rows.batch_rows import rows_of
 from pg_cdc_source.stream.joins import Join
-from pg_cdc_source.stream.leaving import Leaving
-from pg_cdc_source.stream.schema_history import NewTableError
+from pg_cdc_source.stream.layouts.schema_history import NewTableError
 from pg_cdc_source.stream.stream_parts import StreamParts
+from pg_cdc_source.stream.tables.leaving import Leaving
 
 # How long an answer may wait for changes: it spares Spark's loop its polling, and stop() waits no longer than this.
 PATIENCE_SECONDS = 0.25
@@ -182,7 +182,7 @@ class NextOffset:
         parts.reader.close()
         layouts.keep((*(start.members or ()), *membership.plan.members))
         names = tuple(planned.name for planned in join.tables)
-        session, _ = join.held.holders[0]
+        session = join.held.first.session
         layouts.note_snapshot(session, [planned.member for planned in join.tables], join.point)
         end = replace(self._offset(start, position), tables=names, done=len(names), at=join.point)
         if join.position < position:

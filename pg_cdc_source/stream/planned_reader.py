@@ -12,14 +12,14 @@ from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.protocol.changes import ChangeDecoder
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import TransactionAssembler
-from pg_cdc_source.stream.batches import Limits
-from pg_cdc_source.stream.buffer import ChangeBuffer
-from pg_cdc_source.stream.chunks import ChunkStore
-from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
-from pg_cdc_source.stream.slot_history import SlotHistory
-from pg_cdc_source.stream.slot_reader import SlotReader
-from pg_cdc_source.stream.spill import Spill
-from pg_cdc_source.stream.stream_plan import StreamPlan
+from pg_cdc_source.stream.layouts.emitted_layouts import EmittedLayouts
+from pg_cdc_source.stream.received.batches import Limits
+from pg_cdc_source.stream.received.buffer import ChangeBuffer
+from pg_cdc_source.stream.received.chunks import ChunkStore
+from pg_cdc_source.stream.received.slot_reader import SlotReader
+from pg_cdc_source.stream.received.spill import Spill
+from pg_cdc_source.stream.tables.slot_history import SlotHistory
+from pg_cdc_source.stream.tables.stream_plan import StreamPlan
 
 
 class Sessions:

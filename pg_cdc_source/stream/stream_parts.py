@@ -12,17 +12,17 @@ from pg_cdc_source.errors import TransientError
 from pg_cdc_source.offsets import Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.snapshot.driver import Process, driver_process
-from pg_cdc_source.stream.altered_tables import AlteredTables
 from pg_cdc_source.stream.beginning import Beginning
-from pg_cdc_source.stream.emitted_layouts import EmittedLayouts
-from pg_cdc_source.stream.held_snapshot import HeldSnapshot
+from pg_cdc_source.stream.first_rows.held_snapshot import HeldSnapshot
 from pg_cdc_source.stream.joins import Joins
+from pg_cdc_source.stream.layouts.altered_tables import AlteredTables
+from pg_cdc_source.stream.layouts.emitted_layouts import EmittedLayouts
 from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.planned_reader import PlannedReader
-from pg_cdc_source.stream.slot_history import SlotHistory
-from pg_cdc_source.stream.slot_reader import SlotReader
-from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import StreamPlan
+from pg_cdc_source.stream.received.slot_reader import SlotReader
+from pg_cdc_source.stream.tables.slot_history import SlotHistory
+from pg_cdc_source.stream.tables.source_session import SourceSession
+from pg_cdc_source.stream.tables.stream_plan import StreamPlan
 
 
 class StreamParts:

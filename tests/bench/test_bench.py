@@ -15,7 +15,7 @@ from psycopg2 import sql
 from pg_cdc_source.bench import datasets, flink_jars, peers, schedule
 from pg_cdc_source.bench.lab import FULL, QUICK, Scale
 from pg_cdc_source.bench.machine import Machine
-from pg_cdc_source.bench.meter import cpu_with_ended_children, peak_rss_bytes, timings, watching
+from pg_cdc_source.bench.meter import CpuOf, peak_rss_bytes, timings, watching
 from pg_cdc_source.bench.question import Answer, Contender, Missing, Question, Sample, Spread, Target, Verdict, ask
 from pg_cdc_source.bench.report import JSON_NAME, Report, as_json, write
 from pg_cdc_source.bench.run import QUESTIONS, chosen, scale
@@ -265,7 +265,7 @@ def test_costs_are_what_more_rows_and_more_partitions_add() -> None:
 def test_a_process_that_ends_while_cpu_is_counted_is_counted_with_its_parent() -> None:
     me, ending = psutil.Process(), subprocess.Popen([sys.executable, "-c", "sum(range(10**7))"])
     child = psutil.Process(ending.pid)
-    before = cpu_with_ended_children(lambda: {me})
+    before = CpuOf(lambda: {me}).read()
     looks: list[set[psutil.Process]] = []
 
     def processes() -> set[psutil.Process]:
@@ -274,7 +274,7 @@ def test_a_process_that_ends_while_cpu_is_counted_is_counted_with_its_parent() -
         ending.wait()
         return looks[-1]
 
-    counted = cpu_with_ended_children(processes) - before
+    counted = CpuOf(processes).read() - before
     assert len(looks) == 3
     assert counted > 0.05
 
@@ -283,14 +283,14 @@ def test_a_process_that_ends_while_cpu_is_counted_is_counted_with_its_parent() -
 _ORPHANED = """
 import os, signal, sys, time
 import psutil
-from pg_cdc_source.bench.meter import adopt_orphans, cpu_with_ended_children
+from pg_cdc_source.bench.meter import CpuOf, adopt_orphans
 adopt_orphans()
 me = psutil.Process()
 burn = "sum(range(10**7)); print(flush=True); input()"
 worker = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
 daemon = psutil.Popen([sys.executable, "-c", worker], stdin=-1, stdout=-1)
 daemon.stdout.readline()
-before = cpu_with_ended_children(lambda: {me, *me.children(recursive=True)})
+before = CpuOf(lambda: {me, *me.children(recursive=True)}).read()
 daemon.kill()
 daemon.wait()
 assert me.children(recursive=True), "the worker is no child"
@@ -298,12 +298,34 @@ daemon.stdin.close()
 for child in me.children():
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-print(cpu_with_ended_children(lambda: {me, *me.children(recursive=True)}) - before, before)
+print(CpuOf(lambda: {me, *me.children(recursive=True)}).read() - before, before)
 """
 
 
-def test_a_process_whose_parent_ends_first_is_counted() -> None:
-    found = subprocess.run([sys.executable, "-c", _ORPHANED], capture_output=True, text=True, check=True, timeout=60)
+# A daemon that waits for none of its workers, as Spark's; one has used CPU and ends.
+_UNWAITED = """
+import signal, sys, time
+import psutil
+from pg_cdc_source.bench.meter import CpuOf
+burn = "sum(range(10**7)); print(flush=True); input()"
+start = f"subprocess.Popen([sys.executable, '-c', {burn!r}], stdin=-1); input()"
+daemon = f"import signal, subprocess, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); {start}"
+me, daemon = psutil.Process(), psutil.Popen([sys.executable, "-c", daemon], stdin=-1, stdout=-1)
+daemon.stdout.readline()
+cpu = CpuOf(lambda: {me, *me.children(recursive=True)})
+before = cpu.read()
+[worker] = daemon.children()
+worker.kill()
+worker.wait()
+assert me.children(recursive=True) == [daemon]
+print(cpu.read() - before, before)
+daemon.communicate(b"\\n")
+"""
+
+
+@pytest.mark.parametrize("program", [_ORPHANED, _UNWAITED])
+def test_a_process_that_its_parent_does_not_count_is_counted(program: str) -> None:
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     grown, before = map(float, found.stdout.split())
     assert before > 0.1
     assert grown >= 0

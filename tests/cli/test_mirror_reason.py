@@ -16,7 +16,7 @@ SPARKS = """[STREAM_FAILED] Query terminated: Traceback (most recent call last):
 
 
 @pytest.mark.parametrize(
-    "name", ["pg_cdc_source.errors.ConnectError", "pg_cdc_source.stream.schema_history.NewTableError"]
+    "name", ["pg_cdc_source.errors.ConnectError", "pg_cdc_source.stream.layouts.schema_history.NewTableError"]
 )
 def test_it_is_our_own_error_whatever_class_it_has(name: str) -> None:
     assert _reason(SPARKS.format(name, SAYS)) == SAYS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -61,6 +63,17 @@ def test_a_command_is_run_each_time(tmp_path: Path) -> None:
 
 def test_a_command_reads_nothing_of_this_process() -> None:
     assert ask(passwordCommand="cat; echo read") == "read"
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EAGAIN, TransientError), (errno.ENOENT, ConnectError)])
+def test_a_shell_that_does_not_start_is_an_error(
+    number: int, kind: type[PgCdcError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(number, "does not start")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    assert "cannot be started on this host: does not start" in refusal(kind, passwordCommand=f"echo {SECRET}")
 
 
 @pytest.mark.parametrize(

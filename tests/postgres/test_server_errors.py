@@ -95,6 +95,7 @@ def test_a_failed_connection_is_told_by_its_text(text: str, error: type[PgCdcErr
 
 UNKNOWN_HOST = 'could not translate host name "pg-0" to address: Name or service not known\n'
 NO_RESOLVER = 'could not translate host name "pg-0" to address: Temporary failure in name resolution\n'
+PROMOTED = "see whether one is promoted"
 SERVER_RUNS, HOST_NAME, ROLE_NAMES = "check that the server runs", "check the host name", "database and role names"
 
 
@@ -135,15 +136,25 @@ def test_several_hosts_are_tried_again_where_one_of_them_may_let_in_later(text: 
     found = connect_error(OPTIONS, OPTIONS.settings(), psycopg2.OperationalError(text))
     assert type(found) is TransientError
     assert found.what.endswith(" ".join(text.split()))
-    assert found.remedy.startswith(SERVER_RUNS)
+    assert found.remedy.startswith((SERVER_RUNS, "no server that lets transactions write was found"))
 
 
 @pytest.mark.parametrize(
     ("text", "error", "remedies"),
     [
         # Each remedy is named, that of the class first.
-        (UNKNOWN_HOST + said_of("pg-1", "session is read-only"), TransientError, [SERVER_RUNS, HOST_NAME]),
-        (NO_RESOLVER + said_of("pg-1", "session is read-only"), TransientError, [SERVER_RUNS]),
+        (UNKNOWN_HOST + said_of("pg-1", "session is read-only"), TransientError, [PROMOTED, HOST_NAME]),
+        (NO_RESOLVER + said_of("pg-1", "session is read-only"), TransientError, [SERVER_RUNS, PROMOTED]),
+        (
+            said_of("pg-0", "FATAL:  MaxClientsInSessionMode: max clients reached - in Session mode max clients"),
+            ServerFullError,
+            ["let fewer tasks read"],
+        ),
+        (
+            said_of("pg-0", "FATAL:  unsupported startup parameter in options: search_path"),
+            ServerSetupError,
+            ["a pooler does not pass the connection option options on"],
+        ),
         (UNKNOWN_HOST + UNKNOWN_HOST.replace("pg-0", "pg-1"), ConnectError, [HOST_NAME]),
         (
             UNKNOWN_HOST + said_of("pg-1", 'FATAL:  database "shop" does not exist'),

@@ -29,7 +29,7 @@ from pg_cdc_source.protocol.changes import ChangeDecoder, Run
 from pg_cdc_source.protocol.decoding_messages import Asked, content_as_json, read_request, write_request
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import Changes, TransactionAssembler
-from pg_cdc_source.stream.spill import Spill
+from pg_cdc_source.stream.received.spill import Spill
 from pg_cdc_source.values.wire import Messages
 
 pytestmark = pytest.mark.usefixtures("accelerated")

@@ -12,7 +12,7 @@ from pg_cdc_source.errors import ConnectError, PgCdcError, SnapshotLostError, Tr
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.postgres import connection
-from pg_cdc_source.postgres.snapshots import Held, SnapshotSpec
+from pg_cdc_source.postgres.snapshots import Held, Holder, SnapshotSpec
 from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
 from pg_cdc_source.snapshot.connections import keeper_share, kept_share, planning_share
 from pg_cdc_source.snapshot.keeper import executions
@@ -92,7 +92,8 @@ class Line:
         """Make the snapshots that are being made, each with sessions that nobody has."""
         made = [shared for shared in self.executions.snapshots() if shared.held is None]
         for shared in made:
-            shared.held = Held(None, cast(Any, None), (), [(cast(Any, OpenSession()), "id") for _ in range(holders)])
+            opened = [Holder(cast(Any, OpenSession()), "id") for _ in range(holders)]
+            shared.held = Held(None, cast(Any, None), (), opened)
             shared.exported = dict.fromkeys(shared.keys, "id")
             shared.busy = False
         self.workers.undone.clear()
@@ -214,7 +215,7 @@ def read(line: Line, *keys: str) -> None:
 def test_what_is_read_for_longer_leaves_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     held = OpenSession()
     monkeypatch.setattr(
-        Held, "add_holder", lambda self, options, name_for, id: self.holders.append((held, f"imported {id}"))
+        Held, "add_holder", lambda self, options, name_for, id: self.holders.append(Holder(held, f"imported {id}"))
     )
     line = Line()
     line.ask("1", "2", "3", shows_lsn=False)

@@ -115,8 +115,8 @@ def _what_a_type_checker_refuses(spark: SparkSession) -> None:
 
 
 def test_the_name_of_a_folder_is_that_of_the_function() -> None:
-    from pg_cdc_source.stream import buffer
+    from pg_cdc_source.stream.received import buffer
 
-    assert buffer.__name__ == "pg_cdc_source.stream.buffer"
+    assert buffer.__name__ == "pg_cdc_source.stream.received.buffer"
     assert pg_cdc_source.stream is stream
     assert callable(stream)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.stream.batches import Limits, end_of_batch
-from pg_cdc_source.stream.chunks import Chunk, position_of
+from pg_cdc_source.stream.received.batches import Limits, end_of_batch
+from pg_cdc_source.stream.received.chunks import Chunk, position_of
 
 START = Position.before(100)
 COMPLETE = Position(Lsn(300))

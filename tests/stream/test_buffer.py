@@ -24,11 +24,11 @@ from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import SentRelation, TransactionAssembler
-from pg_cdc_source.stream import spill
-from pg_cdc_source.stream.batches import Limits
-from pg_cdc_source.stream.buffer import ChangeBuffer, Waiting
-from pg_cdc_source.stream.chunks import ChunkStore
-from pg_cdc_source.stream.spill import Spill
+from pg_cdc_source.stream.received import spill
+from pg_cdc_source.stream.received.batches import Limits
+from pg_cdc_source.stream.received.buffer import ChangeBuffer, Waiting
+from pg_cdc_source.stream.received.chunks import ChunkStore
+from pg_cdc_source.stream.received.spill import Spill
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.ipc import from_ipc
-from pg_cdc_source.stream import spill
-from pg_cdc_source.stream.chunks import ChunkStore
-from pg_cdc_source.stream.spill import Spill
+from pg_cdc_source.stream.received import spill
+from pg_cdc_source.stream.received.chunks import ChunkStore
+from pg_cdc_source.stream.received.spill import Spill
 
 START = Position.before(100)
 END = Position(Lsn(1 << 40))

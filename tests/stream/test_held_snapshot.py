@@ -7,7 +7,7 @@ import pytest
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.snapshot.ranges import BlockRange
 from pg_cdc_source.snapshot.scan import Piece, ScanRange
-from pg_cdc_source.stream.held_snapshot import _fewer
+from pg_cdc_source.stream.first_rows.held_snapshot import _fewer
 
 T = Relation(1, "public", "t", "r")
 RANGES = [ScanRange((Piece(T, (1,), BlockRange(i * 10, i * 10 + 10)),), 7, 100) for i in range(10)]

@@ -14,7 +14,7 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.layout_match import TypeOf
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.table_layout import CatalogColumn, CatalogLayout, TypeFacts, from_text
-from pg_cdc_source.stream.layout_history import LayoutHistory
+from pg_cdc_source.stream.layouts.layout_history import LayoutHistory
 from pg_cdc_source.values.registry import CatalogType
 
 START = Position(Lsn(99))

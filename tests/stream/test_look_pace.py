@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pg_cdc_source.stream import look_pace
-from pg_cdc_source.stream.look_pace import LookPace
+from pg_cdc_source.stream.tables import look_pace
+from pg_cdc_source.stream.tables.look_pace import LookPace
 
 
 class Clock:

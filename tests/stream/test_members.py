@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pg_cdc_source.offsets import Lsn, Member
-from pg_cdc_source.stream.members import Joined, compare, find_renamed
+from pg_cdc_source.stream.tables.members import Joined, compare, find_renamed
 
 A, B = Member(11, "public.a", Lsn(5), "91"), Member(12, "public.b", Lsn(7), "92")
 NOW = Lsn(100)

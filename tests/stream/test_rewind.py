@@ -17,10 +17,10 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.transactions import SentRelation
-from pg_cdc_source.stream import rewind as rewind_module
-from pg_cdc_source.stream import slot_reader
-from pg_cdc_source.stream.rewind import rewind
-from pg_cdc_source.stream.rewound import Rewound
+from pg_cdc_source.stream.first_rows import rewind as rewind_module
+from pg_cdc_source.stream.first_rows.rewind import rewind
+from pg_cdc_source.stream.first_rows.rewound import Rewound
+from pg_cdc_source.stream.received import slot_reader
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 

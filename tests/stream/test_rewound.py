@@ -18,9 +18,9 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.layout import BEFORE, Layout, StreamedTable
-from pg_cdc_source.stream import rewound as rewound_rows
-from pg_cdc_source.stream.changed_rows import AmbiguousKeyError, ChangedRows
-from pg_cdc_source.stream.rewound import turn_back
+from pg_cdc_source.stream.first_rows import rewound as rewound_rows
+from pg_cdc_source.stream.first_rows.changed_rows import AmbiguousKeyError, ChangedRows
+from pg_cdc_source.stream.first_rows.rewound import turn_back
 from pg_cdc_source.values.registry import CatalogType, Column, plan
 
 pytestmark = pytest.mark.usefixtures("accelerated")

@@ -13,8 +13,8 @@ from pg_cdc_source.offsets import Horizon, Lsn, Member
 from pg_cdc_source.options.stream_options import parse_stream_options
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.transactions import SentRelation
-from pg_cdc_source.stream.schema_history import match_relation
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
+from pg_cdc_source.stream.layouts.schema_history import match_relation
+from pg_cdc_source.stream.tables.stream_plan import PlannedTable, StreamPlan
 
 TABLE = streamed(7, "public.t", {"id": "int4", "a": "text"}, ["id"])
 EXCHANGED = {"a": 25, "id": 23}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pg_cdc_source.errors import AccessError, PgCdcError, SchemaChangedError, TransientError
-from pg_cdc_source.stream.second_look import settled
+from pg_cdc_source.stream.tables.second_look import settled
 
 
 def look(*answers: str | PgCdcError) -> tuple[Callable[[], str], list[str | PgCdcError]]:

@@ -11,8 +11,8 @@ import pytest
 from pg_cdc_source.errors import SlotLostError
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity
 from pg_cdc_source.options.stream_options import parse_stream_options
-from pg_cdc_source.stream import slot_history
-from pg_cdc_source.stream.slot_history import SlotHistory
+from pg_cdc_source.stream.tables import slot_history
+from pg_cdc_source.stream.tables.slot_history import SlotHistory
 
 OPTIONS = parse_stream_options({"url": "postgresql://u@h/d", "dbtable": "t", "slot": "s"})
 OURS = SlotIdentity("7711", 3, "d", "s")

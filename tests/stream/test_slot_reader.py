@@ -20,16 +20,17 @@ from trials import examples
 from pg_cdc_source.errors import ConnectError, PgCdcError, SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.replication import DecodingError
 from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import SentRelation, TransactionAssembler
-from pg_cdc_source.stream import slot_reader
-from pg_cdc_source.stream.batches import Limits
-from pg_cdc_source.stream.buffer import ChangeBuffer
-from pg_cdc_source.stream.chunks import ChunkStore
-from pg_cdc_source.stream.slot_reader import SlotReader
-from pg_cdc_source.stream.spill import Spill
+from pg_cdc_source.stream.received import slot_reader
+from pg_cdc_source.stream.received.batches import Limits
+from pg_cdc_source.stream.received.buffer import ChangeBuffer
+from pg_cdc_source.stream.received.chunks import ChunkStore
+from pg_cdc_source.stream.received.slot_reader import SlotReader
+from pg_cdc_source.stream.received.spill import Spill
 
 pytestmark = pytest.mark.usefixtures("accelerated")
 
@@ -274,6 +275,43 @@ def test_an_error_that_comes_back_in_each_session_ends_the_stream(monkeypatch: p
             reader.cut(Position(Lsn(200)), None, patience=60)
     assert caught.value.remedy == "see its log"
     assert server.sessions > 3
+
+
+class Ending(Server):
+    """Each session is quiet for longer than a reader tries, and then ends with ``error``, ten of them at most."""
+
+    error = TransientError("")
+
+    def connect(self, received: Position) -> Any:
+        session = super().connect(received)
+        error, ends = (self.error if self.sessions <= 10 else None), time.monotonic() + 0.15
+
+        class Quiet(Session):
+            def receive(self, rows: Any = None) -> bytes | None:
+                if error is not None and time.monotonic() > ends:
+                    raise error
+                return None
+
+        session.__class__ = Quiet
+        return session
+
+
+def test_long_sessions_that_cannot_decode_end_the_stream_and_those_that_a_network_drops_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.1))
+    stuck = Ending([])
+    stuck.error = DecodingError("could not write to file")
+    with reading(stuck) as reader, pytest.raises(TransientError, match=r"could not write .* nothing behind"):
+        reader.cut(START, None, patience=60)
+    assert stuck.sessions == 2
+    dropped = Ending([])
+    dropped.error = TransientError("connection reset by peer")
+    with reading(dropped) as reader:
+        until = time.monotonic() + 60
+        while dropped.sessions <= 10:
+            assert reader.cut(START, None, patience=0.05) == START
+            assert time.monotonic() < until
 
 
 class WithoutRoom(Server):

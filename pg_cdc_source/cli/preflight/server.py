@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.cli.preflight.endpoint import NAME, require_one_server
 from pg_cdc_source.cli.preflight.findings import Checks, NotDoneError, Outcome, ScarceError, Status
-from pg_cdc_source.errors import OptionError, ServerSetupError
+from pg_cdc_source.errors import ConnectError, OptionError, ServerSetupError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.given import connection_of
 from pg_cdc_source.options.names import quoted
@@ -20,7 +20,7 @@ from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.catalog import Server
-from pg_cdc_source.postgres.connection import connect, refuse_transaction_pooler
+from pg_cdc_source.postgres.connection import connect, is_pooled
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.services import Service
 
@@ -64,10 +64,11 @@ def reach(
     )
     checks.run(
         "pooler",
-        lambda: refuse_transaction_pooler(connection(), session(), NAME),
-        lambda _: "none that shares sessions between clients",
+        lambda: is_pooled(session()),
+        lambda pooled: "one in session mode" if pooled else "none",
     )
 
+    checks.run("encryption", lambda: _require_encryption(session()), failed="warning")
     checks.run("endpoint", lambda: require_one_server(connection(), session()))
 
     def tell(server: Server) -> str:
@@ -82,6 +83,26 @@ def reach(
     if server.values and (service := server().service) is not None:
         checks.run("service", lambda: _describe(session(), service))
     return Reached(checks, options, session, server)
+
+
+_ON_THIS_HOST = ("/", "@", "127.", "::1", "localhost")
+_VERIFY = "set sslmode=verify-full, and sslrootcert to the file with the certificate of who has signed the server's"
+
+
+def _require_encryption(session: Session) -> str:
+    """How the connection is encrypted. Raises where others on the way can read it, or be taken for the server."""
+    info = session.info
+    mode = info.dsn_parameters.get("sslmode", "prefer")
+    if info.ssl_in_use:
+        text = f"{info.ssl_attribute('protocol')}, sslmode={mode}"
+        if mode not in ("verify-ca", "verify-full"):
+            raise ConnectError(
+                f"{text}: whoever answers is taken for the server, and given the password", remedy=_VERIFY
+            )
+        return text
+    if not info.host.startswith(_ON_THIS_HOST):
+        raise ConnectError("none: others on the way can read the password and the rows", remedy=_VERIFY)
+    return "none, on this host"
 
 
 def _describe(session: Session, service: Service) -> str:

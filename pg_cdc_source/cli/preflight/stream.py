@@ -18,7 +18,7 @@ from pg_cdc_source.postgres.publication import Planned, Publication
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import check_slot, missing_error, require_unused
 from pg_cdc_source.postgres.slots import Usage, read_slot, read_usages
-from pg_cdc_source.stream.stream_plan import StreamPlan, plan_stream
+from pg_cdc_source.stream.tables.stream_plan import StreamPlan, plan_stream
 
 
 def check_stream(reached: Reached[StreamOptions]) -> None:

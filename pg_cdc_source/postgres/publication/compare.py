@@ -6,8 +6,8 @@ publication has an oid of its own, and every setting the transaction that made i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from pg_cdc_source.offsets import precedes
+from pg_cdc_source.postgres.publication.entries import Entry
 from pg_cdc_source.postgres.publication.read import Publication, PublishedTable
 
 # Before it, an ATTACH needs ALTER PUBLICATION ... SET (see ``before_15``), which so is no sign of a gap.
@@ -29,22 +29,8 @@ def mark_of(publication: Publication, server_version: int) -> str:
 
 
 def entry_of(table: PublishedTable) -> str:
-    """How a publication lists a table: ``16394+16396/771rc@77p81``.
-
-    These are its entries (the second one is that of its schema or root, and since when it has the table), r for a row
-    filter, c for a column list, @ and p with the transactions ``PublishedTable.attached`` and ``partitions``. A table
-    keeps its entry when names change, and gets another one with another filter or list (pg_publication_rel). Where all
-    tables are published, it has none. Behind them stand i and ``PublishedTable.altered`` if the publication for inserts
-    has it.
-    """
-    return (
-        "+".join(table.entries)
-        + ("r" if table.row_filter is not None else "")
-        + ("c" if table.columns is not None else "")
-        + (f"@{table.attached}" if table.attached is not None else "")
-        + (f"p{table.partitions}" if table.partitions is not None else "")
-        + (f"i{table.altered}" if table.inserts_only else "")
-    )
+    """How a publication lists a table, as checkpoints keep it."""
+    return str(Entry.of(table))
 
 
 def split_mark(mark: str) -> tuple[str, dict[int, str]]:
@@ -71,7 +57,7 @@ def find_change(mark: str, now: str) -> str:
 def find_left_out(mark: str, entry: str) -> list[str]:
     """The kinds of changes that are not sent of a table. Nothing where the mark is not known."""
     _, sent, _ = _parsed_mark(mark)
-    if sent and "i" in entry:
+    if sent and Entry.parse(entry).inserts_altered is not None:
         sent = "it"  # as the publication for inserts is made
     return [what for letter, what in _KINDS.items() if letter not in sent] if sent else []
 
@@ -83,7 +69,7 @@ def _parsed_mark(mark: str) -> tuple[str, str, int]:
 
 def find_flag_change(entry: str, now: str, name: str) -> str:
     """Say whether a publication sends other rows or columns of a table, by what entries of any two servers tell."""
-    (_, flags, *_), (_, flags_now, *_) = _parsed_entry(entry), _parsed_entry(now)
+    flags, flags_now = Entry.parse(entry).flags, Entry.parse(now).flags
     for letter, what in (("r", "row filter"), ("c", "column list")):
         if (letter in flags) != (letter in flags_now):
             return f"has {'a' if letter in flags_now else 'no'} {what} for {name} now"
@@ -94,20 +80,20 @@ def find_table_change(entry: str, now: str, name: str) -> str:
     """Say what happened to a publication's table ``name`` between two entries; empty where all of it was sent."""
     if change := find_flag_change(entry, now, name):
         return change
-    entries, flags, attached, altered = _parsed_entry(entry)
-    entries_now, _, attached_now, altered_now = _parsed_entry(now)
+    then, newest = Entry.parse(entry), Entry.parse(now)
+    entries, entries_now = then.listed_by, newest.listed_by
     if entries and entries_now and not any(_is_one(old, new) for old in entries for new in entries_now):
         if {_oid_of(old) for old in entries} & {_oid_of(new) for new in entries_now}:
             return f"has {name} anew: it was in another schema for a while, or detached"
-        otherwise = ", or given another row filter or column list" if flags else ""
+        otherwise = ", or given another row filter or column list" if then.flags else ""
         return f"has {name} anew: it was dropped from it and added again{otherwise}"
     own, own_now = ([e for e in found if "/" not in e] for found in (entries, entries_now))
-    if flags and own and own_now and not {*own} & {*own_now}:
+    if then.flags and own and own_now and not {*own} & {*own_now}:
         # That of its root or schema is the same, and neither filter nor list is of that.
         return f"has {name} anew: it was given another row filter or column list"
-    if altered and altered_now and altered != altered_now:
+    if then.inserts_altered and newest.inserts_altered and then.inserts_altered != newest.inserts_altered:
         return f"has inserts of {name} in a second one, which {_ALTERED}"
-    if _is_newer(attached_now, attached):
+    if _is_newer(newest.attached or 0, then.attached or 0):
         return (
             f"has a partition that was attached to {name} while it has another layout or the publication was not "
             "altered in the same transaction, as PostgreSQL before 15 needs it (ALTER PUBLICATION ... SET "
@@ -118,18 +104,13 @@ def find_table_change(entry: str, now: str, name: str) -> str:
 
 def attached_since(entry: str, now: str) -> int | None:
     """Return the transaction after which partitions were attached between two entries of a table; None for none."""
-    then, newest = _last_attached(entry), _last_attached(now)
+    then, newest = Entry.parse(entry).partitions, Entry.parse(now).partitions
     return then if then is not None and newest is not None and _is_newer(newest, then) else None
 
 
-def _last_attached(entry: str) -> int | None:
-    _, _, text = entry.partition("i")[0].partition("p")
-    return int(text) if text else None
-
-
 def _is_newer(attached: int, than: int) -> bool:
-    # Transaction ids wrap around. An older one remains when the newest partition is detached.
-    return attached != 0 and (than == 0 or 0 < (attached - than) % 2**32 < 2**31)
+    # An older one remains when the newest partition is detached.
+    return attached != 0 and (than == 0 or precedes(than, attached))
 
 
 def _is_one(entry: str, now: str) -> bool:
@@ -139,11 +120,3 @@ def _is_one(entry: str, now: str) -> bool:
 
 def _oid_of(entry: str) -> str:
     return entry.partition("/")[0]
-
-
-def _parsed_entry(entry: str) -> tuple[Sequence[str], str, int, int]:
-    entry, _, altered = entry.partition("i")
-    entry, _, _ = entry.partition("p")
-    listed, _, attached = entry.partition("@")
-    entries = listed.rstrip("rc")
-    return entries.split("+") if entries else (), listed[len(entries) :], int(attached or 0), int(altered or 0)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from pg_cdc_source.options import names
 from pg_cdc_source.postgres.catalog import Relation
-
-# An error names so many tables and counts the others.
-MOST_NAMED = 10
 
 
 def by_name(relations: Collection[Relation]) -> list[Relation]:
@@ -16,9 +14,8 @@ def by_name(relations: Collection[Relation]) -> list[Relation]:
 
 def few(relations: Sequence[Relation]) -> list[Relation]:
     """The relations that an error names."""
-    return by_name(relations)[:MOST_NAMED]
+    return by_name(relations)[: names.MOST_LISTED]
 
 
-def listed(relations: Sequence[Relation]) -> str:
-    text = ", ".join(map(str, few(relations)))
-    return text if len(relations) <= MOST_NAMED else f"{text} and {len(relations) - MOST_NAMED} more"
+def listed(relations: Collection[Relation]) -> str:
+    return names.listed(map(str, by_name(relations)))

@@ -88,7 +88,7 @@ class Marks:
                 return None
             self._close(oldest)
         try:
-            session = connect(self._options, "pgsnapshot:failing", was_there=True)
+            session = connect(self._options, "pgsnapshot:failing", was_there=True, known_to_last=True)
         except PgCdcError as error:
             log.warning("it cannot be shown why execution %s has no snapshot: %s", execution, error)
             self.refused = None if isinstance(error, TransientError) else error

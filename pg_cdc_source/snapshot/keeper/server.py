@@ -73,7 +73,8 @@ class Keeper:
         The ``first`` time it has to be on the server that planning is on, or would not be found. Later that may have
         been restarted, or failed over.
         """
-        session = connect(self._settings.connection, "pgsnapshot:starting", was_there=not first)
+        connection = self._settings.connection
+        session = connect(connection, "pgsnapshot:starting", was_there=not first, known_to_last=True)
         try:
             if first:
                 require_instance(session, self._settings.planned_on, "starting the keeper")

@@ -21,6 +21,7 @@ from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.connection import FULL_SECONDS
 from pg_cdc_source.postgres.snapshots import (
     Held,
+    Holder,
     LockKey,
     announce,
     announce_one_more,
@@ -135,7 +136,6 @@ class Work:
             self._options,
             replace(shared.request.spec, given_up=shared.left),
             self._namer(shared),
-            holders=1,
             announced=[execution_key(key) for key in shared.keys],
             retry_seconds=RETRY_SECONDS,
             full_seconds=FULL_SECONDS,
@@ -167,14 +167,14 @@ class Work:
             raise
 
         def take() -> None:
-            pool.held = Held(None, instance, holders=[(session, snapshot_id)])
+            pool.held = Held(None, instance, holders=[Holder(session, snapshot_id)])
             self._have_exported(pool, keys, snapshot_id)
 
         return take
 
     def _add(self, pool: Shared, keys: tuple[str, ...], refused: Callable[[PgCdcError | None], None]) -> Finish:
         assert pool.held is not None
-        session, first_id = pool.held.holders[0]
+        session, first_id = pool.held.first
         try:
             snapshot_id = export_snapshot(session)
         except PgCdcError:
@@ -232,9 +232,9 @@ class Work:
         held = shared.holding
         if held is None:
             return True
-        for session, snapshot_id in [holder for holder in held.holders if is_lost(holder[0])]:
-            session.close()
-            held.holders.remove((session, snapshot_id))
+        for holder in [holder for holder in held.holders if is_lost(holder.session)]:
+            holder.session.close()
+            held.holders.remove(holder)
         may_add = may_add and not shared.pool
         if held.holders and len(held.holders) < HOLDERS and may_add and time.monotonic() > shared.mend_after:
             self._submit(shared, self._add_holder)
@@ -244,7 +244,7 @@ class Work:
         held = shared.held
         assert held is not None
         try:
-            held.add_holder(self._options, self._namer(shared), held.holders[0][1])
+            held.add_holder(self._options, self._namer(shared), held.first.snapshot_id)
         except PgCdcError as error:
             # The other holder still works; a later tick tries again, or finds that one lost as well.
             shared.mend_after = time.monotonic() + MEND_SECONDS

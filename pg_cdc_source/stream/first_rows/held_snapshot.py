@@ -37,14 +37,14 @@ from pg_cdc_source.protocol.stream_rows import change_columns, nothing_unchanged
 from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.scan import Plan, ScanRange
 from pg_cdc_source.snapshot.source import GivenSnapshot
-from pg_cdc_source.stream.batch_rows import BatchRows
-from pg_cdc_source.stream.buffer import Match
-from pg_cdc_source.stream.chunks import Chunk
-from pg_cdc_source.stream.rewind import rewind
-from pg_cdc_source.stream.rewound import Rewound
-from pg_cdc_source.stream.slot_history import SlotHistory
-from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, session_name
+from pg_cdc_source.stream.first_rows.batch_rows import BatchRows
+from pg_cdc_source.stream.first_rows.rewind import rewind
+from pg_cdc_source.stream.first_rows.rewound import Rewound
+from pg_cdc_source.stream.received.buffer import Match
+from pg_cdc_source.stream.received.chunks import Chunk
+from pg_cdc_source.stream.tables.slot_history import SlotHistory
+from pg_cdc_source.stream.tables.source_session import SourceSession
+from pg_cdc_source.stream.tables.stream_plan import PlannedTable, StreamPlan, session_name
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class HeldSnapshot:
     @property
     def session(self) -> Session | None:
         """A session that sees what the snapshot does, None where none is held."""
-        return None if self._held is None else self._held.holders[0][0]
+        return None if self._held is None else self._held.first.session
 
     def create_slot(self, tables: Sequence[PlannedTable]) -> Lsn:
         """Create the slot and return where it begins. Hold its snapshot if there are ``tables`` to read."""
@@ -148,7 +148,7 @@ class HeldSnapshot:
         """Whether tables were truncated, rewritten or altered since the snapshot was taken, or it is lost."""
         if any(map(self._is_altered, tables)):
             return True
-        session, _ = held.holders[0]
+        session = held.first.session
         try:
             locks.check_files_under(session, [planned.oid for planned in tables], "reading rows of the snapshot")
         except (SchemaChangedError, TransientError) as error:
@@ -177,7 +177,7 @@ class HeldSnapshot:
         assert self._held is not None
         parts: list[SnapshotPart] = []
         olds: list[Chunk] = []
-        session, snapshot_id = self._held.holders[0]
+        session, snapshot_id = self._held.first
         lsn, source = Lsn(rows.point - 1), GivenSnapshot(snapshot_id, self._held.instance)
         read_at = lsn if self._held.lsn is None else max(lsn, self._held.lsn)
         for planned in rows.tables:
@@ -210,7 +210,6 @@ class HeldSnapshot:
             options.connection,
             spec,
             lambda snapshot_id: session_name(options, "snapshot"),
-            holders=1,
             stream=True,
             full_seconds=FULL_SECONDS,
         )

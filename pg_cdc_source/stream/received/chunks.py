@@ -16,7 +16,7 @@ from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.ipc import from_ipc, to_ipc
 from pg_cdc_source.protocol.stream_rows import rows_through
-from pg_cdc_source.stream.spill import Spill
+from pg_cdc_source.stream.received.spill import Spill
 
 # Compressed chunks in memory; more of them go to the file.
 MEMORY_BYTES = 64 << 20

@@ -39,8 +39,8 @@ from pg_cdc_source.postgres.slot_checks import (
 )
 from pg_cdc_source.postgres.slot_creation import drop_slot
 from pg_cdc_source.postgres.slots import Slot, may_be_within_a_record, read_slot, read_user
-from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import session_name
+from pg_cdc_source.stream.tables.source_session import SourceSession
+from pg_cdc_source.stream.tables.stream_plan import session_name
 
 log = logging.getLogger(__name__)
 

@@ -13,16 +13,22 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
+from pg_cdc_source.postgres.connection import FULL_SECONDS, connect
 from pg_cdc_source.postgres.kept_session import KeptSession
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import read_end_of_wal, wait_for_end_of_wal
-from pg_cdc_source.stream.second_look import settled
-from pg_cdc_source.stream.stream_plan import session_name
+from pg_cdc_source.stream.tables.second_look import settled
+from pg_cdc_source.stream.tables.stream_plan import session_name
 
 T = TypeVar("T")
 
 ASKING = Backoff(0.5, attempts=3)
+# While an address leads to a standby that is about to be promoted, or to the primary of before.
+PROMOTING = Backoff(0.5, longest_seconds=5.0, within_seconds=30.0)
+
+
+class StandbyError(TransientError):
+    """A stream of a primary has come to a standby."""
 
 
 class SourceSession:
@@ -40,21 +46,29 @@ class SourceSession:
         return self._session.open()
 
     def _begin(self) -> Session:
+        return PROMOTING.retrying(self._connect, after=StandbyError)
+
+    def _connect(self) -> Session:
         options = self._options
         session = connect(
             options.connection, self._name, retry_seconds=30, full_seconds=FULL_SECONDS, was_there=self._has_begun
         )
         try:
-            refuse_transaction_pooler(options.connection, session, self._name)
             server = catalog.read_server(session)
-            self.in_recovery = server.in_recovery
+            # Its catalog may be that of a while ago, and it has no slot to go on with.
+            if self._has_begun and server.in_recovery and not self.in_recovery:
+                raise StandbyError(
+                    f"the address {options.connection.display()} leads to a standby, and the stream was on a primary",
+                    remedy="see that a server is promoted; several in host with target_session_attrs=primary are "
+                    "found by themselves",
+                )
             slot_creation.require_consistent_point(
                 server, stream=True, failover=options.failover, messages=bool(options.message_prefixes)
             )
         except BaseException:
             session.close()
             raise
-        self._has_begun = True
+        self._has_begun, self.in_recovery = True, server.in_recovery
         return session
 
     def ask(self, question: Callable[[Session], T]) -> T:

@@ -25,8 +25,8 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.ipc import from_ipc, to_ipc
 from pg_cdc_source.protocol.layout import Layout, StreamedTable
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
-from pg_cdc_source.stream.changed_rows import ORDER, ChangedRows, batch_of, texts_of
-from pg_cdc_source.stream.chunks import Chunk
+from pg_cdc_source.stream.first_rows.changed_rows import ORDER, ChangedRows, batch_of, texts_of
+from pg_cdc_source.stream.received.chunks import Chunk
 
 ROWS_PER_CHUNK = 65_536
 

@@ -17,11 +17,11 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.horizon import read_horizon
 from pg_cdc_source.postgres.publication import Publication
-from pg_cdc_source.stream.leaving import Refused
-from pg_cdc_source.stream.refused_tables import find_refused, require_complete
-from pg_cdc_source.stream.source_session import SourceSession
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, plan_stream, plan_tables
-from pg_cdc_source.stream.table_scans import TableScans
+from pg_cdc_source.stream.tables.leaving import Refused
+from pg_cdc_source.stream.tables.refused_tables import find_refused, require_complete
+from pg_cdc_source.stream.tables.source_session import SourceSession
+from pg_cdc_source.stream.tables.stream_plan import PlannedTable, StreamPlan, plan_stream, plan_tables
+from pg_cdc_source.stream.tables.table_scans import TableScans
 
 log = logging.getLogger(__name__)
 

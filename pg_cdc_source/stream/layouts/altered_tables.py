@@ -24,8 +24,8 @@ from pg_cdc_source.postgres.lock_waits import waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import wait_for_end_of_wal
 from pg_cdc_source.postgres.table_layouts import read_mark
-from pg_cdc_source.stream.emitted_layouts import EmittedLayouts, PresentLayout
-from pg_cdc_source.stream.source_session import SourceSession
+from pg_cdc_source.stream.layouts.emitted_layouts import EmittedLayouts, PresentLayout
+from pg_cdc_source.stream.tables.source_session import SourceSession
 
 
 class AlteredTables:

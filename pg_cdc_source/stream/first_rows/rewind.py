@@ -39,11 +39,11 @@ from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
 from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import Changes, TransactionAssembler
 from pg_cdc_source.protocol.walsender import Keepalive
-from pg_cdc_source.stream.buffer import Match, Matched
-from pg_cdc_source.stream.changed_rows import AmbiguousKeyError, ChangedRows
-from pg_cdc_source.stream.rewound import Rewound, turn_back
-from pg_cdc_source.stream.slot_reader import longest_silence, silent_error
-from pg_cdc_source.stream.spill import Spill
+from pg_cdc_source.stream.first_rows.changed_rows import AmbiguousKeyError, ChangedRows
+from pg_cdc_source.stream.first_rows.rewound import Rewound, turn_back
+from pg_cdc_source.stream.received.buffer import Match, Matched
+from pg_cdc_source.stream.received.slot_reader import longest_silence, silent_error
+from pg_cdc_source.stream.received.spill import Spill
 
 log = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from pg_cdc_source.protocol.envelope import json_kind
 from pg_cdc_source.protocol.layout import StreamedTable
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.transactions import SentRelation
-from pg_cdc_source.stream.refused_tables import find_refused
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan, session_name
+from pg_cdc_source.stream.tables.refused_tables import find_refused
+from pg_cdc_source.stream.tables.stream_plan import PlannedTable, StreamPlan, session_name
 from pg_cdc_source.values import registry
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pg_cdc_source.errors import START_OVER, DefiniteError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.protocol.layout import StreamedTable
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
+from pg_cdc_source.stream.tables.stream_plan import PlannedTable, StreamPlan
 
 
 @dataclass(frozen=True, slots=True)

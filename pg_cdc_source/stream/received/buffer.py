@@ -29,8 +29,8 @@ from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.decoding_messages import OWN_PREFIX, read_request
 from pg_cdc_source.protocol.transactions import Changes, SentRelation, TransactionAssembler
 from pg_cdc_source.protocol.walsender import Keepalive
-from pg_cdc_source.stream.batches import Limits, end_of_batch
-from pg_cdc_source.stream.chunks import Chunk, ChunkStore
+from pg_cdc_source.stream.received.batches import Limits, end_of_batch
+from pg_cdc_source.stream.received.chunks import Chunk, ChunkStore
 from pg_cdc_source.values.wire import Collected
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pg_cdc_source.postgres.table_layouts import read_layouts, read_type_facts
 from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.table_layout import CatalogLayout, LayoutChange, LayoutRecord, TypeFacts
-from pg_cdc_source.stream.stream_plan import session_name
+from pg_cdc_source.stream.tables.stream_plan import session_name
 
 T = TypeVar("T")
 TypeKey = tuple[int, int]

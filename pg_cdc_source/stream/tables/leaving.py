@@ -11,7 +11,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import START_OVER, SchemaChangedError
 from pg_cdc_source.offsets import Member, Position
 from pg_cdc_source.options.stream_options import StreamOptions
-from pg_cdc_source.stream.members import describe_left
+from pg_cdc_source.stream.tables.members import describe_left
 
 log = logging.getLogger(__name__)
 

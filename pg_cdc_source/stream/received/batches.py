@@ -10,7 +10,7 @@ import pyarrow as pa
 from pg_cdc_source.offsets import Position
 from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.stream_rows import rows_through
-from pg_cdc_source.stream.chunks import Chunk, position_of
+from pg_cdc_source.stream.received.chunks import Chunk, position_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from pg_cdc_source.protocol.table_layout import (
     LayoutRecord,
     from_text,
 )
-from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
+from pg_cdc_source.stream.layouts.catalog_layouts import CatalogLayouts
 
 _TRIES = 20
 

@@ -15,7 +15,7 @@ from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication, PublishedTable
-from pg_cdc_source.stream.leaving import Refused
+from pg_cdc_source.stream.tables.leaving import Refused
 
 
 def find_refused(session: Session, options: StreamOptions, published: Publication) -> Mapping[int, Refused]:

@@ -23,15 +23,15 @@ from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage
 from pg_cdc_source.protocol.stream_rows import schema_row_at
 from pg_cdc_source.protocol.table_layout import LayoutRecord, from_text, sent_of, to_text
 from pg_cdc_source.protocol.transactions import SentRelation
-from pg_cdc_source.stream.buffer import Match
-from pg_cdc_source.stream.catalog_layouts import CatalogLayouts
-from pg_cdc_source.stream.chunks import Chunk
-from pg_cdc_source.stream.guessed_layouts import as_catalog, guesses_at, read_guesses
-from pg_cdc_source.stream.layout_history import LayoutHistory, is_behind_rows
-from pg_cdc_source.stream.leaving import Refused
-from pg_cdc_source.stream.schema_history import match_relation
-from pg_cdc_source.stream.stream_plan import PlannedTable, StreamPlan
-from pg_cdc_source.stream.table_scans import narrowed
+from pg_cdc_source.stream.layouts.catalog_layouts import CatalogLayouts
+from pg_cdc_source.stream.layouts.guessed_layouts import as_catalog, guesses_at, read_guesses
+from pg_cdc_source.stream.layouts.layout_history import LayoutHistory, is_behind_rows
+from pg_cdc_source.stream.layouts.schema_history import match_relation
+from pg_cdc_source.stream.received.buffer import Match
+from pg_cdc_source.stream.received.chunks import Chunk
+from pg_cdc_source.stream.tables.leaving import Refused
+from pg_cdc_source.stream.tables.stream_plan import PlannedTable, StreamPlan
+from pg_cdc_source.stream.tables.table_scans import narrowed
 
 log = logging.getLogger(__name__)
 

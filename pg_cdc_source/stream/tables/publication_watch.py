@@ -14,9 +14,9 @@ from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
-from pg_cdc_source.stream.members import Difference, compare, members_of, with_filled_partitions
-from pg_cdc_source.stream.published_tables import PublishedTables
-from pg_cdc_source.stream.stream_plan import StreamPlan
+from pg_cdc_source.stream.tables.members import Difference, compare, members_of, with_filled_partitions
+from pg_cdc_source.stream.tables.published_tables import PublishedTables
+from pg_cdc_source.stream.tables.stream_plan import StreamPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ from pg_cdc_source.errors import (
 )
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.replication import ReplicationStream
+from pg_cdc_source.postgres.replication import DecodingError, ReplicationStream
 from pg_cdc_source.postgres.slots import may_be_within_a_record
-from pg_cdc_source.stream.buffer import ChangeBuffer, Request, Waiting
-from pg_cdc_source.stream.chunks import Chunk
+from pg_cdc_source.stream.received.buffer import ChangeBuffer, Request, Waiting
+from pg_cdc_source.stream.received.chunks import Chunk
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +233,7 @@ class SlotReader:
     def _run(self) -> None:
         pauses: Iterator[float] | None = None
         furthest, followed = self._buffer.received, False
+        failed_decoding = False  # the session before
         while self._goes_on:
             opened: float | None = None
             try:
@@ -245,10 +246,13 @@ class SlotReader:
                 if isinstance(error, DefiniteError) and not may_come_back:
                     self._fail(error)
                     return
-                # Each session is answered, also where each ends at the same place. A quiet one brings nothing.
+                # Each session is answered, also where each ends at the same place. A quiet one brings nothing, and a
+                # firewall may drop it. A server that cannot decode may need minutes to come to the place again.
                 lasted = opened is not None and time.monotonic() > opened + RECONNECTING.within_seconds
-                if lasted or self._buffer.received > furthest:
+                again = failed_decoding and isinstance(error, DecodingError)
+                if (lasted and not again) or self._buffer.received > furthest:
                     pauses, furthest = None, self._buffer.received
+                failed_decoding = isinstance(error, DecodingError)
                 pauses = pauses or RECONNECTING.pauses()
                 pause = next(pauses, None)
                 if pause is None:

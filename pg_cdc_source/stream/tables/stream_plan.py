@@ -15,13 +15,13 @@ from pg_cdc_source.options.names import TablePattern
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, publication
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.connection import FULL_SECONDS, connect, refuse_transaction_pooler
+from pg_cdc_source.postgres.connection import FULL_SECONDS, connect
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.slots import stream_session_name
 from pg_cdc_source.protocol.layout import Layout, StreamedTable, typed_schema
 from pg_cdc_source.snapshot.scan import Plan
-from pg_cdc_source.stream.members import members_of
-from pg_cdc_source.stream.table_scans import TableScans, plan_scan
+from pg_cdc_source.stream.tables.members import members_of
+from pg_cdc_source.stream.tables.table_scans import TableScans, plan_scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,6 @@ def read_typed_schema(options: StreamOptions) -> pa.Schema:
     assert options.dbtable is not None
     name = session_name(options, "planning")
     with contextlib.closing(connect(options.connection, name, full_seconds=FULL_SECONDS)) as session:
-        refuse_transaction_pooler(options.connection, session, name)
         relation = catalog.find_relation(session, options.dbtable)
         unpublished = publication.read_unpublished(session, options.publications, relation)
         scanned = plan_scan(session, options, relation, unpublished)

@@ -1,0 +1,5 @@
+"""What a slot has sent and Spark has not committed.
+
+``slot_reader`` has the thread and the lock. It fills ``buffer``, which assembles and decodes, keeps ``chunks`` (beyond
+some size in files, ``spill``), and cuts ``batches`` from them.
+"""
