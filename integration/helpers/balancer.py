@@ -12,27 +12,28 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 
 @contextlib.contextmanager
-def balanced(url: str, route: Callable[[str], str]) -> Iterator[str]:
+def balanced(url: str, route: Callable[[str], str], drops: bytes = b"") -> Iterator[str]:
     """Run one on the loopback interface; ``route`` gives the URL of the server for an application_name.
 
-    Yields ``url`` as it leads there. Clients must not ask for encryption first, so that their names can be read.
+    Yields ``url`` as it leads there. Clients must not ask for encryption first, so that their names can be read. A
+    parameter that it ``drops`` does not reach the server.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        threading.Thread(target=_serve, args=(listener, route), daemon=True).start()
+        threading.Thread(target=_serve, args=(listener, route, drops), daemon=True).start()
         there = {**parse_dsn(url), "host": "127.0.0.1", "port": port}
         yield make_dsn(**there, sslmode="disable", gssencmode="disable")
 
 
-def _serve(listener: socket.socket, route: Callable[[str], str]) -> None:
+def _serve(listener: socket.socket, route: Callable[[str], str], drops: bytes) -> None:
     # Closing the listener ends this.
     with contextlib.suppress(OSError):
         while True:
             client, _ = listener.accept()
-            threading.Thread(target=_connect, args=(client, route), daemon=True).start()
+            threading.Thread(target=_connect, args=(client, route, drops), daemon=True).start()
 
 
-def _connect(client: socket.socket, route: Callable[[str], str]) -> None:
+def _connect(client: socket.socket, route: Callable[[str], str], drops: bytes) -> None:
     # A server that is away refuses the connection, and its client finds this one closed.
     with client, contextlib.suppress(OSError):
         head = _receive(client, 4)
@@ -44,7 +45,10 @@ def _connect(client: socket.socket, route: Callable[[str], str]) -> None:
         name = fields[fields.index(b"application_name") + 1].decode() if b"application_name" in fields else ""
         to = parse_dsn(route(name))
         with socket.create_connection((to["host"], int(to["port"]))) as server:
-            server.sendall(head + startup)
+            if drops and drops in fields[::2]:
+                at = 2 * fields[::2].index(drops)
+                startup = startup[:4] + b"\0".join(fields[:at] + fields[at + 2 :])
+            server.sendall(struct.pack(">I", len(startup) + 4) + startup)
             back = threading.Thread(target=_copy, args=(server, client), daemon=True)
             back.start()
             _copy(client, server)

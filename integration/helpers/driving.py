@@ -140,6 +140,12 @@ class Driver:
                 reader.commit(self._last_end)
         return True
 
+    def plan_and_ask_again(self, meanwhile: Callable[[], object]) -> tuple[object, object]:
+        """Plan a batch, and ask for the newest offset once more before it is read; both answers."""
+        self._planned = self._reader.latestOffset()
+        meanwhile()
+        return self._planned, self._reader.latestOffset()
+
     def batch(self) -> list[Row]:
         """Run one batch, if there is one; its rows."""
         rows = self.attempt()

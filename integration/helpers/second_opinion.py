@@ -39,7 +39,7 @@ class Gap(NamedTuple):
 
 _NOWHERE = Position(Lsn(0))
 # What the log says where the rows of a table cannot be turned back.
-_READ_AGAIN = re.compile(r"the initial snapshot of (\S+) was interrupted and is read again")
+_READ_AGAIN = re.compile(r"rows of (\S+) are read as of \S+, because")
 
 
 @dataclass

@@ -37,7 +37,7 @@ from shop_tables import FEW, TABLES
 
 from pg_cdc_source import mirror_at
 from pg_cdc_source.lake.ledger import LedgerRow
-from pg_cdc_source.lake.standing import CATCHING_UP
+from pg_cdc_source.lake.standing import caught_up_at
 from pg_cdc_source.mirrors.query import Format, ledger_at
 
 FORMATS = os.environ.get("SHOP_FORMAT", "deltalake").split()
@@ -158,7 +158,8 @@ def _hows(rng: random.Random) -> list[str]:
 def _seen_from(row: LedgerRow, name: str) -> int:
     """From which LSN on the lake sees all of a table that stands aside at a row of the ledger, at the earliest."""
     why = row.set_aside.get(name, "")
-    return int(why.removeprefix(CATCHING_UP)) if why.startswith(CATCHING_UP) else row.lsn
+    at = caught_up_at(why)
+    return row.lsn if at is None else at
 
 
 class Operator:

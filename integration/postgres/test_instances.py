@@ -19,13 +19,20 @@ from watch import slots
 
 from pg_cdc_source import open_snapshot
 from pg_cdc_source.cli.preflight import check
-from pg_cdc_source.errors import ServerSetupError, SnapshotLostError
+from pg_cdc_source.errors import ServerSetupError, SnapshotLostError, TransientError
+from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.options.given import parse_connection_options
+from pg_cdc_source.options.stream_options import parse_stream_options
+from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.catalog import is_in_recovery
 from pg_cdc_source.postgres.connection import connect as connect_source
 from pg_cdc_source.postgres.instances import read_instance, require_instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 from pg_cdc_source.spark import pgcdc
+from pg_cdc_source.stream.tables import source_session
+from pg_cdc_source.stream.tables.slot_history import SlotHistory
+from pg_cdc_source.stream.tables.source_session import SourceSession
 
 Spread = Callable[[Callable[[str], bool]], str]
 SAYS = ("leads to another server than the one before: a standby at 127.0.0.1:", "; it was a primary at 127.0.0.1:")
@@ -170,3 +177,26 @@ def test_a_server_that_was_restarted_is_told_from_another(pair: tuple[str, Stand
     restarted = pytest.raises(SnapshotLostError, match="reading t: the server that had the snapshot was restarted")
     with contextlib.closing(connect_source(options, "test", retry_seconds=30)) as session, restarted:
         require_instance(session, before, "reading t")
+
+
+def test_a_stream_of_a_primary_waits_where_its_address_leads_to_a_standby(
+    spread: Spread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an address that follows the primary does while none is promoted yet."""
+    away = False
+    options = parse_stream_options({"url": spread(lambda name: away), "tables": "public.t", "slot": "s"})
+    source = SourceSession(options)
+    history = SlotHistory(options, source)
+    identity = history.identify()
+    assert source.ask(is_in_recovery) is False
+    away = True
+    source.close()
+    with pytest.raises(TransientError, match="leads to a standby, and the stream was on a primary"):
+        history.connect_stream(Position.before(Lsn(8)), streaming=False)
+    monkeypatch.setattr(source_session, "PROMOTING", Backoff(0.01, within_seconds=0.2))
+    with pytest.raises(TransientError, match="leads to a standby, and the stream was on a primary"):
+        source.ask(is_in_recovery)
+    away = False
+    assert source.ask(is_in_recovery) is False
+    assert history.identify() == identity
+    source.close()

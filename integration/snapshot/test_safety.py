@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import psutil
 import pytest
+from balancer import balanced
 from databases import connect
 from driving import refusal_of
 from frames import load
@@ -217,9 +218,32 @@ def test_a_misspelt_option_is_refused_before_anything_connects(spark: SparkSessi
 def test_a_transaction_pooling_pgbouncer_is_refused(db: str, pg: Session, spark: SparkSession, tmp_path: Path) -> None:
     run(pg, "CREATE TABLE t AS SELECT generate_series(1, 1000) AS id")
     with pgbouncer(db, "transaction") as url:
+        before = settings_of_clients(url)
         refusal(
             lambda: load(spark, url, dbtable="t").count(), "ServerSetupError", "pooler", "transaction mode", "session"
         )
+        assert "a connection pooler in transaction mode" in CliRunner().invoke(app, ["slots", url]).output
+        # Other clients get the same server sessions, with whatever was set in them.
+        assert settings_of_clients(url) == before
+
+
+def settings_of_clients(url: str) -> list[set[tuple[str, str]]]:
+    """The settings of the sessions that three clients at a time of a pooler get."""
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(connect(url)) for _ in range(3)]
+        for session in sessions:
+            run(session, "BEGIN")
+        ask = "SELECT name, setting FROM pg_settings WHERE name <> 'application_name'"
+        return [set(run(session, ask)) for session in sessions]
+
+
+def test_a_pooler_that_drops_the_parameter_replication_is_named(db: str, pg: Session, spark: SparkSession) -> None:
+    run(pg, "CREATE TABLE t AS SELECT generate_series(1, 1000) AS id")
+    with balanced(db, lambda name: db, drops=b"replication") as url:
+        says = ("ServerSetupError", "opens a plain session", "a pooler does not pass replication on")
+        refusal(lambda: load(spark, url, dbtable="t", consistentPoint="require").count(), *says)
+        # Whoever does not insist reads without an LSN.
+        assert load(spark, url, dbtable="t", lsnColumn="lsn").select("lsn").distinct().collect() == [(None,)]
 
 
 @pytest.mark.debian

@@ -34,6 +34,7 @@ from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import joins, membership
+from pg_cdc_source.stream.batch_reading import BatchReading
 from pg_cdc_source.stream.layouts import schema_history
 from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.next_offset import NextOffset
@@ -1328,6 +1329,31 @@ def test_a_table_that_is_new_within_a_batch_of_which_only_the_end_is_known_is_fo
     ]  # fmt: skip
     assert driver.again() == first
     run(pg, "INSERT INTO u VALUES (2, 'b')")
+    until_equal(driver, pg, "t", "u")
+
+
+@pytest.mark.usefixtures("without_limits")
+def test_rows_of_a_table_that_joins_at_an_end_that_was_given_are_as_of_then_however_long_the_batch_is_read(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*")
+    driver.stop()
+    run(pg, *U, "INSERT INTO t VALUES (2, 'b')")
+    read_through = BatchReading._read_through
+
+    def slowly(self: BatchReading, *arguments: Any) -> Any:
+        found = read_through(self, *arguments)
+        run(pg, "UPDATE u SET v = 'z' WHERE id = 1", "DELETE FROM u WHERE id = 2")
+        return found
+
+    monkeypatch.setattr(BatchReading, "_read_through", slowly)
+    driver.start()
+    rows = [row for row in wait_until(driver.batch) if row["_table"] == "public.u" and row["key"]]
+    assert [(row["_change_type"], row["after"]) for row in rows] == [
+        ("snapshot", '{"id":1,"v":"a"}'), ("snapshot", '{"id":2,"v":"b"}')
+    ]  # fmt: skip
+    assert "may come in the state of a later change" not in caplog.text
+    monkeypatch.undo()
     until_equal(driver, pg, "t", "u")
 
 

@@ -105,7 +105,7 @@ class CpuOf:
         """Each is counted once, also if one ends meanwhile."""
         for _ in range(LOOKS):
             found = self._processes()
-            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 seen = {process: _cpu_seconds(process) for process in found}
                 uncounted = {process for process in found if _is_waited_for_by_nobody(process)}
                 if self._processes() == found:

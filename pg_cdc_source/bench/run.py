@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -94,7 +94,7 @@ def command() -> str:
     return shlex.join(["pg-cdc", *kept])
 
 
-def run(names: Sequence[str], scale: Scale, command: str) -> Iterator[Report]:
+def run(names: Sequence[str], scale: Scale, command: str) -> Generator[Report, None, None]:
     """Ask the questions ``names``; after each one, report the answers so far. Progress goes to stderr."""
     console = Console(stderr=True, highlight=False)
     machine, commit, started = read_machine(), read_commit(), datetime.now(timezone.utc)

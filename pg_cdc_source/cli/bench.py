@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -39,9 +40,11 @@ def bench(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--only") from None
     try:
-        for found in run.run(names, run.scale(quick=quick, rows=rows, rounds=rounds), run.command()):
-            # A run takes an hour, and an error may end it.
-            report.write_json(found, out)
+        scale = run.scale(quick=quick, rows=rows, rounds=rounds)
+        with contextlib.closing(run.run(names, scale, run.command())) as reports:
+            for found in reports:
+                # A run takes an hour, and an error may end it.
+                report.write_json(found, out)
     except PgCdcError as error:
         raise failed(error) from None
     report.write(found, out)

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError
 from pg_cdc_source.lake.columns import MirroredColumn, MirroredLayout, read_layout, with_dropped
 from pg_cdc_source.lake.kept_columns import is_wider
+from pg_cdc_source.lake.rows_of_batch import BEGINNING, END, FILE, Place, comes_again, place_of, taken
 from pg_cdc_source.lake.shape import REPLACED, Shape
 from pg_cdc_source.lake.variants import require_exact
 from pg_cdc_source.offsets import split_names
@@ -30,21 +31,11 @@ from pg_cdc_source.protocol.layout import CHANGE_FIELDS, UNCHANGED_TYPE
 from pg_cdc_source.protocol.packed import CHANGES, read_run
 from pg_cdc_source.values.arrow import from_numpy, from_texts, to_numpy
 
-# What ``_change_type`` says of a file that a task has written of rows of a snapshot.
-FILE = "file"
-# And of such rows that the lake cannot have: ``after`` says why.
-REFUSED = "refused"
-# And of a range that had no rows when it was read again after a crash: ``after`` says up to which position that is so.
-INEXACT = "inexact"
 # The change columns of a segment's rows. No column of PostgreSQL can have such a name: they are longer than 63 bytes.
 CHANGE_NAMES = {field.name: field.name.ljust(64, "_") for field in CHANGE_FIELDS}
 KIND, LSN, SEQ, COMMIT_TS, XID, UNCHANGED = CHANGE_NAMES.values()
 # What a merge has no use for.
 _OF_COMMITS = ("_commit_ts", "_xid")
-# Of a row in the stream: its ``_commit_lsn`` and ``_seq``.
-Place = tuple[int, int]
-BEGINNING: Place = (-1, 0)
-END: Place = (2**63 - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +131,12 @@ class TableBatch:
         files = [row for row in ordered if row["_change_type"] == FILE]
         emptied = max(map(place_of, truncates), default=BEGINNING)
         begin = max([emptied, *map(place_of, files)])
-        # No commit is right behind: what is said there is of rows that come anew, also where there are none.
-        again = [row for row in truncates if row["_xid"] is None]
+        # No transaction has a change right after these. What is said there describes rows that come again.
+        again = [row for row in truncates if comes_again(row)]
         anew = {(row["_commit_lsn"] + 1, 0) for row in again}
         # Nobody knows where the changes of a gap are missing: they may be behind a TRUNCATE that comes after it.
         mended = max(map(place_of, again), default=BEGINNING)
-        truncates, files, since = _taken(truncates, files, shape, stands_still=stands_still)
+        truncates, files, since = taken(truncates, files, shape, stands_still=stands_still)
         batch = cls(table, layout, [], files, truncates=truncates, has_come_again=bool(again), shape=shape)
         # While a table stands still, it may get another key.
         batch.is_rekeyed = stands_still and shape.is_soft
@@ -252,14 +243,14 @@ class TableBatch:
                 else:
                     fits = column.name not in names and self.fills.get(column.attnum or 0) is None
                 if not fits:
-                    raise changed_behind(self.table, column.name)
+                    raise altered_later_error(self.table, column.name)
 
     def _require_filled_files(self, dropped: Iterable[MirroredColumn]) -> None:
         """Rows of files have nothing in columns that were ``dropped``, also where these were added behind them."""
         for column in dropped:
             number = column.attnum or 0
             if self.fills.get(number) is not None and any(place_of(f) < self._added[number] for f in self.files):
-                raise changed_behind(self.table, column.name)
+                raise altered_later_error(self.table, column.name)
 
     def _require_sent_values(self, columns: Iterable[MirroredColumn]) -> None:
         """Rows of files lack the values of columns that were altered before they were read; a log says so of each."""
@@ -268,7 +259,7 @@ class TableBatch:
             written = read_layout(row["layout"])
             for column in columns if unsent else ():
                 if (place := written.place_of(column)) is not None and written.columns[place].name in unsent:
-                    raise changed_behind(self.table, column.name)
+                    raise altered_later_error(self.table, column.name)
 
     def _require_exact_fills(self, layout: MirroredLayout) -> None:
         for column in layout.columns:
@@ -316,7 +307,7 @@ class TableBatch:
                 )
             names.append(last.columns[place].name)
         if not names:
-            raise keyless(self.table)
+            raise keyless_error(self.table)
         return tuple(names)
 
     def _in_last_layout(
@@ -367,30 +358,20 @@ class TableBatch:
         return [field.with_name(CHANGE_NAMES[field.name]) for field in found]
 
 
-def changed_behind(table: str, column: str) -> SchemaChangedError:
+def altered_later_error(table: str, column: str) -> SchemaChangedError:
     """Return the error for rows that came anew, and whose columns are not those that the stream goes on with."""
     return SchemaChangedError(
         f"{table}: column {column} was changed right behind the rows that came anew", remedy=RESNAPSHOT
     )
 
 
-def keyless(table: str) -> SchemaChangedError:
+def keyless_error(table: str) -> SchemaChangedError:
     """Return the error for a table whose rows nothing tells apart, or nothing did at some time since the last ones."""
     return SchemaChangedError(
         f"{table} has no key, or got another one under FULL, so its rows cannot be told apart in the lake",
         remedy="where it has none, add a primary key that is not DEFERRABLE, or set REPLICA IDENTITY USING INDEX; "
         f"then {RESNAPSHOT}",
     )
-
-
-def place_of(row: Mapping[str, Any]) -> Place:
-    """Return where a row stands in the stream."""
-    return row["_commit_lsn"], row["_seq"]
-
-
-def _had(truncate: Mapping[str, Any]) -> Place:
-    said = json.loads(truncate["after"])
-    return said["lsn"], said["seq"]
 
 
 def _renamed(lists: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
@@ -420,25 +401,6 @@ def _typed(table: str, column: MirroredColumn, texts: pa.Array, run: pa.RecordBa
     if shape.has_variants and column.is_json:
         require_exact(table, column, texts, place)
     return column.values_of(table, texts, place)
-
-
-Rows = list[Mapping[str, Any]]
-
-
-def _taken(truncates: Rows, files: Rows, shape: Shape, *, stands_still: bool) -> tuple[Rows, Rows, Place]:
-    """What the lake takes of a batch's truncates and files, and the place behind which it takes changes."""
-    again = [row for row in truncates if row["_xid"] is None]
-    if not shape.keeps or stands_still:
-        # Where rows stay, a TRUNCATE behind those that have come again is one more event for them.
-        void = max(map(place_of, again if again and shape.keeps else truncates), default=BEGINNING)
-        files = [row for row in files if place_of(row) > void]
-        truncates = [row for row in truncates if place_of(row) >= void] if shape.keeps else truncates[-1:]
-        return truncates, files, max([void, *map(place_of, files)])
-    if not shape.is_log:
-        return truncates, files, BEGINNING
-    # Rows came again as of a point that the log was past: changes since are there.
-    had = max((_had(row) for row in truncates if row["after"] is not None), default=BEGINNING)
-    return [row for row in truncates if row["_xid"] is None or place_of(row) > had], files, had
 
 
 def _in_new_names(said: Iterable[Mapping[str, Any]], key: str) -> str:

@@ -13,19 +13,19 @@ from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.postgres.backoff import Backoff
 
 
-class Changes(Protocol):
+class NamedSegment(Protocol):
     """A segment of a batch. Its ``name`` says which rows it has, and is the same when the batch comes again."""
 
     @property
     def name(self) -> str: ...
 
 
-S = TypeVar("S", bound=Changes)
+S = TypeVar("S", bound=NamedSegment)
 T = TypeVar("T")
-S_contra = TypeVar("S_contra", bound=Changes, contravariant=True)
+S_contra = TypeVar("S_contra", bound=NamedSegment, contravariant=True)
 
 
-def foreign(what: str) -> ForeignWriterError:
+def foreign_writer_error(what: str) -> ForeignWriterError:
     """Return the error for a table that somebody else has changed."""
     return ForeignWriterError(what, remedy=f"see who writes it; then {RESNAPSHOT}")
 
@@ -157,7 +157,7 @@ class LakeTable(Protocol[S_contra]):
         """Write small files together, in commits that say of which batch they are. Its rows stay the same."""
 
 
-def steps_of(parts: Sequence[Files | Emptied | Rekeyed | Changes]) -> list[Step]:
+def steps_of(parts: Sequence[Files | Emptied | Rekeyed | NamedSegment]) -> list[Step]:
     """The steps of parts. A batch that comes again may have no files, where the rows that they had are gone by now.
 
     So a step is told by what it does, and not by its place.

@@ -21,7 +21,7 @@ NUMERIC_AS = NumericAs("string")
 _JSON_OIDS = (114, 3802)  # json, jsonb: pg_type.dat
 
 
-def unrepresentable(what: str) -> UnrepresentableError:
+def unrepresentable_error(what: str) -> UnrepresentableError:
     """Return the error for a value that the lake's type cannot hold."""
     return UnrepresentableError(
         what,
@@ -62,7 +62,7 @@ class MirroredColumn:
         try:
             return accept(of_table, "error", self.codec.column, self.codec.decode_text, field_of(texts))
         except RefusedValueError as refused:
-            raise unrepresentable(
+            raise unrepresentable_error(
                 f"{of_table}{in_words(refused.column)}, {place(refused.row)}: {refused.reason}"
             ) from None
 

@@ -32,6 +32,8 @@ def compact_where_due(name: str, before: int, now: int, compact: Callable[[], No
         return False
     try:
         compact()
+    except MemoryError:
+        raise
     except Exception as error:
         log.warning("small files of %s stay for now: %s: %s", name, type(error).__name__, error)
     else:

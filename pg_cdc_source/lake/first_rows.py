@@ -14,10 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import OptionError, UnrepresentableError
-from pg_cdc_source.lake.batch_of_table import INEXACT, REFUSED, changed_behind
-from pg_cdc_source.lake.columns import NUMERIC_AS, MirroredColumn, is_kept_as_text, read_layout, unrepresentable
+from pg_cdc_source.lake.batch_of_table import altered_later_error
+from pg_cdc_source.lake.columns import NUMERIC_AS, MirroredColumn, is_kept_as_text, read_layout, unrepresentable_error
 from pg_cdc_source.lake.files import FileWriter, with_own_columns
 from pg_cdc_source.lake.first_files import FirstFiles
+from pg_cdc_source.lake.rows_of_batch import INEXACT, REFUSED
 from pg_cdc_source.lake.variants import require_exact
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import layout_text
@@ -57,7 +58,7 @@ def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) ->
                 has_rows = True
                 yield from writer.write(of, rows, part.table.unsent)
         except UnrepresentableError as error:
-            yield _refused(of, str(unrepresentable(error.what)))
+            yield _refused(of, str(unrepresentable_error(error.what)))
         except _ChangedBehindError as error:
             yield _refused(of, str(error))
         else:
@@ -98,7 +99,7 @@ def _as_described(table: str, column: MirroredColumn, values: pa.Array) -> pa.Ar
             return values
         with contextlib.suppress(pa.ArrowInvalid):
             return values.cast(column.type)
-    raise _ChangedBehindError(str(changed_behind(table, column.name)))
+    raise _ChangedBehindError(str(altered_later_error(table, column.name)))
 
 
 def _refused(of: Mapping[str, Any], why: str) -> pa.RecordBatch:

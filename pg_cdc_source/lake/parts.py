@@ -12,17 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pg_cdc_source.lake.batch_of_table import (
-    BEGINNING,
-    CHANGE_NAMES,
-    END,
-    UNCHANGED,
-    Place,
-    Segment,
-    TableBatch,
-    keyless,
-    place_of,
-)
+from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, UNCHANGED, Segment, TableBatch, keyless_error
+from pg_cdc_source.lake.rows_of_batch import BEGINNING, END, Place, comes_again, place_of
 from pg_cdc_source.lake.shape import Shape
 
 
@@ -75,10 +66,10 @@ def _kept(batch: TableBatch, shape: Shape) -> Iterator[Part]:
     for row in batch.truncates:
         place = place_of(row)
         behind = min((other for other in files if other > place), default=END)
-        if row["_xid"] is None and behind != END:
+        if comes_again(row) and behind != END:
             # Rows that come anew are there as soon as those of before are gone. Deleted ones stay under their keys.
             if shape.is_soft and (batch.layout is None or not batch.layout.key):
-                raise keyless(batch.table)
+                raise keyless_error(batch.table)
             events[place] = Emptied(behind[0])
             events[behind] = Files(files[behind], again=True)
         else:
@@ -100,7 +91,7 @@ def _kept(batch: TableBatch, shape: Shape) -> Iterator[Part]:
             yield Rekeyed(key)
         begin = place
     # Rows of the new key may come with a later batch, which does not know that it is new.
-    is_new = batch.is_rekeyed or any(row["_xid"] is None for row in batch.truncates)
+    is_new = batch.is_rekeyed or any(comes_again(row) for row in batch.truncates)
     if shape.is_soft and is_new and batch.layout is not None and batch.layout.key not in ((), key):
         yield Rekeyed(batch.layout.key)
 

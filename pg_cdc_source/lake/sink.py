@@ -12,7 +12,7 @@ from typing import Any
 from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.ledger import FORMAT, MODES, TEMPLATE, Ledger, LedgerRow
-from pg_cdc_source.lake.standing import CATCHING_UP, Standing
+from pg_cdc_source.lake.standing import Standing, caught_up_at
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.offsets import Lsn
@@ -77,7 +77,7 @@ class Sink:
         if last is not None and last.batch_id >= batch_id:
             return last
         start = last or LedgerRow(query, -1, 0, None, _LONG_AGO)
-        set_aside = {table: why for table, why in start.set_aside.items() if not why.startswith(CATCHING_UP)}
+        set_aside = {table: why for table, why in start.set_aside.items() if caught_up_at(why) is None}
         catching_up = frozenset(start.set_aside.keys() - set_aside.keys())
         outcomes = list(run(Start(Mark(query, batch_id), start.tables, set_aside, catching_up)))
         row = self._row(start, batch_id, outcomes)

@@ -11,9 +11,21 @@ from pg_cdc_source.lake.targets import Targets
 
 log = logging.getLogger(__name__)
 
-# What the ledger says of a table whose rows had to be read again after a crash and could not be turned back: each is as
-# of some point up to this position. It is nobody's to mend.
-CATCHING_UP = "its first rows were read again after a crash, and are not all as of one point before the position "
+# Ledgers have this text, so it stays as it is.
+_CATCHING_UP = "its first rows were read again after a crash, and are not all as of one point before the position "
+
+
+def catching_up(through: int) -> str:
+    """What the ledger says of a table whose rows had to be read again after a crash and could not be turned back.
+
+    Each is as of some point up to the position ``through``. It is nobody's to mend.
+    """
+    return f"{_CATCHING_UP}{through}"
+
+
+def caught_up_at(why: str) -> int | None:
+    """Where a table that is catching up will have caught up; None for one that is set aside for another reason."""
+    return int(why.removeprefix(_CATCHING_UP)) if why.startswith(_CATCHING_UP) else None
 
 
 class Standing:
@@ -46,11 +58,11 @@ class Standing:
             self.set_aside[table] = error
         elif outcome["version"] is not None:
             self.versions[table] = outcome["version"]
-            if not self.set_aside.get(table, CATCHING_UP).startswith(CATCHING_UP):
+            if table in self.set_aside and caught_up_at(self.set_aside[table]) is None:
                 del self.set_aside[table]
                 log.info("%s is taken up again", table)
             if outcome["through"]:
-                self.set_aside[table] = f"{CATCHING_UP}{outcome['through']}"
+                self.set_aside[table] = catching_up(outcome["through"])
 
     def _leave(self, table: str) -> None:
         self.set_aside.pop(table, None)
@@ -70,4 +82,5 @@ class Standing:
 
 def _is_over(why: str, lsn: int) -> bool:
     """Whether a table has caught up with its rows."""
-    return why.startswith(CATCHING_UP) and lsn >= int(why.removeprefix(CATCHING_UP))
+    at = caught_up_at(why)
+    return at is not None and lsn >= at

@@ -69,7 +69,7 @@ def states_of(segment: Segment, fetch: Fetch, shape: Shape = REPLACED) -> States
 
     Raises SchemaChangedError where a value that did not travel is nowhere, or a key is NULL.
     """
-    changes = Changes.of(segment)
+    changes = ChangesByKey.of(segment)
     unchanged = unchanged_flags(segment.rows[UNCHANGED])
     if shape.keeps_columns and not segment.is_emptied:
         unchanged[_DROPPED_NAME] = ~changes.is_insert | changes.is_pair()
@@ -98,7 +98,7 @@ def states_of(segment: Segment, fetch: Fetch, shape: Shape = REPLACED) -> States
 
 def values_of_last(
     segment: Segment,
-    changes: Changes,
+    changes: ChangesByKey,
     unchanged: Mapping[str, Flags],
     wanted: Mapping[str, Flags],
     fetch: Fetch,
@@ -168,7 +168,7 @@ def taken(column: pa.ChunkedArray, places: Ints) -> pa.ChunkedArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ChangesByKey:
     """A segment's rows by number: of which key each is, which row of that key is ``before`` (itself: none), and so on.
 
     ``last`` are the last rows of all keys, in order; or those of all keys in each commit.
@@ -183,7 +183,7 @@ class Changes:
     is_insert: Flags
 
     @classmethod
-    def of(cls, segment: Segment, *, by_commit: bool = False) -> Changes:
+    def of(cls, segment: Segment, *, by_commit: bool = False) -> ChangesByKey:
         rows = segment.rows
         keys = key_numbers([rows[name] for name in segment.key], segment.key)
         order = np.argsort(keys, kind="stable")
@@ -222,7 +222,7 @@ class _Sources:
     is_kept: Flags
 
     @classmethod
-    def of(cls, changes: Changes, name: str, unchanged: Flags, wanted: Flags, *, keeps: bool) -> _Sources:
+    def of(cls, changes: ChangesByKey, name: str, unchanged: Flags, wanted: Flags, *, keeps: bool) -> _Sources:
         lacks = unchanged | changes.is_delete
         is_pair = changes.is_pair()
         numbers = np.arange(len(lacks))
@@ -245,7 +245,7 @@ class _Sources:
         return self.is_in_lake & ~self.is_kept
 
 
-def _fetched(changes: Changes, values: pa.Table, sources: Mapping[int, _Sources], fetch: Fetch) -> pa.Table | None:
+def _fetched(changes: ChangesByKey, values: pa.Table, sources: Mapping[int, _Sources], fetch: Fetch) -> pa.Table | None:
     """Let ``sources`` name rows of the lake's table, which follow those of the batch; these rows, None for none.
 
     Columns that the lake's table has besides stand behind the others.

@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import RESNAPSHOT, DefiniteError, PgCdcError, SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import FILE, INEXACT, REFUSED, Segment, TableBatch, place_of
+from pg_cdc_source.lake.batch_of_table import Segment, TableBatch
 from pg_cdc_source.lake.bring import Mark, Work
 from pg_cdc_source.lake.parts import parts_of
+from pg_cdc_source.lake.rows_of_batch import FILE, INEXACT, REFUSED, place_of
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.offsets import ALL

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pg_cdc_source.lake.batch_of_table import COMMIT_TS, LSN, UNCHANGED, Segment
 from pg_cdc_source.lake.shape import VALID_FROM, VALID_FROM_TS, VALID_TO, VALID_TO_TS
-from pg_cdc_source.lake.states import IS_DELETE, Changes, Fetch, States, taken, unchanged_flags, values_of_last
+from pg_cdc_source.lake.states import IS_DELETE, ChangesByKey, Fetch, States, taken, unchanged_flags, values_of_last
 from pg_cdc_source.values.arrow import from_numpy
 
 
@@ -21,7 +21,7 @@ def versions_of(segment: Segment, fetch: Fetch) -> States:
 
     ``fetch`` gives the latter. Raises SchemaChangedError where a value is nowhere.
     """
-    changes = Changes.of(segment, by_commit=True)
+    changes = ChangesByKey.of(segment, by_commit=True)
     unchanged = unchanged_flags(segment.rows[UNCHANGED])
     wanted = {name: flags & ~changes.is_delete for name, flags in unchanged.items()}
     values, _ = values_of_last(segment, changes, unchanged, wanted, fetch, keeps=False)

@@ -14,6 +14,7 @@ from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory, remove_directory
 from pg_cdc_source.mirrors.catalog_names import is_path, parts_of
+from pg_cdc_source.mirrors.lakes import HOUSEKEEPING_OF_DELTA
 from pg_cdc_source.mirrors.sessions import parallelism
 from pg_cdc_source.mirrors.spark_commits import RECENT, Commit, read_said
 from pg_cdc_source.mirrors.spark_table import SparkTable
@@ -44,10 +45,7 @@ class DeltaTable(SparkTable):
     }
     # A log has a column _change_type, which Delta keeps for its own feed. A cluster may enable that for all tables.
     properties_of_logs: ClassVar = {"delta.enableChangeDataFeed": "false"}
-    housekeeping = frozenset((
-        *("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "REORG"),
-        *("COMPUTE STATS", "CLUSTER BY"),
-    ))  # fmt: skip
+    housekeeping = HOUSEKEEPING_OF_DELTA | {"CLUSTER BY"}
 
     @classmethod
     def configure(cls, session: SparkSession, template: str) -> None:

@@ -26,7 +26,7 @@ from pyarrow.fs import FileType
 
 from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError, TransientError
 from pg_cdc_source.lake.batch_of_table import Segment
-from pg_cdc_source.lake.bring import Patience, Step, Work, bring, foreign
+from pg_cdc_source.lake.bring import Patience, Step, Work, bring, foreign_writer_error
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
@@ -214,7 +214,9 @@ class DeltaRsTable(DeltaRsCommits):
         filesystem, root = open_directory(self.path)
         infos = filesystem.get_file_info([f"{root}/{file['name']}" for file in part.files])
         if gone := [info.base_name for info in infos if info.type != FileType.File]:
-            raise foreign(f"files of rows that {self._name} was to get were removed by somebody else: {listed(gone)}")
+            raise foreign_writer_error(
+                f"files of rows that {self._name} was to get were removed by somebody else: {listed(gone)}"
+            )
 
     def _remove_rows_of(self, part: Files) -> None:
         """Remove rows that have the keys of files."""

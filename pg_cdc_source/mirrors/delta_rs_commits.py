@@ -19,17 +19,16 @@ from typing import Any, TypeVar
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from pg_cdc_source.errors import TransientError
-from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours, require_mirror_of
+from pg_cdc_source.lake.bring import Mark, Step, foreign_writer_error, newest_of_ours, require_mirror_of
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.shape_of_table import OF_TABLE, require_shape
+from pg_cdc_source.mirrors.lakes import HOUSEKEEPING_OF_DELTA
 
 _T = TypeVar("_T")
 QUERY, BATCH, STEP = "pgcdc_query", "pgcdc_batch", "pgcdc_step"
 # Whoever wants more of a table's history asks for all of it.
 _RECENT = 20
 _TRIES = 20  # of reading a log that somebody else is writing
-# What may be done to a mirrored table by others: its rows stay the same.
-_HOUSEKEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
 
 
 def commit_of(mark: Mark, step: Step | None = None) -> CommitProperties:
@@ -98,13 +97,14 @@ class DeltaRsCommits:
         # Not the present one: what somebody else has committed behind it is foreign to the next batch.
         found = self._steady(self._newest_of_ours)
         if found is None:
-            raise foreign(f"{self.path} does not say any more which of its versions are this mirror's")
+            raise foreign_writer_error(f"{self.path} does not say any more which of its versions are this mirror's")
         return found
 
     def _newest_of_ours(self) -> int | None:
         history = (commit for limit in (_RECENT, None) for commit in self.table.history(limit))
         return newest_of_ours(
-            (commit["version"], self._is_ours(commit), commit["operation"] in _HOUSEKEEPING) for commit in history
+            (commit["version"], self._is_ours(commit), commit["operation"] in HOUSEKEEPING_OF_DELTA)
+            for commit in history
         )
 
     def _steady(self, read: Callable[[], _T]) -> _T:
@@ -146,7 +146,7 @@ class DeltaRsCommits:
         is_all = len(commits) == present - (-1 if self._read_to is None else self._read_to)
         # What was committed before another batch of the same query is not of this one.
         if not is_all and all(int(commit[BATCH]) >= self._mark.batch for commit in ours):
-            raise foreign(
+            raise foreign_writer_error(
                 f"{self.path} does not say any more which steps of batch {self._mark.batch} are done: the log has lost "
                 f"commits from before version {commits[-1]['version'] if commits else present}"
             )
@@ -166,7 +166,7 @@ class DeltaRsCommits:
         self._read_to = None if again else expected
         if self._table is None:
             if expected is not None and not again:
-                raise foreign(f"{self.path} is gone")
+                raise foreign_writer_error(f"{self.path} is gone")
             return
         properties = self._table.metadata().configuration
         if properties.get(OF_TABLE) == self._name:
@@ -175,7 +175,7 @@ class DeltaRsCommits:
                 return
         present = self._table.version()
         if expected is not None and present < expected:
-            raise foreign(f"{self.path} is at version {present}, and was at {expected}")
+            raise foreign_writer_error(f"{self.path} is at version {present}, and was at {expected}")
         require_mirror_of(self._name, self.path, properties.get(OF_TABLE))
         self._require_ours(self._history_since(expected))
 
@@ -188,7 +188,7 @@ class DeltaRsCommits:
         """All commits behind a version, the newest first. Raises ForeignWriterError where the log has lost some."""
         commits = self._steady(lambda: self._history(expected))
         if expected is not None and len(commits) < self.table.version() - expected:
-            raise foreign(
+            raise foreign_writer_error(
                 f"{self.path} does not say any more who has changed it since version {expected}: the log has lost "
                 f"commits from before version {commits[-1]['version'] if commits else self.table.version()}"
             )
@@ -204,7 +204,7 @@ class DeltaRsCommits:
 
     def _require_ours(self, commits: Iterable[Mapping[str, Any]]) -> None:
         for commit in commits:
-            if not self._is_ours(commit) and commit["operation"] not in _HOUSEKEEPING:
-                raise foreign(
+            if not self._is_ours(commit) and commit["operation"] not in HOUSEKEEPING_OF_DELTA:
+                raise foreign_writer_error(
                     f"{self.path} was changed by somebody else: version {commit.get('version')}, {commit['operation']}"
                 )

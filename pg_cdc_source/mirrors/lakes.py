@@ -23,6 +23,11 @@ from pg_cdc_source.values.arrow import in_utc
 
 Outcome = dict[str, Any]
 
+# What others may do to a Delta table, by the names that its log has for it: the rows stay the same.
+HOUSEKEEPING_OF_DELTA = frozenset(
+    ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "REORG", "COMPUTE STATS")
+)
+
 
 class Lake(Protocol):
     """Tables and a ledger in one format."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pyspark.sql import SparkSession
 
 from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError, TransientError
-from pg_cdc_source.lake.bring import Mark, Step, foreign, newest_of_ours, require_mirror_of
+from pg_cdc_source.lake.bring import Mark, Step, foreign_writer_error, newest_of_ours, require_mirror_of
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.shape_of_table import OF_TABLE, require_shape
 from pg_cdc_source.mirrors.catalog_tables import read_properties
@@ -162,7 +162,7 @@ class SparkCommits(ABC):
         is_cut = all(commit.said["batch"] >= self._mark.batch for commit in ours)
         is_cut &= all(commit.said["step"] != ANEW_STEP for commit in ours)
         if is_cut and all(self._expected not in (commit.version, commit.parent) for commit in commits):
-            raise foreign(
+            raise foreign_writer_error(
                 f"{self._name} does not say any more which steps of batch {self._mark.batch} are done: its history "
                 f"from before version {commits[-1].version} has expired"
             )
@@ -176,7 +176,7 @@ class SparkCommits(ABC):
     def require_ours(self, expected: int | None, *, again: bool) -> None:
         if self._said is None:
             if expected is not None and not again:
-                raise foreign(f"{self._name} is gone")
+                raise foreign_writer_error(f"{self._name} is gone")
             return
         require_mirror_of(self._table, self._name, self._said.get(OF_TABLE))
         require_shape(self._name, self._said, self._shape)
@@ -199,7 +199,9 @@ class SparkCommits(ABC):
         raise self._restored()
 
     def _restored(self) -> ForeignWriterError:
-        return foreign(f"{self._name} was restored, or written anew by somebody else, or its history has expired")
+        return foreign_writer_error(
+            f"{self._name} was restored, or written anew by somebody else, or its history has expired"
+        )
 
     def _leads_to(self, commits: Sequence[Commit], expected: int | None) -> bool:
         behind: list[Commit] = []
@@ -214,7 +216,7 @@ class SparkCommits(ABC):
             # A table that comes back has the steps of earlier batches.
             is_late = expected is not None and commit.said["batch"] < self._mark.batch
             if commit.said in steps or is_late:
-                raise foreign(
+                raise foreign_writer_error(
                     f"{self._name} was changed by another driver of this mirror: version {commit.version} has step "
                     f"{commit.said['step']} of batch {commit.said['batch']} once more"
                 )
@@ -232,13 +234,13 @@ class SparkCommits(ABC):
                 if commit.said["step"] == ANEW_STEP and commit.said["batch"] >= self._mark.batch:
                     return True
             elif commit.operation not in self.housekeeping and not self.only_says(commit.operation):
-                raise foreign(
+                raise foreign_writer_error(
                     f"{self._name} was changed by somebody else: version {commit.version}, {commit.operation}"
                 )
             # Between two commits of its columns, the batch has altered them itself.
             is_altering = before is not None and commit.said.get("step") == COLUMNS_STEP and commit.said == before.said
             if before is not None and not is_altering and self.alters(commit.version, before.version):
-                raise foreign(
+                raise foreign_writer_error(
                     f"{self._name} was changed by somebody else: a column was dropped or renamed, and another one has "
                     f"its name, before version {commit.version}"
                 )

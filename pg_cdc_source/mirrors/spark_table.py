@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError
-from pg_cdc_source.lake.bring import Mark, Step, foreign
+from pg_cdc_source.lake.bring import Mark, Step, foreign_writer_error
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.kept_columns import require_allowed
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
@@ -127,7 +127,9 @@ class SparkTable(SparkCommits):
             return
         lacking = set(self._columns.schema.names) - set(self._spark.table(self._name).columns)
         if lacking:
-            raise foreign(f"{self._name} was changed by somebody else: it has no column {listed(sorted(lacking))}")
+            raise foreign_writer_error(
+                f"{self._name} was changed by somebody else: it has no column {listed(sorted(lacking))}"
+            )
 
     def _commit_columns(self) -> None:
         """Make a version of the table that has its present columns, where altering them makes none."""

@@ -103,6 +103,13 @@ SELECT current_setting('server_version_num')::int,
 """
 
 
+def is_in_recovery(session: Session) -> bool:
+    """Whether the server is a standby now."""
+    with translated("looking at the server"), session.cursor() as cursor:
+        cursor.execute("SELECT pg_is_in_recovery()")
+        return bool(cursor.fetchone()[0])
+
+
 def read_server(session: Session) -> Server:
     with translated("reading the server's settings"), session.cursor() as cursor:
         cursor.execute(READ_SERVER, (list(SERVICES),))

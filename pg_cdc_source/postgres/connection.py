@@ -53,7 +53,9 @@ _SETTINGS_SINCE = {
     "transaction_timeout": 170000,
 }
 
-_BACKEND = "SELECT pg_catalog.pg_backend_pid()"
+# How often a session is asked for its server's process, and how many others look for the same one, to tell a pooler in
+# transaction mode.
+_QUESTIONS, _OTHERS = 3, 3
 
 # A server refuses it where its platform cannot tell that a socket was closed: Windows, and macOS before 15.
 _NOT_EVERYWHERE = "client_connection_check_interval"
@@ -205,29 +207,35 @@ def _refuse_transaction_pooler(options: ConnectionOptions, keywords: Mapping[str
     A pooler in session mode does no harm. One in transaction mode gives the server session of an idle client to the
     next client, with its settings, and with it somebody else's snapshot. Nothing is set here in either.
     """
-    with session.cursor() as cursor, contextlib.closing(_log_in(options, keywords)) as other:
-        cursor.execute(_BACKEND)
-        pid = cursor.fetchone()[0]
-        other.autocommit = True
-        with other.cursor() as other_cursor:
-            other_cursor.execute(f"BEGIN; {_BACKEND}")
-            other_pid = other_cursor.fetchone()[0]
-            cursor.execute(_BACKEND)
-            now_pid = cursor.fetchone()[0]
-            other_cursor.execute("ROLLBACK")
-    if other_pid == pid or now_pid != pid:
-        raise ServerSetupError(
-            f"a connection pooler in transaction mode stands before PostgreSQL at {options.display()}: sessions, and "
-            "with them snapshots, do not last",
-            remedy="connect to PostgreSQL itself, or to a port of the pooler in session mode",
-        )
+    with session.cursor() as cursor:
+        # One that takes servers in turn gives another one each time.
+        pids = {_backend(cursor) for _ in range(_QUESTIONS)}
+        for _ in range(_OTHERS):
+            # Behind one address there may be several poolers, each with servers of its own.
+            with contextlib.closing(_log_in(options, keywords)) as other, other.cursor() as other_cursor:
+                other.autocommit = True
+                other_cursor.execute("BEGIN")
+                is_shared = _backend(other_cursor) in pids
+                pids.add(_backend(cursor))
+                other_cursor.execute("ROLLBACK")
+            if is_shared or len(pids) > 1:
+                raise ServerSetupError(
+                    f"a connection pooler in transaction mode stands before PostgreSQL at {options.display()}: "
+                    "sessions, and with them snapshots, do not last",
+                    remedy="connect to PostgreSQL itself, or to a port of the pooler in session mode",
+                )
+
+
+def _backend(cursor: Cursor) -> int:
+    """The process of the server that answers."""
+    cursor.execute("SELECT pg_catalog.pg_backend_pid()")
+    return int(cursor.fetchone()[0])
 
 
 def is_pooled(session: Session) -> bool:
     """Whether a pooler stands before the server."""
     with translated("looking for a connection pooler"), session.cursor() as cursor:
-        cursor.execute(_BACKEND)
-        return bool(cursor.fetchone()[0] != session.info.backend_pid)
+        return bool(_backend(cursor) != session.info.backend_pid)
 
 
 def _log_in(options: ConnectionOptions, keywords: Mapping[str, Any]) -> Session:

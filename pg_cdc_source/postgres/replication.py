@@ -37,13 +37,8 @@ _READ_SENDER_TIMEOUT = "SELECT setting::float8 / 1000 FROM pg_catalog.pg_setting
 _EPOCH_SECONDS = 946_684_800  # 2000-01-01, where PostgreSQL's clock begins
 
 
-# Internal errors, a full disk, no memory: what a walsender may meet while it decodes. Decoding the same WAL again, in
-# another session, may well succeed.
-_WHILE_DECODING = ("XX000", "53100", "53200")
-
-
 class DecodingError(TransientError):
-    """The server has ended the stream because it could not decode what came next."""
+    """The server has ended the stream because of an internal error: it could not decode what came next."""
 
 
 class ReplicationStream:
@@ -151,7 +146,8 @@ class ReplicationStream:
     def _ended(self) -> PgCdcError:
         with libpq.cleared(libpq.get_result(self._pgconn)) as result:
             code = libpq.sqlstate(result)
-            if code in _WHILE_DECODING:
+            if code == "XX000":
+                # Decoding the same WAL again, in another session, may well succeed.
                 return DecodingError(f"{self._doing}: {libpq.message(result)} (SQLSTATE {code})")
             return libpq.error_of(self._pgconn, result, self._doing, "the server ended the stream")
 

@@ -115,7 +115,8 @@ _FAILURES = (
     _Failure(
         ("certificate", "SSL", "channel binding"),
         ConnectError,
-        "check certificates and connection options (sslmode, sslrootcert, …)",
+        "check certificates and connection options (sslmode, sslrootcert, …), where sslrootcert=system needs the "
+        "environment variable SSL_CERT_FILE, with the path of the host's certificates",
     ),
     _IN_SETTINGS,
     _Failure(
@@ -127,8 +128,8 @@ _FAILURES = (
     _Failure(
         ("unsupported startup parameter", "support command-line options"),
         ServerSetupError,
-        "a pooler does not pass the connection option options on, nor currentSchema of a JDBC URL: leave them out, or "
-        "connect to PostgreSQL itself",
+        "a pooler does not pass settings on, as those in the connection option options, in currentSchema of a JDBC URL "
+        "or in the environment (PGTZ, PGDATESTYLE, PGGEQO): leave them out, or connect to PostgreSQL itself",
     ),
     _Failure(
         ("max_wal_senders",),

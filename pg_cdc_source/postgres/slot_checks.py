@@ -37,7 +37,7 @@ def missing_error(name: str, *, begun: bool) -> SlotLostError | OptionError:
     )
 
 
-def missing_now(session: Session, name: str) -> PgCdcError:
+def missing_now_error(session: Session, name: str) -> PgCdcError:
     """The error for the slot of a stream that has begun, which is not on the server that this session has come to."""
     if not read_instance(session).in_recovery:
         return missing_error(name, begun=True)
@@ -49,7 +49,7 @@ def missing_now(session: Session, name: str) -> PgCdcError:
     )
 
 
-def behind_now(session: Session, name: str, position_end: Lsn, end_of_wal: Lsn) -> PgCdcError:
+def behind_now_error(session: Session, name: str, position_end: Lsn, end_of_wal: Lsn) -> PgCdcError:
     """The error for a server whose WAL ends before what the stream has read from it, in the same timeline.
 
     PostgreSQL does not refuse this either: it leaves out whatever is committed up to there.

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from pg_cdc_source.errors import START_OVER, OptionError, SchemaChangedError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.names import quoted
-from pg_cdc_source.protocol.images import ChangedRows, Image
+from pg_cdc_source.protocol.images import Image, RowsOfMessages
 from pg_cdc_source.protocol.layout import BEFORE, CHANGE_FIELDS, COMMIT_TS_TYPE
 from pg_cdc_source.protocol.pgoutput import INSERT
 from pg_cdc_source.values.arrow import from_numpy, from_texts, to_numpy
@@ -90,7 +90,7 @@ def changelog_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns, *changes], schema=schema)
 
 
-def require_whole_rows(table: str, changed: ChangedRows, images: Sequence[Image | None], lsn: Ints) -> None:
+def require_whole_rows(table: str, changed: RowsOfMessages, images: Sequence[Image | None], lsn: Ints) -> None:
     """Raise SchemaChangedError where a row of ``changed`` is not known whole, or its old row is not.
 
     ``lsn`` has the commit of each row. A column that the relation did not have yet is no lack.

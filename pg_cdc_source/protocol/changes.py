@@ -26,7 +26,7 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.protocol.changelog import require_whole_rows
 from pg_cdc_source.protocol.envelope import json_objects
-from pg_cdc_source.protocol.images import ChangedRows, Image
+from pg_cdc_source.protocol.images import Image, RowsOfMessages
 from pg_cdc_source.protocol.layout import BEFORE, OF_SCHEMA, TRUNCATED, Layout, StreamedTable
 from pg_cdc_source.protocol.packed import packed_rows
 from pg_cdc_source.protocol.refused import RefusedValueError, accept
@@ -278,7 +278,7 @@ class ChangeDecoder:
         """Return the rows of the messages ``which``, all of one relation."""
         relation = described.relation
         rows = walk(chunk.messages.buffer, chunk.starts[which], chunk.ends[which], len(relation.columns))
-        changed = ChangedRows.of(rows, relation, described.table.key)
+        changed = RowsOfMessages.of(rows, relation, described.table.key)
         message = which[changed.source]
         seq = chunk.seq[message] - changed.is_first_half
         images = [None if i is None else changed.image(i) for i in described.index]
@@ -295,7 +295,7 @@ class ChangeDecoder:
             raise refused.at(described.table.name, place) from None
 
     def _typed(
-        self, described: Described, changed: ChangedRows, images: Sequence[Image | None], changes: Sequence[pa.Array]
+        self, described: Described, changed: RowsOfMessages, images: Sequence[Image | None], changes: Sequence[pa.Array]
     ) -> pa.RecordBatch:
         taken = partial(accept, _before_column(described.table), self._layout.unrepresentable)
 
@@ -317,7 +317,7 @@ class ChangeDecoder:
         return pa.RecordBatch.from_arrays([*columns, *changes, before], schema=self._schema)
 
     def _envelope(
-        self, described: Described, changed: ChangedRows, images: Sequence[Image | None], changes: Sequence[pa.Array]
+        self, described: Described, changed: RowsOfMessages, images: Sequence[Image | None], changes: Sequence[pa.Array]
     ) -> pa.RecordBatch:
         n, table = len(changed), described.table
         taken = partial(accept, _before_column(table), "error")

@@ -37,7 +37,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedRows:
+class RowsOfMessages:
     """The rows that messages of one relation make, in order: one value in each array for each row."""
 
     rows: Rows
@@ -50,7 +50,7 @@ class ChangedRows:
     image_of: Ints  # the place of the image that it is, among all new ones followed by all old ones
 
     @classmethod
-    def of(cls, rows: Rows, relation: RelationMessage, key: Sequence[str]) -> ChangedRows:
+    def of(cls, rows: Rows, relation: RelationMessage, key: Sequence[str]) -> RowsOfMessages:
         """Take messages of ``relation``, whose rows are told apart by the columns ``key`` under FULL."""
         split = _changed_keys(rows, relation, key)
         n = len(rows.kind)

@@ -37,7 +37,7 @@ class BlockFile(Protocol):
     def close(self) -> None: ...
 
 
-class Waiting:
+class WaitingMessages:
     """Messages that wait in their order. ``new_file`` is called once a block of them is full."""
 
     def __init__(self, new_file: Callable[[], BlockFile], messages_per_block: int = MESSAGES_PER_BLOCK) -> None:
@@ -80,7 +80,7 @@ class Waiting:
             self._file.close()
 
 
-class StreamedTransaction(Waiting):
+class StreamedTransaction(WaitingMessages):
     """The messages of one transaction that has not committed yet.
 
     ``has_messages``: some are logical decoding messages. ``is_unclear``: a subtransaction was rolled back when there

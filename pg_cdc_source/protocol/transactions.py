@@ -114,7 +114,7 @@ class TransactionAssembler:
         self._renewed_before = renewed_before
         self._relations: dict[int, SentRelation] = {}
         self._described = 0  # relations in this session
-        self._described_as: dict[int, int] = {}  # as the how many-th each of ``_relations`` came
+        self._described_as: dict[int, int] = {}  # the number, in that order, of each of ``_relations``
         self._transaction: Begin | None = None
         self._leave_out = False  # the transaction was kept in an earlier session
         self._last_seq = 0  # of what was kept of the transaction

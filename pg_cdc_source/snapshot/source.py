@@ -101,7 +101,7 @@ _FRESH_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRanges:
     """The ranges of a scan and their source, as of ``at`` (``time.monotonic()``, the same for the host's processes)."""
 
     source: Source
@@ -109,7 +109,7 @@ class Planned:
     at: float
 
 
-def plan_load(options: SnapshotOptions) -> tuple[Plan, Planned | None]:
+def plan_load(options: SnapshotOptions) -> tuple[Plan, PlannedRanges | None]:
     """Look up what is to be read, and cut a plain table into ranges where its snapshot needs no new keeper.
 
     Partitions are looked at when an action begins, because more of them may be there by then.
@@ -121,7 +121,9 @@ def plan_load(options: SnapshotOptions) -> tuple[Plan, Planned | None]:
         return plan, _plan_ranges(planning, plan, options, starts_keeper=False)
 
 
-def plan_ranges(plan: Plan, options: SnapshotOptions, planned: Planned | None = None) -> tuple[Source, list[ScanRange]]:
+def plan_ranges(
+    plan: Plan, options: SnapshotOptions, planned: PlannedRanges | None = None
+) -> tuple[Source, list[ScanRange]]:
     """Cut a scan into ranges, and make sure that its tasks will find the snapshot that the options ask for.
 
     What was ``planned`` a moment ago will do.
@@ -134,7 +136,9 @@ def plan_ranges(plan: Plan, options: SnapshotOptions, planned: Planned | None = 
     return planned.source, planned.ranges
 
 
-def _plan_ranges(planning: Planning, plan: Plan, options: SnapshotOptions, *, starts_keeper: bool) -> Planned | None:
+def _plan_ranges(
+    planning: Planning, plan: Plan, options: SnapshotOptions, *, starts_keeper: bool
+) -> PlannedRanges | None:
     """None where a keeper is needed, does not run, and is not to be started."""
     session = planning.session
     # One transaction, so that the ranges and the identity of the heaps belong to the same heaps.
@@ -145,7 +149,7 @@ def _plan_ranges(planning: Planning, plan: Plan, options: SnapshotOptions, *, st
     if plan.relation is not None and plan.relation.kind in "rpm" and plan.spec.where is None:
         planning.keep(max_connections)
     if options.snapshot is not None:
-        return Planned(GivenSnapshot(options.snapshot, site.instance), ranges, at)
+        return PlannedRanges(GivenSnapshot(options.snapshot, site.instance), ranges, at)
     spec = SnapshotSpec(options.consistent_point, options.slot, options.slot_timeout_seconds)
     shows_lsn = options.lsn_column is not None
     noted = lsn_file(session, site.instance)
@@ -155,4 +159,4 @@ def _plan_ranges(planning: Planning, plan: Plan, options: SnapshotOptions, *, st
         name = start_keeper(plan.spec.connection, session, site, request)
     if name is None:
         return None
-    return Planned(KeptSnapshot(name, request, site.instance, context_number()), ranges, at)
+    return PlannedRanges(KeptSnapshot(name, request, site.instance, context_number()), ranges, at)

@@ -13,7 +13,7 @@ from pg_cdc_source.errors import OptionError
 from pg_cdc_source.options.snapshot_options import SnapshotOptions, parse_snapshot_options
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import Plan, ScanRange
-from pg_cdc_source.snapshot.source import Planned, Source, plan_load, plan_ranges
+from pg_cdc_source.snapshot.source import PlannedRanges, Source, plan_load, plan_ranges
 from pg_cdc_source.spark.copies import Sealed, SealedClass, SealedPartition
 from pg_cdc_source.spark.edge import execution, short_errors, spark_schema
 from pg_cdc_source.spark.worker_tuning import small_task, tune_process
@@ -34,7 +34,7 @@ class PgSnapshotDataSource(Sealed, DataSource, metaclass=SealedClass):
         super().__init__(options)
         with short_errors():
             self._options = parse_snapshot_options(options)
-        self._load: tuple[Plan, Planned | None] | None = None
+        self._load: tuple[Plan, PlannedRanges | None] | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -58,7 +58,7 @@ class PgSnapshotDataSource(Sealed, DataSource, metaclass=SealedClass):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         raise OptionError("pgsnapshot only reads", remedy='write with Spark\'s format("jdbc")')
 
-    def _loaded(self) -> tuple[Plan, Planned | None]:
+    def _loaded(self) -> tuple[Plan, PlannedRanges | None]:
         # Spark pickles the source after schema(), so the plan is made once per load.
         if self._load is None:
             with short_errors():
@@ -69,7 +69,7 @@ class PgSnapshotDataSource(Sealed, DataSource, metaclass=SealedClass):
 class PgSnapshotReader(Sealed, DataSourceReader):
     """Plans the ranges of one scan on the driver and reads each on an executor."""
 
-    def __init__(self, plan: Plan, options: SnapshotOptions, planned: Planned | None) -> None:
+    def __init__(self, plan: Plan, options: SnapshotOptions, planned: PlannedRanges | None) -> None:
         self._plan = plan
         self._options = options
         self._planned = planned

@@ -21,7 +21,7 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.slot_checks import behind_now
+from pg_cdc_source.postgres.slot_checks import behind_now_error
 from pg_cdc_source.protocol.table_layout import TableLayout, from_text, to_text
 from pg_cdc_source.stream.first_rows.held_snapshot import HeldSnapshot
 from pg_cdc_source.stream.layouts.catalog_layouts import CatalogLayouts
@@ -76,10 +76,10 @@ class Adoption:
         self._history.require_common(self._offset.identity, position)
         self._history.require_free(position)
         if position.next_lsn > (end := self._source.read_end_of_wal()):
-            raise behind_now(self._source.open(), self._options.slot, position.next_lsn, end)
+            raise behind_now_error(self._source.open(), self._options.slot, position.next_lsn, end)
         published, mark = self._published()
         self._source.ask(lambda session: self._require_nothing_awaited(session, published, mark))
-        return self._source.ask(self._count_unread)
+        return self._source.ask(self._count_unread, may_take_long=True)
 
     def find(self) -> Adopted:
         """What would become of the stream now. Changes nothing. Raises DefiniteError where it cannot go on."""

@@ -15,7 +15,7 @@ from pg_cdc_source.offsets import ALL, Lsn, Position, StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.stream.batch_reading import Batch
-from pg_cdc_source.stream.lag import Standing
+from pg_cdc_source.stream.lag import Lag
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def log_batch(
     end: StreamOffset,
     batch: Batch,
     seconds: float,
-    standing_at: Callable[[StreamOffset], Standing | None],
+    standing_at: Callable[[StreamOffset], Lag | None],
 ) -> None:
     """Log a batch that is handed to Spark, which took ``seconds`` to put together."""
     if not log.isEnabledFor(logging.INFO):
@@ -56,7 +56,7 @@ def log_batch(
     )
 
 
-def described(options: StreamOptions, standing: Standing) -> dict[str, Any]:
+def described(options: StreamOptions, standing: Lag) -> dict[str, Any]:
     """What the stream reads, and how far behind its server it is, as Spark's progress shows it.
 
     ``lsn`` is comparable with that of the batch's end offset.

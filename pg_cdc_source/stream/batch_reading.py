@@ -10,7 +10,7 @@ from pg_cdc_source.errors import DefiniteError
 from pg_cdc_source.offsets import Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.names import listed
 from pg_cdc_source.postgres.backoff import Backoff
-from pg_cdc_source.postgres.slot_checks import behind_now, missing_error
+from pg_cdc_source.postgres.slot_checks import behind_now_error, missing_error
 from pg_cdc_source.stream.first_rows.batch_rows import BatchRows, rows_of
 from pg_cdc_source.stream.first_rows.held_snapshot import SnapshotPart, emptying_rows
 from pg_cdc_source.stream.layouts.schema_history import NewTableError
@@ -57,7 +57,7 @@ class BatchReading:
             # Before Spark 4.2 the end is found out first, and its start tells only now that the server was further.
             session = parts.source.open()
             if not parts.source.in_recovery or parts.source.read_end_of_wal() < start.position.next_lsn:
-                raise behind_now(session, parts.options.slot, start.position.next_lsn, end.position.next_lsn)
+                raise behind_now_error(session, parts.options.slot, start.position.next_lsn, end.position.next_lsn)
             raise DefiniteError(
                 f"the checkpoint's unfinished batch would end at {end.position}, before its start at {start.position}: "
                 "when the query started, the standby had not yet replayed the WAL up to that start",
@@ -86,18 +86,20 @@ class BatchReading:
         if end.position > begin and not is_anew:
             if end.at is not None:
                 parts.joins.stay(end.at, begin, end.position)
+            if joined and rows.tables:
+                parts.snapshot.hold_ahead(rows.point)
             reader, plan = self._read_through(rows, begin, position, end)
-            changes += reader.batch(begin, end.position) + layouts.guessed(start, end)
+            changes += reader.batch(begin, end.position) + layouts.rows_of_guesses(start, end)
             rows = self._with_due(rows, start, end, joined)
         elif not is_anew:
             # Nothing was read, and the next batch begins with these layouts.
-            changes += layouts.guessed(start, end)
+            changes += layouts.rows_of_guesses(start, end)
             rows = self._with_due(rows, start, end, joined)
-        changes += layouts.reached(start, end, begin, rows.wanted.keys() if rows.again else ())
+        changes += layouts.rows_of_announced(start, end, begin, rows.wanted.keys() if rows.again else ())
         scans: list[SnapshotPart] = []
         olds: list[Chunk] = []
         first = [emptying_rows(plan, rows, had)] if rows.again and rows.wanted else []
-        first += layouts.of_snapshot(rows.wanted, rows.point, plan.members)
+        first += layouts.rows_before_snapshot(rows.wanted, rows.point, plan.members)
         if rows.tables:
             rows = self._as_said(rows)
             if not parts.snapshot.keep_for(rows):
@@ -105,8 +107,8 @@ class BatchReading:
             scans, olds = parts.snapshot.parts(
                 plan, membership.mark, layouts.match_back(plan), rows, parts.reader.safe(begin).next_lsn
             )
-        changes += layouts.left(start, end, membership.published.refused)
-        changes += layouts.gaps(start, end, rows.missing)
+        changes += layouts.rows_of_left(start, end, membership.published.refused)
+        changes += layouts.rows_of_gaps(start, end, rows.missing)
         # Of a slot that was lost, some tables come again in later batches.
         at = _within(end.position) if is_anew and end.is_reading else end.position
         return Batch(tuple(first), tuple(scans), (*olds, *changes), at)
@@ -160,7 +162,7 @@ class BatchReading:
         """
         parts = self._parts
         if needed > (end_of_wal := parts.source.read_end_of_wal()):
-            raise behind_now(parts.source.open(), parts.options.slot, needed, end_of_wal)
+            raise behind_now_error(parts.source.open(), parts.options.slot, needed, end_of_wal)
 
     def _with_due(
         self, rows: BatchRows, start: StreamOffset | None, end: StreamOffset, joined: Sequence[Member]

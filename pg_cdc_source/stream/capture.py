@@ -31,7 +31,7 @@ from pg_cdc_source.errors import SlotLostError
 from pg_cdc_source.offsets import StreamOffset
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.stream.batch_reading import Batch, BatchReading
-from pg_cdc_source.stream.lag import LagMeter, Standing
+from pg_cdc_source.stream.lag import Lag, LagMeter
 from pg_cdc_source.stream.next_offset import NextOffset
 from pg_cdc_source.stream.stream_parts import GivenOffsets, StreamParts
 
@@ -74,29 +74,37 @@ class Capture:
 
         ``may_go_on``: whether the stream may have begun long ago where no end of a batch is known.
         """
-        given, parts = self._given, self._parts
-        if given.newest is not None or not may_go_on:
+        given = self._given
+        if given.newest is None:
+            given.newest = self._first_without_start() if may_go_on else self.newest(None, limited=True)
+            given.may_be_repeated = True
+        elif given.may_be_repeated:
+            # With triggerAvailableNowWrapper.enabled, Spark asks twice before it reads. To go on from the first answer
+            # would let the snapshot go, and have the slot move there.
+            given.may_be_repeated = False
+        else:
             given.newest = self.newest(given.newest, limited=True)
-            return given.newest
+        return given.newest
+
+    def _first_without_start(self) -> StreamOffset:
+        """The end of this process' first batch, whose start may be that of a stream, or of one long ago."""
+        parts = self._parts
         try:
             slot = parts.history.find_slot()
         except SlotLostError as error:
             if parts.options.on_slot_lost == "fail":
                 raise
             end = self._begin_anew(error)
-            given.newest = replace(end, done=len(end.tables))
-            return given.newest
+            return replace(end, done=len(end.tables))
         if slot is None:
             end = parts.beginning.find()
             # Should there have been a stream before, its tables come again.
             at = end.origin if parts.options.on_slot_lost == "resnapshot" and end.tables else None
-            given.newest = replace(end, done=len(end.tables), at=at)
-        else:
-            # It may go on from a checkpoint, which only the batch's start will tell.
-            end = parts.beginning.at(slot, guessed=True)
-            end = self._at_end_of_wal(replace(end, done=len(end.tables)))
-            given.newest = given.guessed = end
-        return given.newest
+            return replace(end, done=len(end.tables), at=at)
+        # It may go on from a checkpoint, which only the batch's start will tell.
+        end = parts.beginning.at(slot, guessed=True)
+        self._given.guessed = end = self._at_end_of_wal(replace(end, done=len(end.tables)))
+        return end
 
     def go_on_from(self, start: StreamOffset | None) -> None:
         """Take ``start`` for the end of the last batch, for a Spark that does not say it when it asks for the next."""
@@ -105,6 +113,7 @@ class Capture:
 
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         """The rows after ``start`` (None: the initial offset) up to ``end``."""
+        self._given.may_be_repeated = False
         try:
             if start is not None:
                 self._reading.require_order(start, end)
@@ -120,10 +129,11 @@ class Capture:
 
     def commit(self, end: StreamOffset | None) -> None:
         """Spark has committed everything through ``end``: the slot may move there."""
+        self._given.may_be_repeated = False
         if end is not None and not end.is_reading:
             self._parts.reader.release(self._parts.joins.committed(end))
 
-    def standing(self, end: StreamOffset) -> Standing | None:
+    def standing(self, end: StreamOffset) -> Lag | None:
         """How far behind its server a stream is whose last batch ends at ``end``; None where that is not known."""
         return self._lag.measure(self._parts.reader.current, end.position)
 

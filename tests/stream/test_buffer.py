@@ -26,7 +26,7 @@ from pg_cdc_source.protocol.streamed import StreamedTransaction
 from pg_cdc_source.protocol.transactions import SentRelation, TransactionAssembler
 from pg_cdc_source.stream.received import spill
 from pg_cdc_source.stream.received.batches import Limits
-from pg_cdc_source.stream.received.buffer import ChangeBuffer, Waiting
+from pg_cdc_source.stream.received.buffer import BufferLevel, ChangeBuffer
 from pg_cdc_source.stream.received.chunks import ChunkStore
 from pg_cdc_source.stream.received.spill import Spill
 
@@ -215,7 +215,7 @@ def test_a_full_buffer_takes_no_more_until_rows_are_dropped() -> None:
 def test_what_waits_is_counted_from_a_position_on() -> None:
     buffer = buffer_from(chunk=5, memory_bytes=0, prefixes=())
     source = Source(buffer, Server([Transaction(100, 12), Transaction(200, 3)]))
-    assert buffer.waiting(START) == Waiting(0, 0, 0, START, None)
+    assert buffer.waiting(START) == BufferLevel(0, 0, 0, START, None)
     # The second transaction is here and not yet decoded: 10 rows are in chunks, which are in files.
     source.receive(10)
     all_of_it = buffer.waiting(START)

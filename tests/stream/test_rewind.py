@@ -18,7 +18,7 @@ from pg_cdc_source.protocol.changes import ChangeDecoder, Described
 from pg_cdc_source.protocol.ipc import from_ipc
 from pg_cdc_source.protocol.transactions import SentRelation
 from pg_cdc_source.stream.first_rows import rewind as rewind_module
-from pg_cdc_source.stream.first_rows.rewind import rewind
+from pg_cdc_source.stream.first_rows.rewind import Stretch, rewind
 from pg_cdc_source.stream.first_rows.rewound import Rewound
 from pg_cdc_source.stream.received import slot_reader
 
@@ -53,7 +53,15 @@ def match(sent: SentRelation, position: Position) -> Described | None:
 def turned_back(server: Any, through: int, how: Any = match) -> dict[int, Rewound]:
     schema = TYPED.schema([FULL])
     return rewind(
-        server.connect, TYPED, schema, [FULL], {FULL.oid}, {}, how, ORIGIN, Lsn(through), ORIGIN, lambda: None
+        server.connect,
+        TYPED,
+        schema,
+        [FULL],
+        {FULL.oid},
+        {},
+        how,
+        Stretch(ORIGIN, Lsn(through), ORIGIN),
+        lambda: None,
     )
 
 
@@ -145,7 +153,7 @@ def test_a_chunk_is_looked_at_for_the_tables_that_it_has_alone(monkeypatch: pyte
     monkeypatch.setattr(ChangeDecoder, "decode", counted)
     others = [streamed(oid, f"public.t{oid}", {"id": "int4"}, ["id"], "f") for oid in range(1000, 1100)]
     sent = [Inserts(200, 2), Updates(300, 1), Inserts(400, 2)]
-    arguments: Any = (match, ORIGIN, Lsn(405), ORIGIN, lambda: None)
+    arguments: Any = (match, Stretch(ORIGIN, Lsn(405), ORIGIN), lambda: None)
     found = rewind(Server(sent).connect, TYPED, TYPED.schema([FULL]), [*others, FULL], {FULL.oid}, {}, *arguments)
     # Of BY_KEY, which has the oid of FULL, one row came without what it was before.
     assert found.keys() == {other.oid for other in others}
@@ -153,7 +161,7 @@ def test_a_chunk_is_looked_at_for_the_tables_that_it_has_alone(monkeypatch: pyte
 
 
 def test_where_no_table_is_left_to_turn_back_the_slot_is_not_read() -> None:
-    server, arguments = Server([Inserts(200, 2)]), (match, ORIGIN, Lsn(205), ORIGIN, lambda: None)
+    server, arguments = Server([Inserts(200, 2)]), (match, Stretch(ORIGIN, Lsn(205), ORIGIN), lambda: None)
     assert rewind(server.connect, TYPED, TYPED.schema([FULL]), [], (), {}, *arguments) == {}
     assert server.sessions == 0
 
@@ -179,8 +187,6 @@ def test_a_process_whose_driver_is_gone_does_not_wait() -> None:
             {FULL.oid},
             {},
             match,
-            ORIGIN,
-            Lsn(1 << 30),
-            ORIGIN,
+            Stretch(ORIGIN, Lsn(1 << 30), ORIGIN),
             require_driver,
         )

@@ -301,8 +301,8 @@ def test_long_sessions_that_cannot_decode_end_the_stream_and_those_that_a_networ
 ) -> None:
     monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.1))
     stuck = Ending([])
-    stuck.error = DecodingError("could not write to file")
-    with reading(stuck) as reader, pytest.raises(TransientError, match=r"could not write .* nothing behind"):
+    stuck.error = DecodingError("could not map filenumber")
+    with reading(stuck) as reader, pytest.raises(TransientError, match=r"could not map .* nothing behind"):
         reader.cut(START, None, patience=60)
     assert stuck.sessions == 2
     dropped = Ending([])

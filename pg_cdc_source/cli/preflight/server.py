@@ -6,8 +6,10 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
+from psycopg2.extensions import ConnectionInfo
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.cli.preflight.endpoint import NAME, require_one_server
@@ -95,14 +97,28 @@ def _require_encryption(session: Session) -> str:
     mode = info.dsn_parameters.get("sslmode", "prefer")
     if info.ssl_in_use:
         text = f"{info.ssl_attribute('protocol')}, sslmode={mode}"
-        if mode not in ("verify-ca", "verify-full"):
+        if mode not in ("verify-ca", "verify-full") and not (mode == "require" and _has_root(info)):
             raise ConnectError(
                 f"{text}: whoever answers is taken for the server, and given the password", remedy=_VERIFY
             )
         return text
+    if _is_encrypted_by_gssapi(session):
+        return "GSSAPI"
     if not info.host.startswith(_ON_THIS_HOST):
         raise ConnectError("none: others on the way can read the password and the rows", remedy=_VERIFY)
     return "none, on this host"
+
+
+def _has_root(info: ConnectionInfo) -> bool:
+    """Whether libpq has certificates to look for: with them, it takes ``require`` for ``verify-ca``."""
+    return bool(info.dsn_parameters.get("sslrootcert")) or Path("~/.postgresql/root.crt").expanduser().exists()
+
+
+def _is_encrypted_by_gssapi(session: Session) -> bool:
+    with translated("looking at the connection"), session.cursor() as cursor:
+        cursor.execute("SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_backend_pid()")
+        row = cursor.fetchone()
+        return row is not None and bool(row[0])
 
 
 def _describe(session: Session, service: Service) -> str:

@@ -14,7 +14,7 @@ from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.horizon import NOTHING
-from pg_cdc_source.postgres.publication import Planned, Publication
+from pg_cdc_source.postgres.publication import PlannedPublication, Publication
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import check_slot, missing_error, require_unused
 from pg_cdc_source.postgres.slots import Usage, read_slot, read_usages
@@ -103,15 +103,15 @@ def _tell_slot(usage: Usage | None, options: StreamOptions) -> str:
     return f"{place}; without a checkpoint, startFrom={start_from} {starts}"
 
 
-def _find_publication(session: Session, options: StreamOptions, *, made: bool) -> Planned:
+def _find_publication(session: Session, options: StreamOptions, *, made: bool) -> PlannedPublication:
     """The publication; one that exists has nothing to create."""
     if made:
-        return Planned(publication.require_publication(session, options.publications), (), "")
+        return PlannedPublication(publication.require_publication(session, options.publications), (), "")
     found = publication.read_publication(session, options.publications)
-    return Planned(found, (), "") if found is not None else publication.plan_publication(session, options)
+    return PlannedPublication(found, (), "") if found is not None else publication.plan_publication(session, options)
 
 
-def _tell_publication(found: Planned) -> str:
+def _tell_publication(found: PlannedPublication) -> str:
     name = quoted(found.publication.name)
     if found.create:
         return f"{name} does not exist yet: {found.create}"
@@ -130,7 +130,9 @@ def _require_older(session: Session, options: StreamOptions) -> str:
     return f"all that it has is older than slot {options.slot}"
 
 
-def _check_tables(reached: Reached[StreamOptions], found: Outcome[Planned], makes_slot: Callable[[], bool]) -> None:
+def _check_tables(
+    reached: Reached[StreamOptions], found: Outcome[PlannedPublication], makes_slot: Callable[[], bool]
+) -> None:
     checks, options, session = reached.checks, reached.options, reached.session
 
     def planned() -> StreamPlan:

@@ -38,7 +38,7 @@ from pg_cdc_source.postgres.publication.compare import (
 from pg_cdc_source.postgres.publication.identity import ReplicaIdentity, read_identities, without_identity
 from pg_cdc_source.postgres.publication.plan import (
     CREATE_AGAIN,
-    Planned,
+    PlannedPublication,
     ensure_publication,
     plan_publication,
     require_publication,
@@ -56,7 +56,7 @@ from pg_cdc_source.postgres.publication.since_slot import describe_since_slot
 
 __all__ = [
     "CREATE_AGAIN",
-    "Planned",
+    "PlannedPublication",
     "Publication",
     "PublishedTable",
     "ReplicaIdentity",

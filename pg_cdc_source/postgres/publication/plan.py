@@ -36,7 +36,7 @@ CREATE_AGAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedPublication:
     """A missing publication: what it would send, the tables that it would list, and the SQL that creates it."""
 
     publication: Publication
@@ -72,7 +72,7 @@ def require_publication(session: Session, names: Publications) -> Publication:
     return found
 
 
-def plan_publication(session: Session, options: StreamOptions) -> Planned:
+def plan_publication(session: Session, options: StreamOptions) -> PlannedPublication:
     """What ``ensure_publication`` creates where there is none. Raises everything that prevents it, except rights."""
     server = read_server(session)
     relations = _wanted(session, options)
@@ -111,7 +111,7 @@ def plan_publication(session: Session, options: StreamOptions) -> Planned:
     _refuse_without_identity(
         session, options, [relation for relation in streamed if relation not in kinds.inserts_only]
     )
-    return Planned(planned, tuple(relations), create)
+    return PlannedPublication(planned, tuple(relations), create)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ SELECT
 """
 
 
-def require_rights(session: Session, planned: Planned) -> None:
+def require_rights(session: Session, planned: PlannedPublication) -> None:
     """Raise AccessError where PostgreSQL would not let this role create the publication. Nothing is created."""
     with translated("looking for the rights of this role"), session.cursor() as cursor:
         cursor.execute(_FIND_LACKING_RIGHTS, ([relation.oid for relation in planned.listed],))

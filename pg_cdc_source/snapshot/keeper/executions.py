@@ -20,7 +20,7 @@ from pg_cdc_source.snapshot.board import LINE_SECONDS, Request
 from pg_cdc_source.snapshot.keeper.execution import Execution, line_error, lost_error, surplus_error
 from pg_cdc_source.snapshot.keeper.liveness import is_lost
 from pg_cdc_source.snapshot.keeper.marks import Marks
-from pg_cdc_source.snapshot.keeper.shared import MEND_SECONDS, Shared, Work
+from pg_cdc_source.snapshot.keeper.shared import MEND_SECONDS, Shared, SnapshotWork
 from pg_cdc_source.snapshot.keeper.workers import Workers
 
 ENDED_REMEMBERED = 100_000
@@ -46,7 +46,7 @@ class Executions:
 
     def __init__(self, options: ConnectionOptions, keeper: str, marks: Marks, workers: Workers) -> None:
         self._marks = marks
-        self._work = Work(options, keeper, workers, self._fail)
+        self._work = SnapshotWork(options, keeper, workers, self._fail)
         self._running: dict[str, Execution] = {}
         self._ended: dict[str, PgCdcError] = {}  # and why; oldest first
         self._coming: set[Shared] = set()  # out of pools

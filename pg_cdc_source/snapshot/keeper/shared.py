@@ -84,7 +84,7 @@ class Shared:
         return True
 
 
-class Work:
+class SnapshotWork:
     """What threads do to the snapshots of one keeper. ``failed`` is told of one that could not be made."""
 
     def __init__(

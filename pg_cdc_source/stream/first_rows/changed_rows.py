@@ -13,7 +13,8 @@ So memory grows with the rows that were changed, and not with their changes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +25,11 @@ from pg_cdc_source.protocol.layout import BEFORE, StreamedTable
 # A name that no column of PostgreSQL can have: it is longer than 63 bytes.
 ORDER = "order" * 13
 
-# Of a string and its count in a dict, beside the characters.
-_BYTES_PER_TEXT = 160
+# Of a digest and its count in a dict.
+_BYTES_PER_DIGEST = 160
+# Rows become lists of Python's for it, which take many times the room.
+_ROWS_AT_ONCE = 8192
+DIGEST = pa.binary(16)
 
 
 class AmbiguousKeyError(Exception):
@@ -92,7 +96,7 @@ class ChangedRows:
             raise AmbiguousKeyError(self._oid)
 
     def left_out(self) -> pa.RecordBatch:
-        """The keys whose rows are left out; where ``whole``, the texts of rows, each as often as it is left out."""
+        """The keys whose rows are left out; where ``whole``, digests of rows, each as often as one is left out."""
         return self._folded.left_out()
 
     def old_rows(self) -> pa.Table:
@@ -172,42 +176,42 @@ class _ByRow:
 
     def __init__(self, empty: pa.Table) -> None:
         self.olds = empty
-        self._surplus: Counter[str] = Counter()
+        self._digests: list[bytes] = []  # of ``olds``
+        self._surplus: Counter[bytes] = Counter()
 
     @property
     def nbytes(self) -> int:
-        return int(self.olds.nbytes) + sum(map(len, self._surplus)) + _BYTES_PER_TEXT * len(self._surplus)
+        return int(self.olds.nbytes) + _BYTES_PER_DIGEST * (len(self._digests) + len(self._surplus))
 
     def take(self, befores: pa.Table, afters: pa.Table) -> bool:
         """Return True: whole rows are always told apart."""
-        self._surplus.update(self._texts(afters))
-        self._surplus.subtract(self._texts(befores))
-        self._surplus = Counter({text: count for text, count in self._surplus.items() if count})
+        digests = [*self._digests, *digests_of(befores.drop_columns([ORDER]))]
+        self._surplus.update(digests_of(afters.drop_columns([ORDER])))
+        self._surplus.subtract(digests[len(self._digests) :])
+        self._surplus = Counter({digest: count for digest, count in self._surplus.items() if count})
         olds = pa.concat_tables([self.olds, befores])
         missing = -self._surplus
         chosen = []
-        for i, text in enumerate(self._texts(olds)):
-            if missing[text]:
-                missing[text] -= 1
+        for i, digest in enumerate(digests):
+            if missing[digest]:
+                missing[digest] -= 1
                 chosen.append(i)
-        self.olds = olds.take(pa.array(chosen, pa.int64()))
+        self.olds, self._digests = olds.take(pa.array(chosen, pa.int64())), [digests[i] for i in chosen]
         return True
 
     def left_out(self) -> pa.RecordBatch:
-        texts = pa.array((+self._surplus).elements(), pa.large_string())
-        return pa.RecordBatch.from_arrays([texts], names=["row"])
+        return pa.RecordBatch.from_arrays([pa.array((+self._surplus).elements(), DIGEST)], names=["row"])
 
     def clear(self) -> None:
-        self.olds = self.olds.schema.empty_table()
+        self.olds, self._digests = self.olds.schema.empty_table(), []
         self._surplus.clear()
 
-    def _texts(self, rows: pa.Table) -> list[str]:
-        return [text for batch in rows.drop_columns([ORDER]).to_batches() for text in texts_of(batch)]
 
-
-def texts_of(batch: pa.RecordBatch) -> list[str]:
-    """Each row as a text that is the same for rows that are."""
-    return [repr(tuple(row.values())) for row in batch.to_pylist()]
+def digests_of(rows: pa.Table) -> Iterator[bytes]:
+    """A digest of each row, which is the same for rows that are."""
+    for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        for row in batch.to_pylist():
+            yield blake2b(repr(tuple(row.values())).encode(), digest_size=DIGEST.byte_width).digest()
 
 
 def batch_of(table: pa.Table) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import SchemaChangedError, TransientError
+from pg_cdc_source.errors import SchemaChangedError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import locks, slot_creation, snapshots
@@ -38,7 +38,7 @@ from pg_cdc_source.snapshot import scan
 from pg_cdc_source.snapshot.scan import Plan, ScanRange
 from pg_cdc_source.snapshot.source import GivenSnapshot
 from pg_cdc_source.stream.first_rows.batch_rows import BatchRows
-from pg_cdc_source.stream.first_rows.rewind import rewind
+from pg_cdc_source.stream.first_rows.rewind import Stretch, rewind
 from pg_cdc_source.stream.first_rows.rewound import Rewound
 from pg_cdc_source.stream.received.buffer import Match
 from pg_cdc_source.stream.received.chunks import Chunk
@@ -101,6 +101,7 @@ class HeldSnapshot:
         self._history = history
         self._require_driver = require_driver
         self._held: Held | None = None
+        self._ahead: Held | None = None  # a later one, which rows are turned back from
         self._point: Lsn | None = None  # whose rows can be had
         self._rewound: dict[int, Rewound] = {}
         self._rewound_as: dict[int, PlannedTable] = {}  # all tables as they were then
@@ -141,8 +142,22 @@ class HeldSnapshot:
         """Keep the snapshot if it has ``rows`` as it is; if not, let it go. :meth:`parts` reads the slot then."""
         if self._held is not None and self._point == rows.point and not self._is_stale(self._held, rows.tables):
             return True
-        self.end()
+        self._let_go()
         return False
+
+    def hold_ahead(self, point: Lsn) -> None:
+        """Take a snapshot now, before the slot is read for long, unless that of ``point`` is held.
+
+        Rows as of ``point`` are turned back from it, and each change in between is one that they may lack.
+        """
+        if self._held is not None and self._point == point:
+            return
+        self.end()
+        try:
+            self._ahead = self._make(None)
+        except (ServerSetupError, TransientError) as error:
+            # Long transactions may end while the slot is read.
+            log.warning("%s; so rows are read as of a later point", error.what)
 
     def _is_stale(self, held: Held, tables: Sequence[PlannedTable]) -> bool:
         """Whether tables were truncated, rewritten or altered since the snapshot was taken, or it is lost."""
@@ -198,6 +213,12 @@ class HeldSnapshot:
 
     def end(self) -> None:
         """Let the snapshot go: all tables are read, or nobody will read them."""
+        self._let_go()
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = None
+
+    def _let_go(self) -> None:
         if self._held is not None:
             self._held.close()
         self._held = self._point = None
@@ -215,7 +236,7 @@ class HeldSnapshot:
         )
 
     def _rewind(self, plan: StreamPlan, mark: str, match: Match, rows: BatchRows, confirmed: Lsn) -> None:
-        self.end()
+        self._let_go()
 
         def connect(position: Position) -> ReplicationStream:
             # The slot may be read twice, and its server takes a moment to notice that a session has ended.
@@ -223,7 +244,7 @@ class HeldSnapshot:
             return self._history.connect_stream(position, streaming=False)
 
         self._history.require_free(Position.before(rows.point), with_snapshot=True)
-        held = self._make(None)
+        held = self._take_ahead(rows) or self._make(None)
         try:
             check_files(held, rows.unread)
             assert held.lsn is not None
@@ -237,9 +258,7 @@ class HeldSnapshot:
                 self._find_keyed(plan, tables),
                 {planned.oid: find_left_out(mark, planned.member.entry) for planned in rows.unread},
                 match,
-                rows.point,
-                held.lsn,
-                confirmed,
+                Stretch(rows.point, held.lsn, confirmed),
                 self._require_driver,
             )
         except BaseException:
@@ -247,6 +266,22 @@ class HeldSnapshot:
             raise
         self._held, self._point, self._rewound = held, rows.point, rewound
         self._rewound_as = {planned.oid: planned for planned in rows.unread}
+
+    def _take_ahead(self, rows: BatchRows) -> Held | None:
+        """The snapshot that was taken ahead, if the tables can be read in it as they are."""
+        held, self._ahead = self._ahead, None
+        if held is None:
+            return None
+        try:
+            check_files(held, rows.unread)
+        except (SchemaChangedError, TransientError) as error:
+            log.warning("%s; so they are read as of a later point", error.what)
+            held.close()
+            return None
+        except BaseException:
+            held.close()
+            raise
+        return held
 
     def _find_keyed(self, plan: StreamPlan, tables: Sequence[StreamedTable]) -> set[int]:
         """The tables, by oid, whose keys tell rows apart, as they have done all the time."""

@@ -1,9 +1,10 @@
-"""Turn a later snapshot back to the point where the stream begins.
+"""Turn a later snapshot back to the point as of which rows belong to a batch.
 
 An initial snapshot lives in a session of the source process. When that session is gone, its point t1 cannot be read any
-more. To read the tables at a new point t2 as they are would be simpler, and a replayed batch would have other rows than
-the first time, which a sink that is idempotent by batch does not expect. But the slot still has every change between t1
-and t2, and under REPLICA IDENTITY FULL each of them says what the row was before. So the rows of t1 can be had exactly
+more. Nor can the end of a batch that was given before anything of it was read, where tables join there. To read the
+tables at a new point t2 as they are would be simpler, and a replayed batch would have other rows than the first time,
+which a sink that is idempotent by batch does not expect. But the slot still has every change between t1 and t2, and
+under REPLICA IDENTITY FULL each of them says what the row was before. So the rows of t1 can be had exactly
 (``rewound``)::
 
          slot ──► t1 ───── changes of the tables, with the rows before them ─────► t2
@@ -21,16 +22,19 @@ and t2, and under REPLICA IDENTITY FULL each of them says what the row was befor
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.names import listed
 from pg_cdc_source.postgres.replication import ReplicationStream
@@ -52,6 +56,18 @@ _MOST_BYTES = 4 << 30
 _BYTES_PER_FOLD = 256 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What of the slot is read: from the point ``origin`` through ``snapshot_lsn``, which the snapshot contains.
+
+    Nothing beyond ``confirmed`` is confirmed.
+    """
+
+    origin: Lsn
+    snapshot_lsn: Lsn
+    confirmed: Lsn
+
+
 def rewind(
     connect: Callable[[Position], ReplicationStream],
     layout: Layout,
@@ -60,34 +76,32 @@ def rewind(
     keyed: Collection[int],
     left_out: Mapping[int, Sequence[str]],
     match: Match,
-    origin: Lsn,
-    snapshot_lsn: Lsn,
-    confirmed: Lsn,
+    stretch: Stretch,
     require_driver: Callable[[], None],
 ) -> dict[int, Rewound]:
-    """Find out how to turn tables back from a snapshot that contains ``snapshot_lsn`` to the point ``origin``.
+    """Find out how to turn tables back from the end of ``stretch`` to its begin.
 
-    ``keyed`` are the oids of tables that have had no two rows of one key since ``origin``, and ``left_out`` has the
-    kinds of changes that are not sent of a table. Reads the slot and confirms nothing beyond ``confirmed``.
-    ``require_driver`` raises where nobody waits for it any more. Tables that are missing in the result are taken as
-    they are, and so logged.
+    ``keyed`` are the oids of tables that have had no two rows of one key since then, and ``left_out`` has the kinds of
+    changes that are not sent of a table. ``require_driver`` raises where nobody waits for it any more. Tables that are
+    missing in the result are taken as they are, and so logged.
     """
     if not tables:
         return {}
     keys = {table.oid: table.key for table in tables if table.oid in keyed}
     while True:
         try:
-            found = _read(connect, tables, keys, match, layout, origin, snapshot_lsn, confirmed, require_driver)
+            found = _read(connect, tables, keys, match, layout, stretch, require_driver)
             break
         except AmbiguousKeyError as error:
             keys.pop(error.oid)
+    origin, snapshot_lsn = stretch.origin, stretch.snapshot_lsn
     rewound = {}
     for table in tables:
         changed = found[table.oid]
         if changed.missing is not None:
             log.warning(
-                "the initial snapshot of %s was interrupted and is read again as of %s instead of %s: %s; rows may "
-                "come in the state of a later change, %s",
+                "rows of %s are read as of %s, because a snapshot of %s is not there any more: %s; they may come in "
+                "the state of a later change, %s",
                 table.name,
                 snapshot_lsn,
                 Lsn(origin - 1),
@@ -100,15 +114,15 @@ def rewind(
         lacking = left_out.get(table.oid, ())
         if lacking:
             log.info(
-                "the initial snapshot of %s was interrupted and is read again as of %s: its rows are turned back to "
-                "%s, but not what %s did to them in between, which the publication leaves out",
+                "rows of %s are read as of %s and turned back to %s, but not what %s did to them in between, which the "
+                "publication leaves out",
                 table.name,
                 snapshot_lsn,
                 origin,
                 listed(lacking),
             )
         else:
-            log.info("the initial snapshot of %s was interrupted and is turned back to %s exactly", table.name, origin)
+            log.info("rows of %s are read as of %s and turned back to %s exactly", table.name, snapshot_lsn, origin)
         back = turn_back(table, changed, layout, schema, Lsn(origin - 1))
         rewound[table.oid] = replace(back, is_exact=not lacking)
     return rewound
@@ -120,12 +134,11 @@ def _read(
     keys: Mapping[int, Sequence[str]],
     match: Match,
     layout: Layout,
-    origin: Lsn,
-    snapshot_lsn: Lsn,
-    confirmed: Lsn,
+    stretch: Stretch,
     require_driver: Callable[[], None],
 ) -> dict[int, ChangedRows]:
-    """The changes of ``tables`` from ``origin`` up to and including ``snapshot_lsn``."""
+    """The changes of ``tables`` within ``stretch``."""
+    confirmed = stretch.confirmed
     with_images = Layout(envelope=False, before_image=True, unrepresentable=layout.unrepresentable, on_truncate="emit")
     decoders = {table.oid: ChangeDecoder(with_images, _numbered_schema(table)) for table in tables}
     changed = {table.oid: ChangedRows(table, keys.get(table.oid, ())) for table in tables}
@@ -134,12 +147,13 @@ def _read(
             changed[table.oid].end("it has no columns to tell rows by")
     matched = Matched(match)
     assembler = TransactionAssembler(
-        Position.before(origin), lambda: StreamedTransaction(Spill), renewed_before=sys.maxsize
+        Position.before(stretch.origin), lambda: StreamedTransaction(Spill), renewed_before=sys.maxsize
     )
 
     room = _BYTES_PER_FOLD
 
-    def keep(changes: Changes) -> None:
+    def keep(changes: Changes) -> bool:
+        """Keep what is new, and return whether that is too much."""
         nonlocal room
         last_seq = 0
         there = relations_in(changes.messages)
@@ -159,16 +173,40 @@ def _read(
             if batch.num_rows:
                 changed[oid].add(batch, changes.relation(oid).relation.identity)
                 room -= batch.nbytes
-        if room < 0:
-            # Each time, all that is kept is looked through.
-            room = max(_BYTES_PER_FOLD, _fold(changed.values()) // 4)
         assembler.kept(changes, last_seq)
+        return room < 0
 
-    with closing(connect(Position.before(origin))) as stream:
-        for changes in _changes(stream, assembler, snapshot_lsn, confirmed, require_driver):
-            keep(changes)
+    with closing(connect(Position.before(stretch.origin))) as stream:
+        for changes in _changes(stream, assembler, stretch.snapshot_lsn, confirmed, require_driver):
+            if keep(changes):
+                with _answering(stream, confirmed):
+                    # Each time, all that is kept is looked through.
+                    room = max(_BYTES_PER_FOLD, _fold(changed.values()) // 4)
     _fold(changed.values())
     return changed
+
+
+@contextmanager
+def _answering(stream: ReplicationStream, confirmed: Lsn) -> Iterator[None]:
+    """Tell the server from a thread that somebody is there; the stream has no other user meanwhile.
+
+    It ends a session of which it hears nothing for ``wal_sender_timeout``.
+    """
+    done = threading.Event()
+
+    def answer() -> None:
+        # A session that is lost is found out by the next question.
+        with contextlib.suppress(PgCdcError):
+            while not done.wait(1.0):
+                stream.confirm(confirmed, ask=False)
+
+    thread = threading.Thread(target=answer, name="pgcdc-rewind", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _fold(changed: Collection[ChangedRows]) -> int:
@@ -212,6 +250,7 @@ def _changes(
                 heard = time.monotonic()
             if is_full:
                 yield from _given(assembler.make_room())
+                heard = time.monotonic()  # what was given is folded now and then, which takes a while
             elif data is None and len(rows or ()) == waiting:
                 if time.monotonic() > heard + longest:
                     raise silent_error(longest)

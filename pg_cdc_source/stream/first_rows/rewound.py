@@ -25,7 +25,7 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol.ipc import from_ipc, to_ipc
 from pg_cdc_source.protocol.layout import Layout, StreamedTable
 from pg_cdc_source.protocol.stream_rows import snapshot_rows
-from pg_cdc_source.stream.first_rows.changed_rows import ORDER, ChangedRows, batch_of, texts_of
+from pg_cdc_source.stream.first_rows.changed_rows import ORDER, ChangedRows, batch_of, digests_of
 from pg_cdc_source.stream.received.chunks import Chunk
 
 ROWS_PER_CHUNK = 65_536
@@ -35,8 +35,9 @@ ROWS_PER_CHUNK = 65_536
 class Rewound:
     """How to turn one table back: leave out the rows with a key of ``keys``, and add ``old_rows``.
 
-    ``whole``: no key tells rows apart; then ``keys`` are whole rows as text, each to be left out once for every time it
-    stands there. Both are Arrow IPC. Rows that are not ``is_exact`` may be as of any point up to that of the snapshot.
+    ``whole``: no key tells rows apart; then ``keys`` are digests of whole rows, each to be left out once for every time
+    it stands there. Both are Arrow IPC. Rows that are not ``is_exact`` may be as of any point up to that of the
+    snapshot.
     """
 
     keys: bytes
@@ -75,12 +76,12 @@ def _in_groups(batches: Iterable[pa.RecordBatch], least_bytes: int) -> Iterator[
         yield pa.Table.from_batches(group)
 
 
-def _without_copies(batches: Iterable[pa.RecordBatch], surplus: Counter[str]) -> Iterator[pa.RecordBatch]:
+def _without_copies(batches: Iterable[pa.RecordBatch], surplus: Counter[bytes]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         kept = []
-        for i, text in enumerate(texts_of(batch)):
-            if surplus[text]:
-                surplus[text] -= 1
+        for i, digest in enumerate(digests_of(pa.Table.from_batches([batch]))):
+            if surplus[digest]:
+                surplus[digest] -= 1
             else:
                 kept.append(i)
         if kept:

@@ -7,8 +7,8 @@ looked at as well::
     ALTER TABLE ──► a look finds it, with the end of the WAL there, E ──► the stream reads up to E: no row has said it
                                                                      ──► the batch that ends at E says it
 
-- What is seen before E was asked for and after it alike is as of E. What rows say meanwhile, they know better: a commit
-  may be in the WAL and not to be seen yet.
+- What the catalog has both before and after E was read is as of E. Rows that come meanwhile win: their commit may be in
+  the WAL while the catalog does not show it yet.
 - Behind a start, all tables are compared. After that only where the catalog's rows of them are others.
 - Tables whose rows come again say it with these.
 """
@@ -62,14 +62,14 @@ class AlteredTables:
 
     def rewrites_at(self, end: Position, coming: Collection[int]) -> bool:
         """Whether a batch that ends at ``end`` says that a table is rewritten, other than those that are ``coming``."""
-        return end == self.position and self._layouts.rewrite(self._of_others(coming))
+        return end == self.position and self._layouts.is_rewrite_among(self._of_others(coming))
 
     def reach(self, start: Position, end: Position, coming: Collection[int]) -> None:
         """A batch from ``start`` ends at ``end``. Tables whose rows are ``coming`` say it with these."""
         if self.position is None or end < self.position:
             return
         # Where the batch goes further it is too late for these.
-        if end > self.position or not self._layouts.reach(start, self._of_others(coming)):
+        if end > self.position or not self._layouts.announce(start, self._of_others(coming)):
             self._mark = ""
         self.position, self._found = None, ()
 

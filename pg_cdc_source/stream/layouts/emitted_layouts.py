@@ -98,7 +98,7 @@ class EmittedLayouts:
             found = self._catalog.records(session, there, self._catalog.find(session, there), _of_snapshot(point))
             self._history.add(self._history.behind(record, as_catalog(record)) for record in found)
 
-    def guess(
+    def with_layouts_at_end_of_wal(
         self, session: Session, tables: Sequence[Member], end: StreamOffset, end_of_wal: Callable[[], Position]
     ) -> StreamOffset:
         """Give ``end`` the end of the WAL, and the layouts there; the rows before, and the start, are not known."""
@@ -109,9 +109,9 @@ class EmittedLayouts:
         position, guesses = read_guesses(self._catalog, session, tables, end_of_wal)
         return replace(end, position=position, layouts=to_text((*from_text(end.layouts), *guesses)))
 
-    def rewritten(self, start: Position, end: Position) -> list[int]:
+    def take_rewritten(self, start: Position, end: Position) -> list[int]:
         """The tables, by oid, that the rows between say are rewritten: their rows have to come again, as of a later
-        point. Their names may be others by now.
+        point. Their names may be others by now. Those that were owed from before are given once.
         """
         oids = [record.layout.oid for record in self._history.rewritten(start, end)] if self.are_emitted else []
         oids, self._owed = [*self._owed, *oids], []
@@ -134,11 +134,11 @@ class EmittedLayouts:
         both = ((record, known[record.layout.oid]) for record in records)
         return end, tuple((r, last.position) for r, last in both if last is not None and last.layout != r.layout)
 
-    def rewrite(self, found: Iterable[PresentLayout]) -> bool:
+    def is_rewrite_among(self, found: Iterable[PresentLayout]) -> bool:
         """Whether any of these says that its table is rewritten."""
         return any(self._history.rewrites(present, as_catalog(present), known_at) for present, known_at in found)
 
-    def reach(self, start: Position, found: Iterable[PresentLayout]) -> bool:
+    def announce(self, start: Position, found: Iterable[PresentLayout]) -> bool:
         """Have the batch from ``start`` that ends where these were read say what rows have not said by now.
 
         Return whether that is all: rows may have said a part of it, and the rest has to be looked for again.
@@ -155,7 +155,7 @@ class EmittedLayouts:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def of_snapshot(self, oids: Iterable[int], point: Lsn, members: Iterable[Member]) -> list[Chunk]:
+    def rows_before_snapshot(self, oids: Iterable[int], point: Lsn, members: Iterable[Member]) -> list[Chunk]:
         """The rows that stand before the rows of tables as of ``point``; ``members`` are all tables of the stream."""
         position, known = _of_snapshot(point), _oids(members)
         records = [record for oid in oids if (record := self._history.at(oid, position)) is not None]
@@ -190,7 +190,7 @@ class EmittedLayouts:
         unsent = tuple(codec.column.name for codec in table.codecs if codec.column.name not in kept)
         return replace(planned, scan=narrowed(planned.scan, list(kept.values())), table=replace(table, unsent=unsent))
 
-    def guessed(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
+    def rows_of_guesses(self, start: StreamOffset | None, end: StreamOffset) -> list[Chunk]:
         """The rows at the end of a batch that say layouts which its rows have not had."""
         guesses = guesses_at(start, end) if self.are_emitted else ()
         if not guesses:
@@ -202,7 +202,7 @@ class EmittedLayouts:
         new = [record for record in reached if record is not None]
         return [self._row(r.layout.as_streamed(), self._history.said(r, oids), position) for r in new]
 
-    def reached(
+    def rows_of_announced(
         self, start: StreamOffset | None, end: StreamOffset, begin: Position, again: Collection[int]
     ) -> list[Chunk]:
         """The rows at the end of a batch that say layouts which no row has.
@@ -227,7 +227,9 @@ class EmittedLayouts:
             self._row(r.layout.as_streamed(), self._history.said(r, oids), Position(r.position.lsn, 0)) for r in found
         ]
 
-    def left(self, start: StreamOffset | None, end: StreamOffset, refused: Mapping[int, Refused]) -> list[Chunk]:
+    def rows_of_left(
+        self, start: StreamOffset | None, end: StreamOffset, refused: Mapping[int, Refused]
+    ) -> list[Chunk]:
         """The rows at the end of a batch that say which tables have left with it, and why, if they are ``refused``."""
         if not self.are_emitted or start is None or start.members is None or end.members is None:
             return []
@@ -239,7 +241,7 @@ class EmittedLayouts:
             if known.isdisjoint((member.oid, member.name))
         ]
 
-    def gaps(self, start: StreamOffset | None, end: StreamOffset, unread: Mapping[int, str]) -> list[Chunk]:
+    def rows_of_gaps(self, start: StreamOffset | None, end: StreamOffset, unread: Mapping[int, str]) -> list[Chunk]:
         """The rows at the end of a batch that say of which tables changes may be missing, until their rows come.
 
         ``unread`` are tables whose rows it should have, and that left before these were read: names by their oids.

@@ -7,7 +7,9 @@ all records within it::
 
     records     ──a1────────b1──────a2─────────────a3────►
     batch                       start ────────── end
-    its end carries a1… no: a2 where it is within; b1, the last before; never a3
+
+Its end carries b1, the last one of b before the start, and of a the one before the start and that within: a1, a2. It
+does not carry a3.
 
 - Rows up to an offset that was given out (``settled``) have the layouts that it carries. Nobody asks the catalog again.
 - A record that is behind the end of a batch comes into the offset of a later one.

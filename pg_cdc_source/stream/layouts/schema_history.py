@@ -21,6 +21,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from psycopg2.extensions import connection as Session
+
 from pg_cdc_source.errors import START_OVER, PgCdcError, SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import dotted, listed_names, quoted
@@ -227,7 +229,7 @@ def _is_wanted_now(options: StreamOptions, sent: SentRelation) -> bool:
     oid, schema, name = sent.relation.oid, sent.relation.schema, sent.relation.name
     is_named = any(pattern.matches(schema, name) for pattern in options.tables)
     # A session of its own: this may be the thread that reads.
-    with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
+    with contextlib.closing(_connect(options)) as session:
         try:
             published = publication.read_publication(session, options.publications)
             if published is not None and is_named and not _is_published(published, oid, dotted(schema, name)):
@@ -277,10 +279,15 @@ def _reads_alike(options: StreamOptions, codec: registry.Codec, found: RelationC
     return registry.plan(other, as_string=as_string, numeric_as=options.numeric_as).text_decoder == codec.text_decoder
 
 
+def _connect(options: StreamOptions) -> Session:
+    """A session beside the source's own, which has looked for a pooler."""
+    return connect(options.connection, session_name(options, "planning"), known_to_last=True)
+
+
 def _catalog_types(options: StreamOptions, columns: Sequence[RelationColumn]) -> list[registry.CatalogType]:
     """What types are that columns did not have when they were planned; one that is gone has only its text."""
     types = [(column.type_oid, column.typmod) for column in columns]
     names = listed_names(column.name for column in columns)
     # A session of its own, as above.
-    with contextlib.closing(connect(options.connection, session_name(options, "planning"))) as session:
+    with contextlib.closing(_connect(options)) as session:
         return read_types(session, types, f"looking for the type of column {names}")

@@ -44,7 +44,7 @@ Match = Callable[[SentRelation, Position], Described | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class BufferLevel:
     """What waits for Spark behind some position.
 
     ``through``: up to there is nothing else. ``oldest_us``: when the first of the changes was committed, in
@@ -241,11 +241,11 @@ class ChangeBuffer:
         self.decode()
         return self._chunks.between(start, end)
 
-    def waiting(self, position: Position) -> Waiting:
+    def waiting(self, position: Position) -> BufferLevel:
         """What is here of the changes after ``position``."""
         chunks = [chunk for chunk in self._chunks if chunk.last > position]
         through = position if chunks else max(position, self.received)
-        return Waiting(
+        return BufferLevel(
             sum(chunk.rows for chunk in chunks) + len(self._assembler),
             sum(chunk.raw_bytes for chunk in chunks) + self._assembler.size_bytes,
             self._chunks.file_bytes + self._assembler.file_bytes,

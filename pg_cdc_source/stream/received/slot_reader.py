@@ -40,7 +40,7 @@ from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.replication import DecodingError, ReplicationStream
 from pg_cdc_source.postgres.slots import may_be_within_a_record
-from pg_cdc_source.stream.received.buffer import ChangeBuffer, Request, Waiting
+from pg_cdc_source.stream.received.buffer import BufferLevel, ChangeBuffer, Request
 from pg_cdc_source.stream.received.chunks import Chunk
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class SlotReader:
             chunks = self._buffer.batch(start, end)
         return [chunk.between(start, end) for chunk in chunks]
 
-    def waiting(self, position: Position) -> Waiting:
+    def waiting(self, position: Position) -> BufferLevel:
         """What is here of the changes after ``position``."""
         with self._locked():
             return self._buffer.waiting(position)
@@ -344,8 +344,8 @@ def _without_end(error: PgCdcError, furthest: Position) -> PgCdcError:
     """The error of sessions that all ended with it, and of which none came any further."""
     never = f"see the server's log; a transaction that it can never decode is left behind only where you {START_OVER}"
     return type(error)(
-        f"{error.what}; so all sessions ended for {RECONNECTING.within_seconds:g} s, and nothing behind {furthest} has "
-        "come",
+        f"{error.what}; so all sessions ended for {RECONNECTING.within_seconds:g} s and longer, and nothing behind "
+        f"{furthest} has come",
         remedy=never if error.remedy == error.usual_remedy else error.remedy,
     )
 

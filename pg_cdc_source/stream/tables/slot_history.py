@@ -26,14 +26,15 @@ from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, end_of_timeline
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.catalog import is_in_recovery
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.postgres.slot_checks import (
-    behind_now,
+    behind_now_error,
     check_confirmed,
     check_slot,
     in_use_error,
-    missing_now,
+    missing_now_error,
     refuse_unreadable,
     require_unused,
 )
@@ -98,15 +99,15 @@ class SlotHistory:
         return IN_USE.retrying(self._find_slot)
 
     def _find_slot(self) -> Slot | None:
-        session = self._source.open()
-        found = read_slot(session, self._options.slot)
-        if found is None:
-            self._was_missing = True
-            return None
-        check_slot(found, self.identify().database, failover=self._options.failover)
-        if not self._was_missing:
-            require_unused(session, found)
-        return found
+        with self._source.asking() as session:
+            found = read_slot(session, self._options.slot)
+            if found is None:
+                self._was_missing = True
+                return None
+            check_slot(found, self.identify().database, failover=self._options.failover)
+            if not self._was_missing:
+                require_unused(session, found)
+            return found
 
     def drop_lost_slot(self) -> None:
         """Drop the slot, if there is one, so that it can be made anew. Raises where somebody reads it.
@@ -115,12 +116,12 @@ class SlotHistory:
         """
 
         def drop() -> None:
-            session = self._source.open()
-            slot = read_slot(session, self._options.slot)
-            if slot is not None:
-                refuse_unreadable(slot, self.identify().database, "choose another name in the option slot")
-                require_unused(session, slot)
-            drop_slot(session, self._options.slot)
+            with self._source.asking() as session:
+                slot = read_slot(session, self._options.slot)
+                if slot is not None:
+                    refuse_unreadable(slot, self.identify().database, "choose another name in the option slot")
+                    require_unused(session, slot)
+                drop_slot(session, self._options.slot)
 
         IN_USE.retrying(drop)
 
@@ -131,12 +132,12 @@ class SlotHistory:
         """
 
         def check() -> None:
-            session = self._source.open()
-            slot = self._slot_with(session, position.next_lsn)
-            if with_snapshot:
-                require_unused(session, slot)
-            elif slot.active_pid is not None:
-                raise in_use_error(session, slot)
+            with self._source.asking() as session:
+                slot = self._slot_with(session, position.next_lsn)
+                if with_snapshot:
+                    require_unused(session, slot)
+                elif slot.active_pid is not None:
+                    raise in_use_error(session, slot)
 
         (LINGERING if with_snapshot else IN_USE).retrying(check)
 
@@ -144,7 +145,8 @@ class SlotHistory:
         """Start the slot's stream after ``received``, on a server whose past that is."""
         options, start = self._options, received.next_lsn
         # Each time: while a session is lost, the slot may be lost too, or be made anew.
-        with contextlib.closing(connect(options.connection, session_name(options, "source"))) as session:
+        with contextlib.closing(self._connect()) as session:
+            self._source.require_no_fall_back(in_recovery=is_in_recovery(session))
             slot = self._slot_with(session, start)
             if may_be_within_a_record(start):
                 # What has been received comes again, and is left out.
@@ -164,8 +166,8 @@ class SlotHistory:
         try:
             self._require_common(before, received, found)
             if received.next_lsn > stream.end_of_wal:
-                with contextlib.closing(connect(options.connection, session_name(options, "source"))) as session:
-                    raise behind_now(session, options.slot, received.next_lsn, stream.end_of_wal)
+                with contextlib.closing(self._connect()) as session:
+                    raise behind_now_error(session, options.slot, received.next_lsn, stream.end_of_wal)
         except BaseException:
             stream.close()
             raise
@@ -173,11 +175,15 @@ class SlotHistory:
         self._identity = found
         return stream
 
+    def _connect(self) -> Session:
+        # Of the thread that reads, beside the source's own session, which has looked for a pooler.
+        return connect(self._options.connection, session_name(self._options, "source"), known_to_last=True)
+
     def _slot_with(self, session: Session, start: Lsn) -> Slot:
         """The slot, which has all from ``start`` on."""
         slot = read_slot(session, self._options.slot)
         if slot is None:
-            raise missing_now(session, self._options.slot)
+            raise missing_now_error(session, self._options.slot)
         check_slot(slot, self.identify().database, failover=self._options.failover)
         check_confirmed(slot, start, None if slot.active_pid is None else read_user(session, slot.name))
         return slot

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import TransientError
+from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, slot_creation
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect
-from pg_cdc_source.postgres.kept_session import KeptSession
+from pg_cdc_source.postgres.kept_session import KeptSession, answered_within
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import read_end_of_wal, wait_for_end_of_wal
 from pg_cdc_source.stream.tables.second_look import settled
 from pg_cdc_source.stream.tables.stream_plan import session_name
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -55,13 +59,7 @@ class SourceSession:
         )
         try:
             server = catalog.read_server(session)
-            # Its catalog may be that of a while ago, and it has no slot to go on with.
-            if self._has_begun and server.in_recovery and not self.in_recovery:
-                raise StandbyError(
-                    f"the address {options.connection.display()} leads to a standby, and the stream was on a primary",
-                    remedy="see that a server is promoted; several in host with target_session_attrs=primary are "
-                    "found by themselves",
-                )
+            self.require_no_fall_back(in_recovery=server.in_recovery)
             slot_creation.require_consistent_point(
                 server, stream=True, failover=options.failover, messages=bool(options.message_prefixes)
             )
@@ -71,13 +69,35 @@ class SourceSession:
         self._has_begun, self.in_recovery = True, server.in_recovery
         return session
 
-    def ask(self, question: Callable[[Session], T]) -> T:
-        """Run ``question`` in the session, and again where that is lost or DDL may have been in the way."""
+    def require_no_fall_back(self, *, in_recovery: bool) -> None:
+        """Raise StandbyError where a server is a standby, and the stream was on a primary.
+
+        Its catalog may be that of a while ago, and it has no slot to go on with.
+        """
+        if self._has_begun and in_recovery and not self.in_recovery:
+            raise StandbyError(
+                f"the address {self._options.connection.display()} leads to a standby, and the stream was on a primary",
+                remedy="see that a server is promoted; several in host with target_session_attrs=primary are found by "
+                "themselves",
+            )
+
+    @contextmanager
+    def asking(self) -> Iterator[Session]:
+        """The session, for questions that are answered within some minutes."""
+        session = self.open()
+        with answered_within(session):
+            yield session
+
+    def ask(self, question: Callable[[Session], T], *, may_take_long: bool = False) -> T:
+        """Run ``question`` in the session, and again where that is lost or DDL may have been in the way.
+
+        One that ``may_take_long`` is waited for without a bound.
+        """
 
         def attempt() -> T:
             try:
-                session = self.open()
-                return settled(lambda: question(session))
+                with contextlib.nullcontext(self.open()) if may_take_long else self.asking() as session:
+                    return settled(lambda: question(session))
             except TransientError:
                 self.close()
                 raise
@@ -90,8 +110,10 @@ class SourceSession:
         if session is None:
             return None
         try:
-            return question(session)
-        except TransientError:
+            with answered_within(session):
+                return question(session)
+        except PgCdcError as error:
+            log.debug("not asked again: %s", error.what)
             self.close()
             return None
 

@@ -1,0 +1,55 @@
+"""Spark's triggers of scheduled runs: each run takes what is there, and the next one the rest."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from driving import Drive, drop_slots, run
+from psycopg2.extensions import connection as Session
+from pyspark.sql import SparkSession
+from streams import load_stream
+
+from pg_cdc_source.spark.pgcdc import HAS_LIMITS
+
+WRAPPER = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+
+
+@pytest.mark.skipif(HAS_LIMITS, reason="a Spark that names start and limit asks once for each batch")
+def test_a_first_end_that_is_asked_for_twice_is_the_same(
+    pg: Session, drive: Drive, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Spark 4.0 and 4.1 do with the wrapper, before they read anything."""
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    driver = drive(dbtable="t")
+    for key in (2, 3):
+        first, second = driver.plan_and_ask_again(partial(run, pg, f"INSERT INTO t VALUES ({key})"))
+        assert first == second
+        assert [row["id"] for row in driver.batch()] == [key - 1]
+        driver.restart()
+    assert "are read as of" not in caplog.text
+
+
+@pytest.mark.corner
+@pytest.mark.parametrize("wrapper", ["true", "false"])
+def test_each_run_takes_what_is_there(wrapper: str, spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> None:
+    """Spark 4.0 and 4.1 with the wrapper ask for the newest offset twice before they read anything."""
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (0)")
+    found: list[int] = []
+    before = spark.conf.get(WRAPPER)
+    spark.conf.set(WRAPPER, wrapper)
+    try:
+        for i in range(1, 4):
+            rows = load_stream(spark, db, dbtable="t", slot="scheduled")
+            writer = rows.writeStream.foreachBatch(lambda batch, _: found.extend(row["id"] for row in batch.collect()))
+            query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+            try:
+                query.awaitTermination()
+            finally:
+                query.stop()
+            assert found == list(range(i))
+            run(pg, f"INSERT INTO t VALUES ({i})")
+    finally:
+        spark.conf.set(WRAPPER, before or "false")
+        drop_slots(pg)
