@@ -368,7 +368,7 @@ def test_rows_without_a_column_that_came_after_the_point_are_not_turned_back(
         rows = again.rows(None, end)
     assert sorted((row["id"], row["c"]) for row in rows) == [(2, 5), (3, 5)]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert any("its columns were changed in between; rows may come in the state of" in text for text in warnings)
+    assert any("its columns were changed in between; they may come in the state of" in text for text in warnings)
 
 
 # --- in Spark ---------------------------------------------------------------------------------------------------------

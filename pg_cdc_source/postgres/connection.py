@@ -253,6 +253,12 @@ def _log_in(options: ConnectionOptions, keywords: Mapping[str, Any]) -> Session:
         time.sleep(pause_seconds)
 
 
+def rename(session: Session, application_name: str) -> None:
+    """Give a session another name."""
+    with translated("naming a session"), session.cursor() as cursor:
+        cursor.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (application_name,))
+
+
 def begin_anew(session: Session, application_name: str) -> bool:
     """Make of a session what ``connect`` opens under another name. No SQL but this package's may have run in it.
 

@@ -26,7 +26,7 @@ from pg_cdc_source.errors import SchemaChangedError, ServerSetupError, Transient
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import locks, slot_creation, snapshots
-from pg_cdc_source.postgres.connection import FULL_SECONDS
+from pg_cdc_source.postgres.connection import FULL_SECONDS, rename
 from pg_cdc_source.postgres.lasting_keys import read_lasting_keys
 from pg_cdc_source.postgres.publication import find_left_out
 from pg_cdc_source.postgres.replication import ReplicationStream
@@ -154,7 +154,7 @@ class HeldSnapshot:
             return
         self.end()
         try:
-            self._ahead = self._make(None)
+            self._ahead = self._make(None, "ahead")
         except (ServerSetupError, TransientError) as error:
             # Long transactions may end while the slot is read.
             log.warning("%s; so rows are read as of a later point", error.what)
@@ -224,13 +224,13 @@ class HeldSnapshot:
         self._held = self._point = None
         self._rewound, self._rewound_as = {}, {}
 
-    def _make(self, slot: str | None) -> Held:
+    def _make(self, slot: str | None, purpose: str = "snapshot") -> Held:
         options = self._options
         spec = SnapshotSpec("require", slot, options.slot_timeout_seconds, bool(slot) and options.failover)
         return snapshots.make_snapshot(
             options.connection,
             spec,
-            lambda snapshot_id: session_name(options, "snapshot"),
+            lambda snapshot_id: session_name(options, purpose),
             stream=True,
             full_seconds=FULL_SECONDS,
         )
@@ -274,6 +274,8 @@ class HeldSnapshot:
             return None
         try:
             check_files(held, rows.unread)
+            # By this name other processes find out that somebody reads the rows.
+            rename(held.first.session, session_name(self._options, "snapshot"))
         except (SchemaChangedError, TransientError) as error:
             log.warning("%s; so they are read as of a later point", error.what)
             held.close()
