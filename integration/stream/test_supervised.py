@@ -21,8 +21,8 @@ Row = dict[str, Any]
 
 @pytest.fixture
 def supervise() -> Callable[[Callable[[], StreamingQuery]], None]:
-    """The function of docs/stream.md."""
-    (page,) = [page for page in PAGES if name_of(page) == "docs/stream.md"]
+    """The function of docs/operations.md."""
+    (page,) = [page for page in PAGES if name_of(page) == "docs/operations.md"]
     (block,) = [block for block in blocks(page) if "def run(start" in block.text]
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102 - our own page
