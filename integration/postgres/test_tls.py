@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession, functions
 from servers import second_server
 from watch import wait_until
 
+from pg_cdc_source.cli.preflight import check
 from pg_cdc_source.errors import ConnectError, DefiniteError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.connection import connect as connect_source
@@ -193,6 +194,31 @@ def test_a_stream_is_let_in_on_both_kinds_of_connection(
         finally:
             driver.stop()
             drop_slots(pg)
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_root", "status", "says"),
+    [
+        ("verify-full", True, "ok", "sslmode=verify-full"),
+        ("require", True, "ok", "sslmode=require"),  # which libpq takes for verify-ca then
+        ("require", False, "warning", "whoever answers is taken for the server"),
+    ],
+)
+def test_a_check_says_who_may_pass_for_the_server(
+    mode: str,
+    has_root: bool,
+    status: str,
+    says: str,
+    tls: TlsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    changed = {"sslmode": mode} if has_root else {"sslmode": mode, "sslrootcert": ""}
+    options = tls.options("by_password", password=PASSWORD, **changed)
+    [found] = [f for f in check("pgsnapshot", {**options, "dbtable": "t"}) if f.check == "encryption"]
+    assert (found.status, says in found.text) == (status, True), found
+    assert found.text.startswith("TLSv1.")
 
 
 @SHOWN
