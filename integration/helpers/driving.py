@@ -140,6 +140,13 @@ class Driver:
                 reader.commit(self._last_end)
         return True
 
+    def plan_before_repeating(self) -> list[Row]:
+        """Ask for the newest offset, then repeat the batch that did not come to its end, and run one up to there."""
+        newest = self._reader.latestOffset()
+        self.batch()
+        self._planned = newest
+        return self.batch()
+
     def plan_and_ask_again(self, meanwhile: Callable[[], object]) -> tuple[object, object]:
         """Plan a batch, and ask for the newest offset once more before it is read; both answers."""
         self._planned = self._reader.latestOffset()

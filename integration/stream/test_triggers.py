@@ -31,6 +31,21 @@ def test_a_first_end_that_is_asked_for_twice_is_the_same(
     assert "are read as of" not in caplog.text
 
 
+@pytest.mark.skipif(HAS_LIMITS, reason="a Spark that names start and limit repeats a batch before it asks")
+def test_a_gap_is_noticed_where_the_end_is_asked_for_before_a_batch_is_repeated(pg: Session, drive: Drive) -> None:
+    """As the wrapper has it after a crash."""
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)", "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.t")
+    driver.take(1)
+    run(pg, "INSERT INTO t VALUES (2)")
+    assert driver.attempt_rows()
+    driver.stop()
+    run(pg, "ALTER PUBLICATION s DROP TABLE t", "INSERT INTO t VALUES (3)", "ALTER PUBLICATION s ADD TABLE t")
+    driver.restart()
+    rows = driver.plan_before_repeating()
+    assert [row["_change_type"] for row in rows] == ["truncate", "snapshot", "snapshot", "snapshot"]
+
+
 @pytest.mark.corner
 @pytest.mark.parametrize("wrapper", ["true", "false"])
 def test_each_run_takes_what_is_there(wrapper: str, spark: SparkSession, db: str, pg: Session, tmp_path: Path) -> None:

@@ -73,8 +73,11 @@ class BatchReading:
         guessed = end == given.guessed
         layouts.resume(start, end)
         joined = membership.repeat(start, end, guessed=guessed)
-        # Where tables join in the batch, it is found out again should it be asked for again.
-        given.newest, given.guessed = end, end if joined else None
+        given.newest = end
+        if guessed or joined:
+            # Where tables join in the batch, it is found out again should it be asked for again. One before the guess,
+            # which is repeated after a crash, leaves that to come.
+            given.guessed = end if joined else None
         rows = self._rows(start, end, joined)
         position = Position.before(end.origin) if start is None else start.position
         is_anew = end.at == end.origin
