@@ -53,8 +53,7 @@ class ReadingSession:
         self._purpose = Purpose(plan.spec.connection, name, source, execution)
         self._scan = (plan, scan_range.heaps)
         self._session: Session | None = None
-        # Without a snapshot: it sees the catalog as it is now.
-        # The session that reads is there meanwhile, with its locks.
+        # Without a snapshot, it sees the catalog as it is now. The session that reads has its locks meanwhile.
         begin = partial(_connect, plan.spec.connection, "pgsnapshot:checking", full_seconds=FULL_SECONDS)
         self.present = KeptSession(begin)
         self._locked: frozenset[Relation] | None = None  # and found to be what was planned; None: nothing was looked at

@@ -109,13 +109,12 @@ class Membership:
         return is_new or bool(find_renamed(before.members, self.plan.members))
 
     def repeat(self, start: StreamOffset | None, end: StreamOffset, *, guessed: bool) -> tuple[Member, ...]:
-        """Follow what the batch from ``start`` to ``end`` has. Return the tables whose rows end it, if it guesses.
+        """Follow the tables of the batch from ``start`` to ``end``, and return those whose rows it ends with.
 
-        Some of those may be gone by now. Their ``since`` is the end where they join there; those that the stream had
-        before also have their changes in the batch.
-
-        An end that was given before its start was known (``guessed``), or without a limit, has the tables of its time.
-        Those that the start does not have join at the end, and so do those whose rows are due, or that have a gap.
+        Only a batch has such whose end was given before its start was known (``guessed``), or without a limit: it has
+        the tables of that time. Those that the start does not have join at the end, and so do those whose rows are due,
+        or that have a gap. Their ``since`` is the end where they join there; those that the stream had before also have
+        their changes in the batch. Some may be gone by now.
         """
         if self._plan is not None and not guessed and _oids(self._plan.members) == _oids(end.members or ()):
             return ()
@@ -279,7 +278,7 @@ class Membership:
 
         These are those whose oids are ``due`` and, where new tables are read, all that wait. A table that was published
         while the snapshot was taken goes on waiting: a transaction that wrote to it before and ends after the point
-        is neither in the snapshot nor sent. Raises TransientError where so much may be missing of all tables.
+        is neither in the snapshot nor sent. Raises TransientError where that may be so of every table.
         """
         point, session = held.point, held.first.session
         published = publication.require_publication(session, self._options.publications)
