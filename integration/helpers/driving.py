@@ -140,6 +140,10 @@ class Driver:
                 reader.commit(self._last_end)
         return True
 
+    def partitions_of_nothing(self) -> list[object]:
+        """Ask for the partitions from the end of the planned batch to there, as Spark 4.0 and 4.1 do at a start."""
+        return list(self._reader.partitions(self._planned, self._planned))
+
     def plan_before_repeating(self) -> list[Row]:
         """Ask for the newest offset, then repeat the batch that did not come to its end, and run one up to there."""
         newest = self._reader.latestOffset()

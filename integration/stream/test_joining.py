@@ -1357,6 +1357,25 @@ def test_rows_of_a_table_that_joins_at_an_end_that_was_given_are_as_of_then_howe
     until_equal(driver, pg, "t", "u")
 
 
+@pytest.mark.skipif(not HAS_LIMITS, reason="Spark does not say that it takes what is there")
+@pytest.mark.parametrize("leaves", ["ALTER PUBLICATION s DROP TABLE u", "DROP TABLE u"])
+def test_a_table_that_leaves_does_so_in_the_run_that_takes_what_is_there(
+    leaves: str, pg: Session, drive: Drive
+) -> None:
+    """Also where the server has written since the run began, as a busy one always has."""
+    driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange="emit")
+    driver.stop()
+    run(pg, leaves)
+    driver.start_available_now()
+    run(pg, "INSERT INTO t VALUES (2, 'b')")
+    count = len(driver.rows)
+    while (rows := driver.attempt()) is not None:
+        assert driver.batch() == rows
+    assert [member.name for member in driver.members] == ["public.t"]
+    said = [json.loads(row["after"]) for row in driver.rows[count:] if row["_change_type"] == "schema"]
+    assert [change["change"] for row in said for change in row["changes"]] == ["left"]
+
+
 @pytest.mark.usefixtures("without_limits")
 def test_a_table_that_is_new_within_such_a_batch_is_told_until_it_is_followed(
     pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,11 @@ from psycopg2.extensions import connection as Session
 from pyspark.sql import SparkSession
 from streams import load_stream
 
+from pg_cdc_source.errors import SlotLostError
+from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.spark.own_trigger import OWN_TRIGGER, OwnTrigger
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
+from pg_cdc_source.stream.tables.source_session import SourceSession
 
 WRAPPER = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
@@ -44,6 +48,23 @@ def test_a_gap_is_noticed_where_the_end_is_asked_for_before_a_batch_is_repeated(
     driver.restart()
     rows = driver.plan_before_repeating()
     assert [row["_change_type"] for row in rows] == ["truncate", "snapshot", "snapshot", "snapshot"]
+
+
+@pytest.mark.skipif(HAS_LIMITS, reason="a Spark that names start and limit does not ask for partitions of nothing")
+def test_a_server_that_was_set_back_is_noticed_where_spark_first_names_the_unfinished_batch(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does after a crash, and a mirror goes on from there."""
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    driver = drive(tables="public.t", **{OWN_TRIGGER: OwnTrigger(once=False, interval=0.0).text})
+    driver.take(1)
+    run(pg, "INSERT INTO t VALUES (2)")
+    assert driver.attempt_rows()
+    driver.restart()
+    assert driver.partitions_of_nothing() == []
+    monkeypatch.setattr(SourceSession, "read_end_of_wal", lambda self: Lsn(8))
+    with pytest.raises(SlotLostError, match="set back"):
+        driver.batch()
 
 
 @pytest.mark.corner

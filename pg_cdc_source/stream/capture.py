@@ -75,6 +75,7 @@ class Capture:
         ``may_go_on``: whether the stream may have begun long ago where no end of a batch is known.
         """
         given = self._given
+        given.newest = given.newest or given.resumed
         if given.newest is None:
             given.newest = self._first_without_start() if may_go_on else self.newest(None, limited=True)
             given.may_be_repeated = True
@@ -108,8 +109,7 @@ class Capture:
 
     def go_on_from(self, start: StreamOffset | None) -> None:
         """Take ``start`` for the end of the last batch, for a Spark that does not say it when it asks for the next."""
-        if self._given.newest is None:
-            self._given.newest = start
+        self._given.resumed = start
 
     def batch(self, start: StreamOffset | None, end: StreamOffset) -> Batch:
         """The rows after ``start`` (None: the initial offset) up to ``end``."""

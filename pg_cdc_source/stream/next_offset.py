@@ -43,6 +43,9 @@ class NextOffset:
         if membership.look_sometimes() or not altered.were_looked_for:
             self._look_for_altered(start)
         leaving = membership.leaving
+        if leaving is not None and self._target is not None:
+            # Who takes what is there takes in what has left, too. It is a moment ago that the target was set.
+            self._target = max(self._target, leaving.through)
         if leaving is not None and start.position >= leaving.through:
             membership.leave()
             # It would still bring rows of one that is published again, which a repeated batch would not have.

@@ -69,12 +69,14 @@ class StreamParts:
 class GivenOffsets:
     """What this process has answered Spark with.
 
-    ``newest`` is the last offset given out. ``guessed`` is the last one given before its batch's rows were read: its
+    ``resumed`` is where Spark has said that the stream goes on: another process has given it. ``newest`` is the last
+    offset given out. ``guessed`` is the last one given before its batch's rows were read: its
     tables and layouts are the catalog's. ``planned`` is the last one given with start and limit: nothing about it has
     to be found out again. ``may_be_repeated``: Spark may ask for the first answer once more before it reads
     up to there.
     """
 
+    resumed: StreamOffset | None = None
     newest: StreamOffset | None = None
     guessed: StreamOffset | None = None
     planned: StreamOffset | None = None
