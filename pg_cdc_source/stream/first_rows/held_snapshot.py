@@ -119,12 +119,10 @@ class HeldSnapshot:
             held.close()
             return self.created
         try:
-            check_files(held, tables)
+            self.hold(_checked(held, tables))
         except BaseException:
-            held.close()
             self.give_up_slot()
             raise
-        self.hold(held)
         return self.created
 
     def give_up_slot(self) -> None:
@@ -244,9 +242,8 @@ class HeldSnapshot:
             return self._history.connect_stream(position, streaming=False)
 
         self._history.require_free(Position.before(rows.point), with_snapshot=True)
-        held = self._take_ahead(rows) or self._make(None)
+        held = self._take_ahead(rows) or _checked(self._make(None), rows.unread)
         try:
-            check_files(held, rows.unread)
             assert held.lsn is not None
             tables = [planned.table for planned in rows.unread if _has_same_columns(plan.find(planned.oid), planned)]
             rewound = rewind(
@@ -273,16 +270,13 @@ class HeldSnapshot:
         if held is None:
             return None
         try:
-            check_files(held, rows.unread)
+            _checked(held, rows.unread)
             # By this name other processes find out that somebody reads the rows.
             rename(held.first.session, session_name(self._options, "snapshot"))
         except (SchemaChangedError, TransientError) as error:
             log.warning("%s; so they are read as of a later point", error.what)
             held.close()
             return None
-        except BaseException:
-            held.close()
-            raise
         return held
 
     def _find_keyed(self, plan: StreamPlan, tables: Sequence[StreamedTable]) -> set[int]:
@@ -297,6 +291,16 @@ def _has_same_columns(present: PlannedTable | None, said: PlannedTable) -> bool:
     if present is None:
         return False
     return (present.table.codecs, present.table.unsent) == (said.table.codecs, said.table.unsent)
+
+
+def _checked(held: Held, tables: Sequence[PlannedTable]) -> Held:
+    """``held``, whose files were checked; it ends where they are others."""
+    try:
+        check_files(held, tables)
+    except BaseException:
+        held.close()
+        raise
+    return held
 
 
 def check_files(held: Held, tables: Sequence[PlannedTable]) -> None:
