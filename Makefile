@@ -117,8 +117,9 @@ $(VENV)/wheel/.built: $(SOURCES) $(VENV)/.made
 	@rm -rf build
 	@touch $@
 
-# --force-reinstall, because the version stays the same while the sources change.
+# --force-reinstall, because the version stays the same while the sources change. The extra is named, or pip would fetch
+# every newer Spark before it comes to this one.
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/wheel/.built
 	$(PIP) install --force-reinstall --no-deps $(VENV)/wheel/*.whl
-	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$*]" $(if $(PYSPARK),pyspark==$(PYSPARK))
+	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$*]" $(if $(PYSPARK),pyspark$(if $(filter dev,$*),[connect])==$(PYSPARK))
 	@touch $@

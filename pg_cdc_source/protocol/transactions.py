@@ -92,7 +92,8 @@ class TransactionAssembler:
 
     ``complete``: every commit through here has been received. ``received``: everything through here was kept, or there
     was nothing to keep; a new session begins there. ``requests``: contents of messages with this package's own prefix,
-    each with its commit; the caller takes them out.
+    each with its commit; the caller takes them out. ``needs_whole``: what came of a transaction before its commit is of no
+    use. Until a commit has come, sessions are to send transactions whole.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class TransactionAssembler:
         self.received = start
         self.complete = start
         self.requests: list[tuple[Position, bytes]] = []
+        self.needs_whole = False
         self._prefixes = frozenset((*prefixes, OWN_PREFIX))
         self._waits_for_messages = bool(prefixes)
         self._asked: list[bytes] = []  # requests of the transaction
@@ -260,7 +262,8 @@ class TransactionAssembler:
             raise WireError(f"pgoutput: Stream Commit: expected a transaction that was streamed, got {xid}")
         streamed = self._streamed[xid]
         if streamed.is_unclear:
-            # A later session is sent only what was committed.
+            # A session that is sent it whole is sent only what was committed.
+            self.needs_whole = True
             raise TransientError(
                 f"transaction {xid} was sent before its commit, a part of it was rolled back, and PostgreSQL does not "
                 "say which of its logical decoding messages are of that part"
@@ -329,6 +332,7 @@ class TransactionAssembler:
             raise WireError("pgoutput: expected the Commit of the transaction that began, got another")
         self._end_run()
         self._transaction = None
+        self.needs_whole = False
         self.requests += ((Position(commit_lsn), content) for content in self._asked)
         self._asked = []
         self._advance(Position(commit_lsn))

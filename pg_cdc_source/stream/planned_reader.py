@@ -25,16 +25,17 @@ from pg_cdc_source.stream.tables.stream_plan import StreamPlan
 class Sessions:
     """Connects a reader's sessions one after the other.
 
-    Large transactions come while they run. Where the session before has brought nothing, they are sent whole: should
-    the server have lost it over one that is in progress, it gets past that one so.
+    Large transactions come while they run. They are sent whole where ``need_whole`` says so, and where the session before
+    has brought nothing: should the server have lost it over one that is in progress, it gets past that one so.
     """
 
-    def __init__(self, connect: Callable[..., ReplicationStream]) -> None:
+    def __init__(self, connect: Callable[..., ReplicationStream], need_whole: Callable[[], bool]) -> None:
         self._connect = connect
+        self._need_whole = need_whole
         self._last: Position | None = None  # where the session before began
 
     def __call__(self, received: Position) -> ReplicationStream:
-        stream = self._connect(received, streaming=received != self._last)
+        stream = self._connect(received, streaming=received != self._last and not self._need_whole())
         self._last = received
         return stream
 
@@ -65,13 +66,14 @@ class PlannedReader:
             # A table that was not wanted may be again, and is then described as before.
             are_renewed = self._layouts.are_emitted or self._options.on_new_table == "changes"
             self._history.require_free(position)
+            assembler = TransactionAssembler(
+                position,
+                functools.partial(StreamedTransaction, Spill),
+                prefixes=self._options.message_prefixes,
+                renewed_before=sys.maxsize if are_renewed else planned.known_through,
+            )
             buffer = ChangeBuffer(
-                TransactionAssembler(
-                    position,
-                    functools.partial(StreamedTransaction, Spill),
-                    prefixes=self._options.message_prefixes,
-                    renewed_before=sys.maxsize if are_renewed else planned.known_through,
-                ),
+                assembler,
                 ChangeDecoder(planned.layout, planned.schema, planned.messages_since),
                 self._layouts.match(planned),
                 ChunkStore(position),
@@ -80,7 +82,8 @@ class PlannedReader:
             )
             if self._safe is None:
                 self._safe = safe
-            self._reader = SlotReader(Sessions(self._history.connect_stream), buffer, self._safe)
+            sessions = Sessions(self._history.connect_stream, lambda: assembler.needs_whole)
+            self._reader = SlotReader(sessions, buffer, self._safe)
         return self._reader
 
     def release(self, position: Position) -> None:

@@ -16,6 +16,7 @@ from transactions import (
     begin,
     commit,
     in_stream,
+    keepalive,
     message,
     stream_abort,
     stream_commit,
@@ -186,8 +187,12 @@ def test_a_part_that_was_rolled_back_beside_a_message_has_the_transaction_sent_a
     with pytest.raises(TransientError, match="does not say which of its logical decoding messages"):
         what.receive(stream_commit(9, 400))
     what.begin_session()
-    fed(begin(400), message(110), commit(400), what=what)
+    fed(keepalive(300), begin(400), message(110), what=what)
+    # Should this session be lost as well, the next one has to be sent it whole again.
+    assert what.needs_whole
+    fed(commit(400), what=what)
     assert taken(what) == [(400, 1)]
+    assert not what.needs_whole
 
 
 def test_a_part_that_was_rolled_back_before_any_message_does_no_harm() -> None:

@@ -20,7 +20,7 @@ def test_large_transactions_come_while_they_run_unless_a_session_brought_nothing
         if is_full:
             raise TransientError("the server is full")
 
-    sessions = Sessions(connect)
+    sessions = Sessions(connect, lambda: False)
     first, second = Position(Lsn(100)), Position(Lsn(200))
     sessions(first)
     sessions(first)
@@ -32,3 +32,16 @@ def test_large_transactions_come_while_they_run_unless_a_session_brought_nothing
     is_full = False
     sessions(Position(Lsn(300)))
     assert asked == [True, False, True, *3 * [True], True]
+
+
+def test_what_has_to_come_whole_does_whatever_the_session_before_brought() -> None:
+    asked: list[bool] = []
+    needs_whole = False
+    sessions = Sessions(lambda _received, streaming: asked.append(streaming), lambda: needs_whole)  # type: ignore[arg-type]
+    sessions(Position(Lsn(100)))
+    needs_whole = True
+    sessions(Position(Lsn(200)))
+    sessions(Position(Lsn(300)))
+    needs_whole = False
+    sessions(Position(Lsn(400)))
+    assert asked == [True, False, False, True]
