@@ -92,8 +92,8 @@ class TransactionAssembler:
 
     ``complete``: every commit through here has been received. ``received``: everything through here was kept, or there
     was nothing to keep; a new session begins there. ``requests``: contents of messages with this package's own prefix,
-    each with its commit; the caller takes them out. ``needs_whole``: what came of a transaction before its commit is of no
-    use. Until a commit has come, sessions are to send transactions whole.
+    each with its commit; the caller takes them out. ``needs_whole``: what came of a transaction before its commit is of
+    no use. Until a commit has come, sessions are to send transactions whole.
     """
 
     def __init__(

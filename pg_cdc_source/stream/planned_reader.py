@@ -25,8 +25,8 @@ from pg_cdc_source.stream.tables.stream_plan import StreamPlan
 class Sessions:
     """Connects a reader's sessions one after the other.
 
-    Large transactions come while they run. They are sent whole where ``need_whole`` says so, and where the session before
-    has brought nothing: should the server have lost it over one that is in progress, it gets past that one so.
+    Large transactions come while they run. They are sent whole where ``need_whole`` says so, and where the session
+    before has brought nothing: should the server have lost it over one that is in progress, it gets past that one so.
     """
 
     def __init__(self, connect: Callable[..., ReplicationStream], need_whole: Callable[[], bool]) -> None:
