@@ -37,7 +37,11 @@ def test_large_transactions_come_while_they_run_unless_a_session_brought_nothing
 def test_what_has_to_come_whole_does_whatever_the_session_before_brought() -> None:
     asked: list[bool] = []
     needs_whole = False
-    sessions = Sessions(lambda _received, streaming: asked.append(streaming), lambda: needs_whole)  # type: ignore[arg-type]
+
+    def connect(_: Position, *, streaming: bool) -> Any:
+        asked.append(streaming)
+
+    sessions = Sessions(connect, lambda: needs_whole)
     sessions(Position(Lsn(100)))
     needs_whole = True
     sessions(Position(Lsn(200)))
