@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psycopg2 import sql
-from psycopg2.errors import LockNotAvailable
+from psycopg2.errors import LockNotAvailable, QueryCanceled
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from psycopg2.extensions import connection as Session
 
+from pg_cdc_source.errors import TransientError
 from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.lock_waits import waiting_for_nobody
+from pg_cdc_source.postgres.lock_waits import taking_at_most, waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.trees import TREE
+from pg_cdc_source.postgres.trees import IS_STAYING, TREE
+from pg_cdc_source.postgres.xids import age_of
 
 # What is created as a partition has all its catalog rows from one transaction. That of a system column stays for ever,
 # while an ATTACH writes that of every other column anew: so one is told that has the CREATE in its transaction.
-_WAS_ATTACHED = """
-    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = tree.oid AND tree.oid <> tree.root
+_WAS_ATTACHED = f"""
+    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = tree.oid AND tree.oid <> tree.root AND {IS_STAYING}
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tree.oid AND a.attname = 'tableoid' AND (
         a.xmin <> i.xmin
         OR NOT EXISTS (
@@ -34,6 +36,8 @@ WITH RECURSIVE {TREE}
 SELECT DISTINCT ON (tree.root) tree.root::bigint, i.xmin::text::bigint
 FROM tree
 {_WAS_ATTACHED}
+-- Not what was so long ago that its id would seem to be newer than that of the next one.
+WHERE age(i.xmin) >= 0
 ORDER BY tree.root, age(i.xmin)
 """
 
@@ -53,13 +57,13 @@ attached (root, link, command) AS (
     SELECT tree.oid, i.xmin, CASE WHEN i.xmax::text = '0' THEN i.cmin::text::bigint END
     FROM tree
     {_WAS_ATTACHED}
-    WHERE age(i.xmin) < age(%(since)s::text::xid)
+    WHERE {age_of("i.xmin")} < {age_of("%(since)s::text::xid")}
 ),
 below (oid, link, command) AS (
     SELECT root, link, command FROM attached
     UNION
     SELECT i.inhrelid, below.link, below.command
-    FROM below JOIN pg_catalog.pg_inherits AS i ON i.inhparent = below.oid
+    FROM below JOIN pg_catalog.pg_inherits AS i ON i.inhparent = below.oid AND {IS_STAYING}
 )
 SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text, below.command,
     -- The last command of the same transaction that made the leaf or what belongs to it, before the ATTACH.
@@ -78,7 +82,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, below.link::text, below.command,
             SELECT a.xmin FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0
             UNION ALL SELECT c.xmin
         ) AS writer
-        WHERE c.relfilenode <> c.oid AND age(writer.xmin) < age(below.link)
+        WHERE c.relfilenode <> c.oid AND {age_of("writer.xmin")} < {age_of("below.link")}
     ),
     -- Whether that was in the transaction of the ATTACH. This one writes the columns before its own entry.
     c.relfilenode <> c.oid AND EXISTS (
@@ -104,14 +108,14 @@ _HAS_OLDER = """
 SELECT EXISTS (
     SELECT
     FROM ONLY {leaf}
-    WHERE pg_catalog.age(xmin) OPERATOR(pg_catalog.>) pg_catalog.age({link}::pg_catalog.xid)
+    WHERE {age} OPERATOR(pg_catalog.>) {age_of_link}
         OR xmin OPERATOR(pg_catalog.=) ANY ({rewriters}::pg_catalog.xid[])
         OR (
             xmin OPERATOR(pg_catalog.=) {link}::pg_catalog.xid
             AND ({is_rewritten} OR {touched} OR coalesce({before_attach}, true))
         )
         OR (
-            pg_catalog.age(xmin) OPERATOR(pg_catalog.<) pg_catalog.age({link}::pg_catalog.xid)
+            {age} OPERATOR(pg_catalog.<) {age_of_link}
             AND coalesce({command} OPERATOR(pg_catalog.>) 0, true)
             AND (
                 {made} IS NULL
@@ -122,6 +126,9 @@ SELECT EXISTS (
         )
 )
 """
+# A partition that was attached empty and filled since is read to its end. All changes wait meanwhile, and the questions
+# of a look have ten minutes together.
+_LONGEST_READ = "2min"
 _TOUCHED = "xmax::pg_catalog.text OPERATOR(pg_catalog.<>) '0'"
 _BEFORE_ATTACH = "cmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.<) {command}"
 
@@ -129,10 +136,15 @@ _BEFORE_ATTACH = "cmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.<) 
 def find_filled_partition(session: Session, root: int, since: int) -> Relation | None:
     """A partition that had rows when it was attached, and came after the one that transaction ``since`` attached.
 
-    None where there is none. One that this role may not read counts where it has any row, and one that somebody has
-    locked counts; in a transaction, that raises TransientError.
+    None where there is none. One that this role may not read counts where it has any row. One that somebody has locked
+    counts, and one of which minutes do not tell; in a transaction, these raise TransientError.
     """
-    with translated("looking for rows of partitions"), session.cursor() as cursor, waiting_for_nobody(cursor):
+    with (
+        translated("looking for rows of partitions"),
+        session.cursor() as cursor,
+        waiting_for_nobody(cursor),
+        taking_at_most(cursor, _LONGEST_READ),
+    ):
         cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
         for *found, link, command, made, rewriters, is_rewritten, is_readable in cursor.fetchall():
             leaf = Relation(*found)
@@ -140,6 +152,8 @@ def find_filled_partition(session: Session, root: int, since: int) -> Relation |
             before_attach = sql.SQL(_BEFORE_ATTACH).format(command=sql.Literal(command))
             older = sql.SQL(_HAS_OLDER).format(
                 leaf=leaf.identifier,
+                age=sql.SQL(age_of("xmin")),
+                age_of_link=sql.SQL(age_of("{link}::pg_catalog.xid")).format(link=sql.Literal(link)),
                 touched=sql.SQL(_TOUCHED),
                 before_attach=before_attach,
                 rewriters=sql.Literal(rewriters),
@@ -152,9 +166,9 @@ def find_filled_partition(session: Session, root: int, since: int) -> Relation |
                     search_path.execute_by_role(cursor, older)
                 else:
                     cursor.execute(is_large)
-            except LockNotAvailable:
+            except (LockNotAvailable, QueryCanceled):
                 if session.get_transaction_status() == TRANSACTION_STATUS_INERROR:
-                    raise
+                    raise TransientError(f"whether {leaf} had rows before it was attached cannot be told now") from None
                 return leaf
             if cursor.fetchone()[0]:
                 return leaf

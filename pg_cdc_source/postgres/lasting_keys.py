@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.xids import age_of
 
 # Of transactions before its catalog_xmin, a slot sees what they did to the catalog, wherever it stands. Other commands
 # write an index's row anew, too (ALTER TABLE ... CLUSTER ON), so a key may be older than it looks.
-_READ_LASTING_KEYS = """
+_READ_LASTING_KEYS = f"""
 SELECT i.indrelid
 FROM pg_catalog.pg_index AS i
 JOIN pg_catalog.pg_replication_slots AS s ON s.slot_name = %(slot)s
 WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR i.indisreplident)
 GROUP BY i.indrelid
-HAVING bool_and(age(i.xmin) > age(s.catalog_xmin))
+HAVING bool_and({age_of("i.xmin")} > age(s.catalog_xmin))
 """
 
 

@@ -1,4 +1,4 @@
-"""Questions that wait for nobody's lock, and who it is that they would have waited for."""
+"""Questions that wait for nobody's lock, or not for long, and who it is that they would have waited for."""
 
 from __future__ import annotations
 
@@ -18,14 +18,27 @@ def waiting_for_nobody(cursor: Cursor, *, within: str = "100ms") -> Iterator[Non
 
     Tables are locked to ask for their size, or which of them a publication has.
     """
-    cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, false)", (within,))
+    with _having(cursor, "lock_timeout", within):
+        yield
+
+
+@contextmanager
+def taking_at_most(cursor: Cursor, longest: str) -> Iterator[None]:
+    """Have statements fail with psycopg2.errors.QueryCanceled that take longer."""
+    with _having(cursor, "statement_timeout", longest):
+        yield
+
+
+@contextmanager
+def _having(cursor: Cursor, setting: str, value: str) -> Iterator[None]:
+    cursor.execute("SELECT current_setting(%(s)s), set_config(%(s)s, %(v)s, false)", {"s": setting, "v": value})
     ((before, _),) = cursor.fetchall()
     try:
         yield
     finally:
         # A transaction that has failed takes it back by itself.
         if cursor.connection.get_transaction_status() != TRANSACTION_STATUS_INERROR:
-            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (before,))
+            cursor.execute("SELECT set_config(%s, %s, false)", (setting, before))
 
 
 # Also who still waits for such a lock: whoever comes later stands behind them.

@@ -27,6 +27,10 @@ TREE = """tree (root, oid) AS (
     SELECT tree.root, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
 )"""
 
+# Of an entry i of pg_inherits: no DETACH CONCURRENTLY is about to take it away, which writes it anew and then waits for
+# others. Before PostgreSQL 14 there is no such column.
+IS_STAYING = "to_jsonb(i) ->> 'inhdetachpending' IS DISTINCT FROM 'true'"
+
 # The same as a query reads it, on the servers that can be read in ranges: PostgreSQL leaves out a partition once its
 # DETACH CONCURRENTLY is visible to the snapshot, also while that waits for others or was interrupted; and children that
 # are temporary tables of other sessions. partdesc.c, RelationGetPartitionDesc; inherit.c, expand_inherited_rtentry.

@@ -23,7 +23,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import SchemaChangedError, TransientError
 from pg_cdc_source.offsets import Horizon, Lsn, Member, Position, StreamOffset
-from pg_cdc_source.options.names import listed, quoted
+from pg_cdc_source.options.names import QualifiedName, listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.horizon import read_horizon
@@ -182,8 +182,9 @@ class Membership:
             self._note_gaps(difference, offset.members or ())
         plan = whole.following(followed)
         there = {planned.oid for planned in plan.planned}
-        # Somebody who names fewer tables than before knows what leaves.
-        unnamed = {member.oid for member in difference.left} & self.published.oids
+        # Somebody who names fewer tables than before knows what leaves. Who moves or renames one may not.
+        still_published = (member for member in difference.left if member.oid in self.published.oids)
+        unnamed = {member.oid for member in still_published if not self._is_meant(member.name)}
         if unnamed:
             names = [member.name for member in difference.left if member.oid in unnamed]
             log.info("%s leaves the stream: the option tables does not name it any more", listed(names))
@@ -193,6 +194,11 @@ class Membership:
         self.mark = offset.publication if self.has_waiting and offset.members is not None else mark
         left = [member for member in difference.left if member.oid not in unnamed]
         self._note_left([member for member in left if member.name not in anew])
+
+    def _is_meant(self, name: str) -> bool:
+        """Whether the option ``tables`` means a table of this name."""
+        schema, table = QualifiedName.parse(name).parts
+        return any(pattern.matches(schema, table) for pattern in self._options.tables)
 
     # --- while a stream runs ------------------------------------------------------------------------------------------
 

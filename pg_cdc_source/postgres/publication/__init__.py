@@ -5,7 +5,8 @@ found here, before anything is read:
 
 - **Partitions.** ``publish_via_partition_root`` decides whether changes come under the root's name or the leaves'. A
   stream reads tables under the names that they are published by. Partitions that write no WAL for logical decoding
-  (foreign, unlogged) are published by PostgreSQL without a word and never send a change: refused.
+  (foreign, unlogged) are published by PostgreSQL without a word and never send a change: refused. One may become such,
+  or be created so, while the publication stays as it was.
 - **Inheritance.** Changes of children come under the children's names, while a SELECT of the parent has their rows. In
   a stream parent and children are tables of their own: the snapshot reads ONLY the parent, and is published so.
 - **Replica identity.** From the moment a publication has a table without one, PostgreSQL refuses UPDATE and DELETE
@@ -24,7 +25,13 @@ found here, before anything is read:
 - **Partitions before 15.** See ``before_15``.
 """
 
-from pg_cdc_source.postgres.publication.choose import meant_by, require_no_parts, stream_tables
+from pg_cdc_source.postgres.publication.choose import (
+    find_unpublished_parts,
+    find_unstreamable,
+    meant_by,
+    require_no_parts,
+    stream_tables,
+)
 from pg_cdc_source.postgres.publication.compare import (
     attached_since,
     entry_of,
@@ -72,6 +79,8 @@ __all__ = [
     "find_left_out",
     "find_lesser_identities",
     "find_table_change",
+    "find_unpublished_parts",
+    "find_unstreamable",
     "mark_of",
     "meant_by",
     "plan_publication",

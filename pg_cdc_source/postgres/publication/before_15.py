@@ -18,7 +18,8 @@ from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication.listing import listed
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.trees import TREE
+from pg_cdc_source.postgres.trees import IS_STAYING, TREE
+from pg_cdc_source.postgres.xids import age_of
 
 
 def is_before_15(session: Session) -> bool:
@@ -39,11 +40,13 @@ _READ_ATTACHED = f"""
 WITH RECURSIVE {TREE}
 SELECT DISTINCT ON (tree.root) tree.root::bigint, i.xmin::text::bigint
 FROM tree
-JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = tree.oid AND tree.oid <> tree.root
+JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = tree.oid AND tree.oid <> tree.root AND {IS_STAYING}
 JOIN pg_catalog.pg_type AS t ON t.typrelid = tree.oid AND t.xmin <> i.xmin
 JOIN pg_catalog.pg_publication AS p ON p.oid = %(publication)s
-WHERE age(p.xmin) > age(i.xmin)
+WHERE age(i.xmin) >= 0 AND (
+    {age_of("p.xmin")} > age(i.xmin)
     OR {_layout("tree.oid")} IS DISTINCT FROM {_layout("tree.root")}
+)
 ORDER BY tree.root, age(i.xmin)
 """
 

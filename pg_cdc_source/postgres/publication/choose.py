@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
@@ -26,10 +26,12 @@ def stream_tables(
     options: StreamOptions,
     publication: Publication,
     may_lack: Callable[[TablePattern], bool] = lambda pattern: False,
+    refused: Collection[int] = (),
 ) -> tuple[Relation, ...]:
     """The tables that the stream reads, under the names that they are published by, sorted by (schema, name).
 
-    A table that is named one by one and does not exist, or is not published, is passed over where ``may_lack`` says so.
+    A table that is named one by one and does not exist, or is not published, is passed over where ``may_lack`` says so;
+    those whose oids are ``refused`` are left out.
     Raises OptionError for what cannot be streamed and patterns that match nothing, ServerSetupError with the SQL to run
     where the publication lacks what was named.
     """
@@ -46,15 +48,15 @@ def stream_tables(
             matches = _matches(session, publication, pattern)
         else:
             try:
-                relation = named.get(pattern) or find_tables(session, [pattern.qualified])[0]
+                relation = named.get(pattern) or find_relations(session, [pattern.qualified])[0]
                 matches = [relation] if relation.oid in published else _parts_of(session, publication, relation)
             except (AccessError, ServerSetupError):
                 if _is_published(session, publication, pattern) or not may_lack(pattern):
                     raise
                 continue
-        found.update((relation.oid, relation) for relation in matches)
-    for tree in read_trees(session, list(found.values())).values():
-        refuse_unstreamable(tree)
+        found.update((relation.oid, relation) for relation in matches if relation.oid not in refused)
+    for error in find_unstreamable(session, list(found.values())).values():
+        raise error
     if publication.via_root and is_before_15(session):
         refuse_other_layouts(session, list(found))
     return tuple(by_name(found.values()))
@@ -72,19 +74,19 @@ def listed_as(session: Session, relations: Sequence[Relation]) -> str:
 def find_tables(session: Session, names: Sequence[QualifiedName]) -> list[Relation]:
     """The tables of these names. Raises OptionError for one that cannot be streamed."""
     relations = find_relations(session, names)
-    for tree in read_trees(session, relations).values():
-        refuse_unstreamable(tree)
+    for error in find_unstreamable(session, relations).values():
+        raise error
     return relations
 
 
 def _find_at_once(session: Session, patterns: Sequence[TablePattern]) -> dict[TablePattern, Relation]:
-    """The tables that are named, in two round trips; none of them where one is refused, which is then looked for alone.
+    """The tables that are named, at once; none of them where one is refused, which is then looked for alone.
 
     A stream may name hundreds, and looks at them whenever it begins or goes on.
     """
     names = {pattern: pattern.qualified for pattern in patterns if pattern.qualified is not None}
     try:
-        return dict(zip(names, find_tables(session, list(names.values())), strict=True))
+        return dict(zip(names, find_relations(session, list(names.values())), strict=True))
     except (AccessError, OptionError):
         return {}
 
@@ -107,6 +109,8 @@ def meant_by(patterns: Sequence[TablePattern], session: Session, relations: Sequ
 
     One of which any of these names is left out is not meant by that pattern.
     """
+    if not patterns:
+        return []
     is_all = any(pattern.schema is None and pattern.name is None and not pattern.but for pattern in patterns)
     above = {} if is_all else read_ancestors(session, [relation.oid for relation in relations])
 
@@ -132,7 +136,9 @@ def require_no_parts(patterns: Sequence[TablePattern], session: Session, relatio
 
 
 def _parts_of(session: Session, publication: Publication, relation: Relation) -> list[Relation]:
-    """The partitions that a relation is published by."""
+    """The partitions that a relation is published by. Raises OptionError where it cannot be streamed by any."""
+    for error in find_unstreamable(session, [relation]).values():
+        raise error
     published = {table.relation.oid for table in publication.tables}
     parts = [node.relation for node in read_tree(session, relation) if node.relation.oid in published]
     if not parts or _lacking(session, published, relation):
@@ -242,31 +248,52 @@ def _warn_of_method(node: Node) -> None:
         )
 
 
-def refuse_unstreamable(tree: Sequence[Node]) -> None:
-    """Raise OptionError for a relation whose changes, or some of them, never reach a stream. Warn where that may be."""
-    for node in tree:
-        _warn_of_method(node)
+def find_unstreamable(session: Session, relations: Sequence[Relation]) -> dict[int, OptionError]:
+    """Those of the relations, by oid, whose changes, or some of them, never reach a stream. Warn where that may be."""
+    trees = read_trees(session, relations)
+    for tree in trees.values():
+        for node in tree:
+            _warn_of_method(node)
+    errors = ((oid, _unstreamable_error(tree)) for oid, tree in trees.items())
+    return {oid: error for oid, error in errors if error is not None}
+
+
+def find_unpublished_parts(session: Session, options: StreamOptions, publication: Publication) -> frozenset[int]:
+    """Partitions that are published under no name, of tables that are named and published by some of their partitions.
+
+    A publication stays as it was when such a partition is created.
+    """
+    names = [pattern for pattern in options.tables if pattern.qualified is not None]
+    published = {table.relation.oid for table in publication.tables}
+    above = read_ancestors(session, list(published)).values() if names else ()
+    roots = {root.oid: root for roots in above for root in roots if root.oid not in published}
+    named = [root for root in roots.values() if any(name.matches(root.schema, root.name) for name in names)]
+    return frozenset(leaf.oid for root in named for leaf in _lacking(session, published, root))
+
+
+def _unstreamable_error(tree: Sequence[Node]) -> OptionError | None:
     root, *below = tree
     relation = root.relation
     kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
     persistences = {"t": "a temporary table", "u": "an unlogged table"}
     if relation.kind in kinds:
         where = "stream it from its own server" if relation.kind == "f" else "stream the tables that it reads"
-        raise OptionError(f"{relation} is {kinds[relation.kind]}: it has no changes of its own", remedy=where)
+        return OptionError(f"{relation} is {kinds[relation.kind]}: it has no changes of its own", remedy=where)
     if root.persistence in persistences:
-        raise OptionError(
+        return OptionError(
             f"{relation} is {persistences[root.persistence]}: its changes are not in the write-ahead log",
             remedy=f"ALTER TABLE {relation} SET LOGGED" if root.persistence == "u" else "stream an ordinary table",
         )
     if not root.publishable:
-        raise OptionError(
+        return OptionError(
             f"{relation} is a table of PostgreSQL's own, which is never published", remedy="stream a table of yours"
         )
     for node in below:
         if node.relation.kind == "f" or node.persistence == "u":
             what = "a foreign table" if node.relation.kind == "f" else "unlogged"
-            raise OptionError(
+            return OptionError(
                 f"{node.relation}, a partition of {relation}, is {what}: its changes would be missing without a sign",
                 remedy="stream the other partitions, published one by one"
                 + ("" if node.relation.kind == "f" else f"; or ALTER TABLE {node.relation} SET LOGGED"),
             )
+    return None

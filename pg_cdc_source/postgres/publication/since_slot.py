@@ -8,9 +8,10 @@ from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres.publication.read import SCHEMAS_VERSION
 from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.xids import age_of
 
 # Of transactions before its catalog_xmin, a slot sees what they did to the catalog, wherever it stands.
-_READ_SINCE_SLOT = """
+_READ_SINCE_SLOT = f"""
 WITH publication AS (
     SELECT p.oid, p.pubname, p.xmin FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY (%(names)s::text[])
 ),
@@ -22,11 +23,11 @@ entry (what, since) AS (
     JOIN publication AS p ON p.oid = r.prpubid
     JOIN pg_catalog.pg_class AS c ON c.oid = r.prrelid
     JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-    {schema_entries}
+    {{schema_entries}}
 )
 SELECT e.what
 FROM entry AS e
-JOIN pg_catalog.pg_replication_slots AS s ON s.slot_name = %(slot)s AND age(e.since) <= age(s.catalog_xmin)
+JOIN pg_catalog.pg_replication_slots AS s ON s.slot_name = %(slot)s AND {age_of("e.since")} <= age(s.catalog_xmin)
 ORDER BY e.what
 """
 

@@ -28,6 +28,7 @@ from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import dotted, listed_names, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.columns import read_types
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.horizon import wait_until_seen
@@ -227,33 +228,34 @@ def _is_wanted_now(options: StreamOptions, sent: SentRelation) -> bool:
     Raises TransientError where it cannot be seen for a while what the relation's transaction has done.
     """
     oid, schema, name = sent.relation.oid, sent.relation.schema, sent.relation.name
-    is_named = any(pattern.matches(schema, name) for pattern in options.tables)
     # A session of its own: this may be the thread that reads.
     with contextlib.closing(_connect(options)) as session:
         try:
             published = publication.read_publication(session, options.publications)
-            if published is not None and is_named and not _is_published(published, oid, dotted(schema, name)):
-                # A table that is new looks like one that is not published any more, until its transaction is seen.
+            if published is not None and not _is_published(published, oid, dotted(schema, name)):
+                # A table that is new looks like one that is not published any more, until its transaction is seen. So
+                # do tables that it is a part of, by which it may be meant.
                 wait_until_seen(session, sent.xid)
                 published = publication.read_publication(session, options.publications)
                 # Or it is called otherwise by now.
                 if published is not None and oid not in {table.relation.oid for table in published.tables}:
-                    log.warning(
-                        "rows of %s before the commit at %s are passed over: the table came and went, or left the "
-                        "publication, before the stream had read so far",
-                        dotted(schema, name),
-                        sent.lsn,
-                    )
+                    if publication.meant_by(options.tables, session, [Relation(oid, schema, name, "r")]):
+                        log.warning(
+                            "rows of %s before the commit at %s are passed over: the table came and went, or left the "
+                            "publication, before the stream had read so far",
+                            dotted(schema, name),
+                            sent.lsn,
+                        )
                     return False
             if published is None:
                 return True
-            wanted = publication.stream_tables(session, options, published, lambda pattern: True)
             refused = find_refused(session, options, published)
+            wanted = publication.stream_tables(session, options, published, lambda pattern: True, refused)
         except TransientError:
             raise
         except PgCdcError:
             return True
-    return oid in {table.oid for table in wanted}.difference(refused)
+    return oid in {table.oid for table in wanted}
 
 
 def _is_published(published: Publication, oid: int, name: str) -> bool:

@@ -14,6 +14,7 @@ from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.postgres.trees import read_ancestors
 from pg_cdc_source.stream.tables.members import Difference, compare, members_of, with_filled_partitions
 from pg_cdc_source.stream.tables.published_tables import PublishedTables
 from pg_cdc_source.stream.tables.stream_plan import StreamPlan
@@ -62,20 +63,19 @@ class PublicationWatch:
             )
         refused = self._published.find_refused(session, published)
         followed = [planned.member for planned in plan.planned]
-        seen = published, refused, followed, mark
+        seen = published, refused, followed, mark, self._find_unsent(session, published, plan)
         mark_now = publication.mark_of(published, session.server_version)
         if seen == self._seen:
             return Found(mark_now, frozenset()), None
         try:
             may_lack = functools.partial(self._published.may_lack, plan.members, published)
-            relations = publication.stream_tables(session, options, published, may_lack)
+            relations = publication.stream_tables(session, options, published, may_lack, refused)
         except (OptionError, AccessError, ServerSetupError):
             # A table that was dropped is not found by its name. One that was renamed is, at its next change.
-            if self._are_found(plan, published):
+            if self._are_found(session, plan, published):
                 raise
             oids = {member.oid for member in followed}
             relations = tuple(table.relation for table in published.tables if table.relation.oid in oids)
-        relations = tuple(relation for relation in relations if relation.oid not in refused)
         now = members_of(published, relations, plan.horizon.lsn)
         difference = self.compare(session, followed, mark, now, mark_now)
         # Those that wait to join again are not compared: they wait also where all is as it was before.
@@ -90,10 +90,25 @@ class PublicationWatch:
         """Have the next look find anew what there is."""
         self._seen = None
 
-    def _are_found(self, plan: StreamPlan, published: Publication) -> bool:
-        """Whether all that is followed, and all that is listed, is published by its name."""
+    def _find_unsent(self, session: Session, published: Publication, plan: StreamPlan) -> frozenset[int]:
+        """What is under followed tables and not sent: with it the publication looks as it did without."""
+        unsent = publication.find_unpublished_parts(session, self._options, published)
+        if self._options.on_schema_change == "emit":
+            # There they are refused.
+            return unsent
+        followed = {planned.oid for planned in plan.planned}
+        tables = (table.relation for table in published.tables)
+        roots = [relation for relation in tables if relation.kind == "p" and relation.oid in followed]
+        return unsent.union(publication.find_unstreamable(session, roots))
+
+    def _are_found(self, session: Session, plan: StreamPlan, published: Publication) -> bool:
+        """Whether all that is followed, and all that is listed, is published by its name, or by that of its root."""
         relations = {table.relation.oid: table.relation for table in published.tables}
         listed = {pattern.name for pattern in self._options.tables if pattern.name is not None}
-        return listed <= {relation.name for relation in relations.values()} and all(
+        names = {relation.name for relation in relations.values()}
+        if not listed <= names:
+            above = read_ancestors(session, list(relations)).values()
+            names |= {root.name for roots in above for root in roots}
+        return listed <= names and all(
             planned.oid in relations and str(relations[planned.oid]) == planned.name for planned in plan.planned
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import ServerSetupError
+from pg_cdc_source.errors import OptionError, ServerSetupError
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
@@ -23,7 +23,10 @@ def find_refused(session: Session, options: StreamOptions, published: Publicatio
     if options.on_schema_change != "emit":
         return {}
     wanted = _wanted(session, options, published)
-    found = publication.find_lesser_identities(session, published, [table.relation for table in wanted])
+    relations = [table.relation for table in wanted]
+    found: dict[int, OptionError | ServerSetupError] = {}
+    found |= publication.find_unstreamable(session, [relation for relation in relations if relation.kind == "p"])
+    found |= publication.find_lesser_identities(session, published, relations)
     found |= _find_incomplete(options, published, wanted)
     return {oid: Refused(error.what, error.remedy) for oid, error in found.items()}
 
@@ -64,10 +67,7 @@ def _find_incomplete(
 
 
 def _wanted(session: Session, options: StreamOptions, published: Publication) -> list[PublishedTable]:
-    tables = [t for t in published.tables if any(p.matches(t.relation.schema, t.relation.name) for p in options.tables)]
-    if not any(pattern.but for pattern in options.tables):
-        return tables
-    # Parts of what is left out may be published by themselves.
-    meant = publication.meant_by(options.tables, session, [table.relation for table in tables])
+    # Parts of what is named, or is left out, may be published by themselves.
+    meant = publication.meant_by(options.tables, session, [table.relation for table in published.tables])
     oids = {relation.oid for relation in meant}
-    return [table for table in tables if table.relation.oid in oids]
+    return [table for table in published.tables if table.relation.oid in oids]

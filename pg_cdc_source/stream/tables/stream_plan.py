@@ -158,11 +158,10 @@ def plan_stream(
 ) -> StreamPlan:
     """Look up the tables of a stream; ``horizon`` was read before the publication was.
 
-    ``may_lack`` is as in :func:`pg_cdc_source.postgres.publication.stream_tables`. Tables whose oids are ``refused``
-    are left out. ``scans`` remembers tables from one plan to the next.
+    ``may_lack`` and ``refused`` are as in :func:`pg_cdc_source.postgres.publication.stream_tables`. ``scans`` remembers
+    tables from one plan to the next.
     """
-    relations = publication.stream_tables(session, options, published, may_lack)
-    relations = tuple(relation for relation in relations if relation.oid not in refused)
+    relations = publication.stream_tables(session, options, published, may_lack, refused)
     planned = plan_tables(session, options, published, relations, horizon, scans or TableScans())
     layout = layout_of(options)
     return StreamPlan(options, layout, planned, layout.schema([p.table for p in planned]), horizon)
