@@ -21,10 +21,10 @@ from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
 from roles import SETTINGS_OF_ROLES, TELLING_COLUMNS, conninfo, role
 
-from pg_cdc_source.errors import AccessError, DefiniteError, QueryError, UnrepresentableError
+from pg_cdc_source.errors import AccessError, DefiniteError, QueryError, TransientError, UnrepresentableError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
-from pg_cdc_source.postgres import connection
+from pg_cdc_source.postgres import connection, search_path
 from pg_cdc_source.postgres.connection import connect as opened
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import make_plan
@@ -421,3 +421,12 @@ def test_a_type_by_the_name_of_text_cuts_no_value(server: str, monkeypatch: pyte
             assert values(driver.take(1), "a") == [(number,)]
             run(pg, "UPDATE public.t SET a = a + 1")
             assert [len(a) for (a,) in values(driver.take(1), "a")] == [len(number)]
+
+
+def test_a_server_that_hangs_once_it_has_let_somebody_in_is_not_waited_for_for_ever(
+    db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_PREPARED_WITHIN_SECONDS", 0.3)
+    monkeypatch.setattr(search_path, "KEEP_ROLES", "SELECT pg_sleep(60)")
+    with pytest.raises(TransientError, match="preparing a session"):
+        opened(parse_connection_options({"url": db}), "test")

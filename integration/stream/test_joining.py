@@ -1193,6 +1193,22 @@ def test_a_batch_before_the_rows_that_were_asked_for_is_the_same_after_a_crash(
     until_equal(driver, pg, "t", "u")
 
 
+@pytest.mark.parametrize(
+    ("moves", "name"),
+    [("ALTER TABLE u SET SCHEMA hidden", "hidden.u"), ("ALTER TABLE u RENAME TO audit", "public.audit")],
+)
+def test_a_table_that_was_moved_out_of_what_is_named_leaves_with_all_its_changes(
+    moves: str, name: str, pg: Session, drive: Drive
+) -> None:
+    driver = standing(drive, pg, *T, *U, "CREATE SCHEMA hidden", ALL_TABLES, tables="public.*, -public.audit")
+    driver.stop()
+    run(pg, "UPDATE u SET v = 'unread' WHERE id = 2", moves)
+    before = len(driver.rows)
+    driver.start()
+    driver.refusal(f"publication s has lost public.u, which is called {name} now", rows=1)
+    assert values(driver.rows[before:], "_table", "after") == [("public.u", '{"id":2,"v":"unread"}')]
+
+
 # --- what is found while a table joins --------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import next_offset
+from pg_cdc_source.stream.received import slot_reader
 from pg_cdc_source.stream.tables import slot_history
 
 Drive = Callable[..., Driver]
@@ -503,3 +504,25 @@ def test_a_server_that_was_restored(to_next_timeline: bool, monkeypatch: pytest.
         behind.start()
         assert values(behind.take(1), "id", "v") == [(3, "c")]
         assert behind.offset.identity.timeline == 1 + to_next_timeline
+
+
+def test_a_server_is_shut_down_while_nobody_takes_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgcdc, "execution", lambda: "test")
+    monkeypatch.setattr(slot_reader, "KNOCK_SECONDS", 0.5)
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(second_server({}))
+        server = stack.enter_context(contextlib.closing(RestartableServer(url)))
+        with prepared(url) as pg:
+            driver = Driver(url, dbtable="t", slot="s", maxRowsPerBatch="10").start()
+            stack.callback(driver.stop)
+            driver.take(1)
+            # More than sockets hold.
+            run(pg, "INSERT INTO t SELECT i, repeat('x', 20000) FROM generate_series(2, 1501) i")
+        reader = wait_until(lambda: driver._reader._capture._parts.reader.current)
+        wait_until(lambda: reader._buffer.is_full)
+        began = time.monotonic()
+        server.stop("fast")
+        assert time.monotonic() - began < 15
+        server.start()
+        driver.restart(maxRowsPerBatch="1000")
+        assert [row["id"] for row in driver.take(1500)] == [*range(2, 1502)]

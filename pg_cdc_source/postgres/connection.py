@@ -19,6 +19,7 @@ from pg_cdc_source.errors import ConnectError, ServerFullError, ServerSetupError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.session_settings import SESSION_SETTINGS
 from pg_cdc_source.postgres import search_path
+from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.passwords import ask_password
 from pg_cdc_source.postgres.server_errors import (
@@ -120,6 +121,10 @@ def connect(
         time.sleep(pause_seconds)
 
 
+# A session that has just begun: some settings, and some more sessions where a pooler may be.
+_PREPARED_WITHIN_SECONDS = 120.0
+
+
 def _still_full(error: ServerFullError, seconds: float) -> ServerFullError:
     waited = f", after {seconds:.0f} s of waiting for a connection" if seconds >= 1 else ""
     return ServerFullError(f"{error.what}{waited}", remedy=error.remedy)
@@ -136,7 +141,8 @@ def _connect_once(
         keywords["connection_factory"] = psycopg2.extras.LogicalReplicationConnection
     session = _log_in(options, keywords)
     try:
-        with session.cursor() as cursor:
+        # From here on libpq's connect_timeout bounds nothing.
+        with answered_within(session, _PREPARED_WITHIN_SECONDS), session.cursor() as cursor:
             if replication:
                 _require_walsender(options, cursor)
             else:  # psycopg2 has those in autocommit mode already, and refuses to set it

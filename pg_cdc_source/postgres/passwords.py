@@ -137,24 +137,51 @@ def _exit_error(status: int) -> PgCdcError:
 # --- a function ------------------------------------------------------------------------------------------------------
 
 
-def _call(provider: str, login: dict[str, str]) -> str:
-    answer: queue.SimpleQueue[str | PgCdcError] = queue.SimpleQueue()
+class _Call(threading.Thread):
+    """Asks a provider. In a thread, because nothing else bounds how long somebody else's function takes."""
 
-    def ask() -> None:
+    def __init__(self, provider: str, login: dict[str, str]) -> None:
+        super().__init__(name="password-provider", daemon=True)
+        self._asked = provider, login
+        self.answer: queue.SimpleQueue[str | PgCdcError] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        provider, login = self._asked
         try:
             function = _find(provider)
-            answer.put(_answer_of(provider, function, login))
+            self.answer.put(_answer_of(provider, function, login))
         except PgCdcError as error:
-            answer.put(error)
+            self.answer.put(error)
         except BaseException as error:
             # Such as SystemExit, or what the module's own __getattr__ raises. A thread would print all of it.
-            answer.put(_raised(provider, error))
+            self.answer.put(_raised(provider, error))
 
-    # In a thread, because nothing else bounds how long somebody else's function takes.
-    threading.Thread(target=ask, name="password-provider", daemon=True).start()
+
+# Those that have not answered in time. A process may ask for months, and whoever asks next waits for one of these.
+_late: dict[tuple[str, ...], list[_Call]] = {}
+_late_lock = threading.Lock()
+
+
+def _late_call(asked: tuple[str, ...]) -> _Call | None:
+    with _late_lock:
+        calls = [call for call in _late.pop(asked, ()) if call.is_alive()]
+        call = calls.pop() if calls else None
+        if calls:
+            _late[asked] = calls
+        return call
+
+
+def _call(provider: str, login: dict[str, str]) -> str:
+    asked = (provider, *login.values())
+    call = _late_call(asked)
+    if call is None:
+        call = _Call(provider, login)
+        call.start()
     try:
-        found = answer.get(timeout=SECONDS)
+        found = call.answer.get(timeout=SECONDS)
     except queue.Empty:
+        with _late_lock:
+            _late.setdefault(asked, []).append(call)
         raise TransientError(
             f"passwordProvider {provider} gave no answer within {SECONDS:g} s",
             remedy="bound the waits of the function, or find out what it waits for",

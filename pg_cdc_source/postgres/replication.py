@@ -23,6 +23,7 @@ from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres import libpq, search_path
+from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
 from pg_cdc_source.postgres.server_errors import translated
@@ -65,19 +66,17 @@ class ReplicationStream:
         self._doing = f"reading slot {slot}"
         self._session = connect(options, name, replication=True)
         try:
-            with translated(self._doing), self._session.cursor() as cursor:
-                cursor.execute("IDENTIFY_SYSTEM")
-                system, timeline, end_of_wal, *_ = cursor.fetchone()
-                cursor.execute(_READ_SENDER_TIMEOUT)
-                (self.sender_timeout_seconds,) = cursor.fetchone()
-                search_path.take_roles(self._session)
-            self.system, self.timeline, self.end_of_wal = str(system), int(timeline), Lsn.parse(end_of_wal)
-            with (
-                translated(self._doing),
-                self._session.cursor(cursor_factory=psycopg2.extras.ReplicationCursor) as cursor,
-            ):
-                command = _start_command(self._session, slot, publications, start, streaming=streaming)
-                cursor.start_replication_expert(command, decode=False)
+            with translated(self._doing), answered_within(self._session):
+                with self._session.cursor() as cursor:
+                    cursor.execute("IDENTIFY_SYSTEM")
+                    system, timeline, end_of_wal, *_ = cursor.fetchone()
+                    cursor.execute(_READ_SENDER_TIMEOUT)
+                    (self.sender_timeout_seconds,) = cursor.fetchone()
+                    search_path.take_roles(self._session)
+                self.system, self.timeline, self.end_of_wal = str(system), int(timeline), Lsn.parse(end_of_wal)
+                with self._session.cursor(cursor_factory=psycopg2.extras.ReplicationCursor) as cursor:
+                    command = _start_command(self._session, slot, publications, start, streaming=streaming)
+                    cursor.start_replication_expert(command, decode=False)
             self._pgconn = self._session.pgconn_ptr
             self._copied = ctypes.c_void_p()
             self._reference = ctypes.byref(self._copied)
@@ -137,11 +136,13 @@ class ReplicationStream:
         if libpq.put_copy_data(self._pgconn, status, len(status)) != 1 or libpq.flush(self._pgconn) != 0:
             raise self._ended()
 
-    def wait(self, wake: socket.socket, seconds: float) -> None:
-        """Wait until something arrives, here or on ``wake``."""
+    def wait(self, wake: socket.socket, seconds: float) -> bool:
+        """Wait until something arrives, here or on ``wake``; whether it is here: maybe a part of a message."""
         # Not select(), which does not take more than 1,024 files.
-        if wake in connection.wait([self.fileno(), wake], seconds):
+        arrived = connection.wait([self.fileno(), wake], seconds)
+        if wake in arrived:
             wake.recv(4096)
+        return self.fileno() in arrived
 
     def _ended(self) -> PgCdcError:
         with libpq.cleared(libpq.get_result(self._pgconn)) as result:

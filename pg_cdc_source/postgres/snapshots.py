@@ -40,6 +40,7 @@ from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import ConsistentPoint
 from pg_cdc_source.options.session_settings import SESSION_SETTINGS
+from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.catalog import Server, read_server
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.instances import Instance, read_instance, require_instance
@@ -170,7 +171,8 @@ def make_snapshot(
         known_to_last=True,
     )
     try:
-        server, instance = _read_lasting_server(session), read_instance(session)
+        with answered_within(session):
+            server, instance = _read_lasting_server(session), read_instance(session)
         # What fails within the block drops a durable slot again.
         with contextlib.ExitStack() as slot:
             lsn, holder = _begin(options, spec, name_for(""), session, server, instance, slot, stream=stream)
@@ -218,7 +220,8 @@ def _begin(
                 consistent_point, snapshot_id, exporter = slot.enter_context(new_slot)
                 if server.in_recovery:
                     return Lsn(consistent_point - 1), exporter
-                import_snapshot(session, snapshot_id)
+                with answered_within(session):
+                    import_snapshot(session, snapshot_id)
                 return Lsn(consistent_point - 1), session
         except (ConnectError, ServerSetupError, TransientError) as error:
             # The role could log in, and may yet be refused for replication, which managed services grant apart.

@@ -27,9 +27,19 @@ class Lingering(Generic[Item]):
             before, self._left = self._left, left
             watched, self._watched = self._watched, True
         if not watched:
-            threading.Thread(target=self._watch, name="pgsnapshot-left", daemon=True).start()
+            self._start_watching()
         if before is not None:
             self._close(before[0])
+
+    def _start_watching(self) -> None:
+        try:
+            threading.Thread(target=self._watch, name="pgsnapshot-left", daemon=True).start()
+        except RuntimeError:
+            # The process may have no more threads. Nothing is left where nobody looks after it.
+            with self._lock:
+                left, self._left, self._watched = self._left, None, False
+            if left is not None:
+                self._close(left[0])
 
     def take(self, fits: Callable[[Item], bool] = lambda _: True) -> Item | None:
         """The item that was left, if it fits; one that does not stays."""

@@ -83,7 +83,7 @@ class PlannedReader:
             if self._safe is None:
                 self._safe = safe
             sessions = Sessions(self._history.connect_stream, lambda: assembler.needs_whole)
-            self._reader = SlotReader(sessions, buffer, self._safe)
+            self._reader = SlotReader(sessions, self._history.knock, buffer, self._safe)
         return self._reader
 
     def release(self, position: Position) -> None:

@@ -183,6 +183,9 @@ class Server:
         self.sessions += 1
         return Session(self, received, self.losses.pop() if self.losses else -1)
 
+    def knock(self) -> None:
+        pass
+
 
 class Session:
     """What a ReplicationStream is to its caller."""
@@ -219,9 +222,10 @@ class Session:
     def confirm(self, flushed: Lsn, *, ask: bool) -> None:
         self.server.confirmed.append(int(flushed))
 
-    def wait(self, wake: socket.socket, seconds: float) -> None:
+    def wait(self, wake: socket.socket, seconds: float) -> bool:
         if select.select([wake], [], [], 0)[0]:
             wake.recv(100)
+        return False
 
     def close(self) -> None:
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,3 +181,7 @@ def test_a_function_that_hangs_is_left(module: Callable[[str], str], monkeypatch
     provider = module("hangs")
     what = refusal(TransientError, passwordProvider=provider)
     assert what == f"passwordProvider {provider} gave no answer within 0.2 s"
+    # Whoever asks again waits for the same call.
+    for _ in range(3):
+        refusal(TransientError, passwordProvider=provider)
+    assert [thread.name for thread in threading.enumerate()].count("password-provider") == 1

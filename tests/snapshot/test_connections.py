@@ -147,3 +147,19 @@ def test_nothing_is_kept_where_nobody_would_delete_its_file(directory: Path, mon
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     assert Processes(1, monkeypatch).load(0, ConnectionOptions()).closed
     assert list(directory.iterdir()) == []
+
+
+def test_nothing_lingers_that_nobody_looks_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    lingering = Lingering(60, closed.append)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        lingering.leave("first")
+        assert closed == ["first"]
+    lingering.leave("second")
+    assert lingering.take() == "second"
+    assert closed == ["first"]

@@ -57,7 +57,7 @@ def reading(
         limits,
         "s",
     )
-    reader = SlotReader(server.connect, buffer, safe)
+    reader = SlotReader(server.connect, server.knock, buffer, safe)
     try:
         yield reader
     finally:
@@ -239,6 +239,8 @@ class Refusing:
         self.attempts += 1
         raise TransientError("the server is starting up")
 
+    knock = Server.knock
+
 
 def test_a_reader_gives_up_after_its_time_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.5))
@@ -394,6 +396,34 @@ def test_a_server_that_shuts_down_is_not_kept_waiting(monkeypatch: pytest.Monkey
     monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.1))
     with reading(ShuttingDown([])) as reader, pytest.raises(TransientError, match="the server is shutting down"):
         reader.cut(START, None, patience=60, only_rows=True)
+
+
+class Closing(Server):
+    """Refuses one new session."""
+
+    refused = 0
+
+    def knock(self) -> None:
+        self.refused += 1
+        if self.refused == 1:
+            raise TransientError("the server is shutting down")
+
+
+def test_a_full_reader_leaves_a_server_that_takes_no_sessions_any_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slot_reader, "CONFIRM_SECONDS", 0.05)
+    monkeypatch.setattr(slot_reader, "KNOCK_SECONDS", 0.05)
+    server = Closing([Transaction(lsn, 10) for lsn in range(200, 1200, 100)])
+    with reading(server, Limits(10, 1 << 30)) as reader:
+        deadline = time.monotonic() + 30
+        while server.sessions < 2:
+            assert time.monotonic() < deadline, "it stays"
+            time.sleep(0.01)
+        assert "the server is shutting down; connecting again" in caplog.text
+        end = Position(Lsn(1100))
+        reader.read_through(end, lambda: None)
+        assert len(rows_between(reader, START, end)) == 100
 
 
 def test_a_reader_that_begins_behind_what_is_safe_confirms_no_more_than_that() -> None:

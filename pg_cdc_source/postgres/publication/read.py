@@ -225,6 +225,14 @@ def _joined(session: Session, found: Publication, inserts: Publication) -> Publi
             remedy=f"{_setting_inserts(found, inserts)}; or drop it, and give its tables a primary key or REPLICA "
             "IDENTITY FULL",
         )
+    otherwise = {table.relation.oid: (table.row_filter, table.columns) for table in inserts.tables}
+    for table in found.tables:
+        if otherwise.get(table.relation.oid, (table.row_filter, table.columns)) != (table.row_filter, table.columns):
+            raise ServerSetupError(
+                f"publications {quoted(found.name)} and {quoted(inserts.name)} have {table.relation} with other row "
+                "filters or column lists, so some of its rows come with inserts and not with their deletes",
+                remedy=f"ALTER PUBLICATION {quoted(inserts.name)} DROP TABLE {table.relation}",
+            )
     altered = 0 if is_before_15(session) else inserts.altered
     tables = {table.relation.oid: replace(table, inserts_only=True, altered=altered) for table in inserts.tables}
     tables |= {table.relation.oid: table for table in found.tables}

@@ -254,7 +254,8 @@ def _changes(
             elif data is None and len(rows or ()) == waiting:
                 if time.monotonic() > heard + longest:
                     raise silent_error(longest)
-                stream.wait(wake, 1.0)
+                if stream.wait(wake, 1.0):
+                    heard = time.monotonic()
             if data is not None:
                 yield from _given(assembler.receive(data))
             while assembler.is_replaying:

@@ -12,8 +12,9 @@ from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.offsets import Member, Position
 from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.stream_options import StreamOptions
+from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.connection import connect
-from pg_cdc_source.postgres.kept_session import KeptSession, answered_within
+from pg_cdc_source.postgres.kept_session import KeptSession
 from pg_cdc_source.postgres.table_layouts import read_layouts, read_type_facts
 from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
 from pg_cdc_source.protocol.pgoutput import RelationColumn, RelationMessage

@@ -153,11 +153,13 @@ class LayoutHistory:
     def _compare(
         self, relation: RelationMessage, known: TableLayout | None, position: Position
     ) -> tuple[TableLayout, tuple[LayoutChange, ...]]:
-        is_known = position <= self._catalog_until
-        catalog, type_of = self._look(relation, not is_known)
-        if is_known:
-            catalog = self._catalog.get(relation.oid)
-        return find_layout(relation, known, catalog, type_of)
+        # What looks has one session.
+        with self._turn:
+            is_known = position <= self._catalog_until
+            catalog, type_of = self._look(relation, not is_known)
+            if is_known:
+                catalog = self._catalog.get(relation.oid)
+            return find_layout(relation, known, catalog, type_of)
 
     def newest(self, oid: int) -> LayoutRecord | None:
         """The last layout that is known of a table, maybe ahead of Spark; None where none is."""

@@ -28,6 +28,7 @@ from pg_cdc_source.offsets import Lsn, Member
 from pg_cdc_source.options.names import dotted, listed_names, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.columns import read_types
 from pg_cdc_source.postgres.connection import connect
@@ -229,7 +230,7 @@ def _is_wanted_now(options: StreamOptions, sent: SentRelation) -> bool:
     """
     oid, schema, name = sent.relation.oid, sent.relation.schema, sent.relation.name
     # A session of its own: this may be the thread that reads.
-    with contextlib.closing(_connect(options)) as session:
+    with contextlib.closing(_connect(options)) as session, answered_within(session):
         try:
             published = publication.read_publication(session, options.publications)
             if published is not None and not _is_published(published, oid, dotted(schema, name)):
@@ -291,5 +292,5 @@ def _catalog_types(options: StreamOptions, columns: Sequence[RelationColumn]) ->
     types = [(column.type_oid, column.typmod) for column in columns]
     names = listed_names(column.name for column in columns)
     # A session of its own, as above.
-    with contextlib.closing(_connect(options)) as session:
+    with contextlib.closing(_connect(options)) as session, answered_within(session):
         return read_types(session, types, f"looking for the type of column {names}")

@@ -61,6 +61,9 @@ SILENT_SECONDS_WITHOUT_TIMEOUT = 7200.0
 PAUSE_SECONDS = 0.01
 # Until a session brings something new. Walsenders that are lost may still count against max_wal_senders meanwhile.
 RECONNECTING = Backoff(0.1, longest_seconds=5.0, within_seconds=60.0)
+# A server that shuts down waits until its walsenders have sent what is left, and a full buffer takes nothing. So it is
+# asked for a session now and then, for that long: it refuses those at once.
+KNOCK_SECONDS = 20.0
 # A server asks once within half of wal_sender_timeout. One that shuts down asks again with every answer, until all is
 # confirmed, which Spark may never get to: it has to wait for us as long as we stay (walsender.c, WalSndDone).
 SHUTDOWN_QUESTIONS = 20
@@ -80,11 +83,19 @@ def silent_error(seconds: float) -> TransientError:
 class SlotReader:
     """Reads one slot into ``buffer``, in a thread, until closed. ``connect`` opens the stream after a position.
 
-    Everything through ``safe`` may be confirmed from the beginning.
+    Everything through ``safe`` may be confirmed from the beginning. ``knock`` raises TransientError where the server
+    takes no sessions any more.
     """
 
-    def __init__(self, connect: Callable[[Position], ReplicationStream], buffer: ChangeBuffer, safe: Position) -> None:
+    def __init__(
+        self,
+        connect: Callable[[Position], ReplicationStream],
+        knock: Callable[[], None],
+        buffer: ChangeBuffer,
+        safe: Position,
+    ) -> None:
         self._connect = connect
+        self._knock = knock
         self._buffer = buffer
         self._confirmed = Lsn(0)
         self._confirm(safe)
@@ -285,6 +296,7 @@ class SlotReader:
         answers = _Answers(stream)
         longest = longest_silence(stream)
         heard = time.monotonic()
+        knock_at = heard + KNOCK_SECONDS
         while self._goes_on:
             with self._turn:
                 pass
@@ -294,7 +306,11 @@ class SlotReader:
                     if self._is_full():
                         self._changed.wait(CONFIRM_SECONDS / 2)
                 heard = time.monotonic()
+                if heard >= knock_at:
+                    self._knock()
+                    knock_at = time.monotonic() + KNOCK_SECONDS
                 continue
+            knock_at = time.monotonic() + KNOCK_SECONDS
             more, something = self._burst(stream, answers)
             if something:
                 heard = time.monotonic()
@@ -303,7 +319,9 @@ class SlotReader:
             if not more and not answers.is_awaited:
                 if something:
                     connection.wait([self._wake], PAUSE_SECONDS)
-                stream.wait(self._wake, IDLE_ASK_SECONDS)
+                # A large message takes long to come in.
+                if stream.wait(self._wake, IDLE_ASK_SECONDS):
+                    heard = time.monotonic()
 
     def _is_full(self) -> bool:
         return not self._unlimited and self._buffer.is_full

@@ -150,5 +150,12 @@ def find_dropped(session: Session, oids: Collection[int]) -> set[int]:
 def describe_left(session: Session, left: Sequence[Member], publication_name: str) -> str:
     """Say of tables that have left a stream what became of them."""
     there = _read_names(session, [member.oid for member in left])
-    gone = [f"{member.name}{'' if member.oid in there else ', which was dropped'}" for member in left]
+
+    def became(member: Member) -> str:
+        if member.oid not in there:
+            return f"{member.name}, which was dropped"
+        now = there[member.oid]
+        return member.name if now == member.name else f"{member.name}, which is called {now} now"
+
+    gone = map(became, left)
     return f"publication {quoted(publication_name)} has lost {listed(gone, '; ')}"

@@ -14,9 +14,10 @@ from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import catalog, slot_creation
+from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.connection import FULL_SECONDS, connect
-from pg_cdc_source.postgres.kept_session import KeptSession, answered_within
+from pg_cdc_source.postgres.kept_session import KeptSession
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slots import read_end_of_wal, wait_for_end_of_wal
 from pg_cdc_source.stream.tables.second_look import settled
@@ -135,6 +136,7 @@ class SourceSession:
             with (
                 contextlib.closing(opened) as session,
                 translated("identifying the server"),
+                answered_within(session),
                 session.cursor() as cursor,
             ):
                 cursor.execute(command)

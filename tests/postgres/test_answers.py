@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any, cast
 
-from pg_cdc_source.postgres.kept_session import answered_within
+from pg_cdc_source.postgres.answers import answered_within
 
 
 def test_what_waits_for_an_answer_that_does_not_come_finds_the_connection_ended() -> None:
