@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import psycopg2.errors
 import pytest
@@ -12,6 +13,9 @@ from psycopg2.extensions import connection as Session
 from watch import wait_until
 
 from pg_cdc_source.errors import OptionError, ServerSetupError
+from pg_cdc_source.options.stream_options import parse_stream_options
+from pg_cdc_source.postgres.publication import read_publication
+from pg_cdc_source.stream.tables.refused_tables import require_complete
 
 Drive = Callable[..., Driver]
 ROOT = (
@@ -109,3 +113,15 @@ def test_a_partition_that_is_being_detached_is_not_one_that_was_attached(pg: Ses
     wait_until(lambda: driver.batch() is not None and kinds(driver.rows).count("insert") == 3)
     # Nothing has come anew, which would have taken the detached rows from the sink.
     assert kinds(driver.rows) == ["insert"] * 3
+
+
+@pytest.mark.parametrize("tables", ["public.r", "public.*"])
+def test_kinds_of_changes_that_are_not_sent_of_partitions_are_missed(tables: str, db: str, pg: Session) -> None:
+    parts = "CREATE TABLE parts.r_2 PARTITION OF r FOR VALUES FROM (10) TO (20)"
+    run(pg, *ROOT, "CREATE SCHEMA parts", parts, "CREATE PUBLICATION s FOR TABLE r WITH (publish = 'insert, update')")
+    options = parse_stream_options({"url": db, "tables": tables, "slot": "s"})
+    published = read_publication(pg, options.publications)
+    assert published is not None
+    require_complete(pg, options, published)
+    with pytest.raises(ServerSetupError, match="publication s does not send its deletes and truncates"):
+        require_complete(pg, replace(options, may_lack_changes=lambda table: table != "parts.r_2"), published)
