@@ -6,6 +6,8 @@ Where batches end is in test_buffer.py. Real servers are in integration/.
 from __future__ import annotations
 
 import contextlib
+import select
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -366,6 +368,20 @@ def test_a_server_that_says_nothing_any_more_is_asked_in_another_session(
     with reading(Silent([Transaction(200, 3)])) as reader:
         reader.read_through(Position(Lsn(200)), lambda: None)
     assert "has said nothing for 0.2 s; connecting again" in caplog.text
+
+
+def test_a_large_message_that_is_still_coming_in_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_reader, "SILENT_SECONDS", 0.2)
+
+    def wait(self: Session, wake: socket.socket, seconds: float) -> bool:
+        select.select([wake], [], [], 0.01)
+        return True
+
+    monkeypatch.setattr(Session, "wait", wait)
+    server = Silent([Transaction(200, 3)])
+    with reading(server) as reader:
+        assert reader.cut(START, None, patience=1) == START
+    assert server.sessions == 1
 
 
 def test_a_server_whose_timeout_is_long_or_off_may_say_nothing_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
