@@ -245,11 +245,29 @@ class Refusing:
 
 
 def test_a_reader_gives_up_after_its_time_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.5))
+    monkeypatch.setattr(slot_reader, "AWAY", Backoff(0.01, longest_seconds=0.02, within_seconds=0.5))
     server = Refusing()
     with reading(server) as reader, pytest.raises(TransientError, match="the server is starting up"):
         reader.cut(START, None, patience=60)
     assert server.attempts > 3
+
+
+class FailingOver(Server):
+    """Its second session ends without bringing anything, as do those that are let in again while it changes over."""
+
+    def connect(self, received: Position) -> Any:
+        self.sessions += 1
+        if self.sessions in (2, 3, *range(5, 30)):
+            raise TransientError("the server is starting up")
+        return Session(self, received, 1 if self.sessions in (1, 4) else -1)
+
+
+def test_a_server_that_fails_over_is_waited_for_longer_than_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.05))
+    monkeypatch.setattr(slot_reader, "AWAY", Backoff(0.01, longest_seconds=0.02, within_seconds=30))
+    with reading(server := FailingOver([Transaction(200, 3)])) as reader:
+        assert reader.cut(START, None, patience=60, only_rows=True) == Position(Lsn(200))
+    assert server.sessions == 30
 
 
 class Failing(Server):

@@ -61,6 +61,8 @@ SILENT_SECONDS_WITHOUT_TIMEOUT = 7200.0
 PAUSE_SECONDS = 0.01
 # Until a session brings something new. Walsenders that are lost may still count against max_wal_senders meanwhile.
 RECONNECTING = Backoff(0.1, longest_seconds=5.0, within_seconds=60.0)
+# Where there is no session: a managed server takes a minute or two to fail over, and some more to be restarted.
+AWAY = Backoff(0.1, longest_seconds=5.0, within_seconds=300.0)
 # A server that shuts down waits until its walsenders have sent what is left, and a full buffer takes nothing. So it is
 # asked for a session now and then, for that long: it refuses those at once.
 KNOCK_SECONDS = 20.0
@@ -242,7 +244,9 @@ class SlotReader:
         return not self._closed and self._buffer.error is None
 
     def _run(self) -> None:
-        pauses: Iterator[float] | None = None
+        # Since something new was brought; those of sessions that have ended, since the server was last away.
+        away: Iterator[float] | None = None
+        ended: Iterator[float] | None = None
         furthest, followed = self._buffer.received, False
         failed_decoding = False  # the session before
         while self._goes_on:
@@ -262,10 +266,11 @@ class SlotReader:
                 lasted = opened is not None and time.monotonic() > opened + RECONNECTING.within_seconds
                 again = failed_decoding and isinstance(error, DecodingError)
                 if (lasted and not again) or self._buffer.received > furthest:
-                    pauses, furthest = None, self._buffer.received
+                    away, ended, furthest = None, None, self._buffer.received
                 failed_decoding = isinstance(error, DecodingError)
-                pauses = pauses or RECONNECTING.pauses()
-                pause = next(pauses, None)
+                away = away or AWAY.pauses()
+                ended = None if opened is None else ended or RECONNECTING.pauses()
+                pause = next(ended or away, None)
                 if pause is None:
                     self._fail(error if opened is None else _without_end(error, furthest))
                     return
