@@ -144,9 +144,10 @@ class Driver:
         """Ask for the partitions from the end of the planned batch to there, as Spark 4.0 and 4.1 do at a start."""
         return list(self._reader.partitions(self._planned, self._planned))
 
-    def plan_before_repeating(self) -> list[Row]:
+    def plan_before_repeating(self, meanwhile: Callable[[], object] = lambda: None) -> list[Row]:
         """Ask for the newest offset, then repeat the batch that did not come to its end, and run one up to there."""
         newest = self._reader.latestOffset()
+        meanwhile()
         self.batch()
         self._planned = newest
         return self.batch()

@@ -50,6 +50,25 @@ def test_a_gap_is_noticed_where_the_end_is_asked_for_before_a_batch_is_repeated(
     assert [row["_change_type"] for row in rows] == ["truncate", "snapshot", "snapshot", "snapshot"]
 
 
+@pytest.mark.skipif(HAS_LIMITS, reason="a Spark that names start and limit repeats a batch before it asks")
+def test_rows_are_the_same_again_where_the_end_is_asked_for_before_a_batch_is_repeated(
+    pg: Session, drive: Drive
+) -> None:
+    """Their layouts are those of the time at which it was asked for, whatever became of the table since."""
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)", "CREATE PUBLICATION s FOR TABLE t")
+    driver = drive(tables="public.t", onSchemaChange="emit")
+    driver.take(2)
+    run(pg, "INSERT INTO t VALUES (2)")
+    assert driver.attempt_rows()
+    driver.stop()
+    run(pg, "ALTER TABLE t ADD c int", "INSERT INTO t VALUES (3, 7)")
+    driver.restart()
+    anew = partial(run, pg, "ALTER TABLE t DROP c", "ALTER TABLE t ADD c int DEFAULT 5")
+    rows = driver.plan_before_repeating(anew)
+    assert [row["_change_type"] for row in rows] == ["schema", "insert"]
+    assert driver.again() == rows
+
+
 @pytest.mark.skipif(HAS_LIMITS, reason="a Spark that names start and limit does not ask for partitions of nothing")
 def test_a_server_that_was_set_back_is_noticed_where_spark_first_names_the_unfinished_batch(
     pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch

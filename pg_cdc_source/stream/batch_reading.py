@@ -71,7 +71,10 @@ class BatchReading:
         layouts, membership = parts.layouts, parts.membership
         self._require_past(start, end)
         guessed = end == given.guessed
-        layouts.resume(start, end)
+        if guessed and layouts.are_emitted and parts.reader.current is not None:
+            # Another batch was repeated before. What was decoded behind it has the layouts that the catalog has by now.
+            parts.reader.close()
+        layouts.resume(start, end, guessed=guessed)
         joined = membership.repeat(start, end, guessed=guessed)
         given.newest = end
         if guessed or joined:

@@ -60,16 +60,21 @@ class EmittedLayouts:
         self._catalog = CatalogLayouts(options)
         self._history = LayoutHistory(self._catalog.look)
         self._has_begun = False
+        self._begun_with: StreamOffset | None = None  # the end of the batch that it began with
         self._owed: list[int] = []
 
     # --- offsets ------------------------------------------------------------------------------------------------------
 
-    def resume(self, start: StreamOffset | None, end: StreamOffset | None = None) -> None:
-        """Go on from ``start``, or with the batch from there to ``end``. It matters once: then all is known."""
+    def resume(self, start: StreamOffset | None, end: StreamOffset | None = None, *, guessed: bool = False) -> None:
+        """Go on from ``start``, or with the batch from there to ``end``. It matters once: then all is known.
+
+        But for a batch whose end was ``guessed``: it says the same layouts also where another one was repeated before.
+        """
         offset = end or start
-        if self._has_begun or offset is None or not self.are_emitted:
+        is_known = self._has_begun and not (guessed and end != self._begun_with)
+        if is_known or offset is None or not self.are_emitted:
             return
-        self._has_begun = True
+        self._has_begun, self._begun_with = True, end
         guesses = () if end is None else guesses_at(start, end)
         if not guesses:
             self._history.begin(from_text(offset.layouts), offset.position)
