@@ -8,6 +8,7 @@ import aging
 import pytest
 from databases import connect
 from driving import run
+from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.postgres.attached import find_filled_partition, read_last_attached
 
@@ -15,6 +16,14 @@ pytestmark = [
     pytest.mark.corner,
     pytest.mark.skipif(aging.lacking() is not None, reason=str(aging.lacking())),
 ]
+
+
+def filled(pg: Session, root: int, since: int) -> str:
+    found = find_filled_partition(pg, root, since)
+    assert found is not None
+    leaf, is_certain = found
+    assert is_certain
+    return str(leaf)
 
 
 def test_partitions_are_noticed_however_long_ago_others_were_attached() -> None:
@@ -39,8 +48,8 @@ def test_partitions_are_noticed_however_long_ago_others_were_attached() -> None:
                 "ALTER TABLE r ATTACH PARTITION second FOR VALUES IN (3)")  # fmt: skip
             second = read_last_attached(pg, [root])[root]
             assert second > 5 << 29
-            assert str(find_filled_partition(pg, root, 0)) == "public.second"
+            assert filled(pg, root, 0) == "public.second"
             # All rows of this one are as old as the first partition.
             run(pg, "ALTER TABLE r ATTACH PARTITION archive FOR VALUES IN (2)")
             assert read_last_attached(pg, [root])[root] > second
-            assert str(find_filled_partition(pg, root, second)) == "public.archive"
+            assert filled(pg, root, second) == "public.archive"

@@ -31,7 +31,6 @@ from pg_cdc_source.postgres.replication import ReplicationStream
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream import next_offset
-from pg_cdc_source.stream.received import slot_reader
 from pg_cdc_source.stream.tables import slot_history
 
 Drive = Callable[..., Driver]
@@ -508,7 +507,6 @@ def test_a_server_that_was_restored(to_next_timeline: bool, monkeypatch: pytest.
 
 def test_a_server_is_shut_down_while_nobody_takes_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pgcdc, "execution", lambda: "test")
-    monkeypatch.setattr(slot_reader, "KNOCK_SECONDS", 0.5)
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(second_server({}))
         server = stack.enter_context(contextlib.closing(RestartableServer(url)))
@@ -519,7 +517,7 @@ def test_a_server_is_shut_down_while_nobody_takes_what_was_read(monkeypatch: pyt
             # More than sockets hold.
             run(pg, "INSERT INTO t SELECT i, repeat('x', 20000) FROM generate_series(2, 1501) i")
         reader = wait_until(lambda: driver._reader._capture._parts.reader.current)
-        wait_until(lambda: reader._buffer.is_full)
+        wait_until(lambda: reader._watch._session is not None)
         began = time.monotonic()
         server.stop("fast")
         assert time.monotonic() - began < 15

@@ -15,6 +15,7 @@ from watch import wait_until
 from pg_cdc_source.errors import OptionError, ServerSetupError
 from pg_cdc_source.options.stream_options import parse_stream_options
 from pg_cdc_source.postgres.publication import read_publication
+from pg_cdc_source.stream.tables import publication_watch
 from pg_cdc_source.stream.tables.refused_tables import require_complete
 
 Drive = Callable[..., Driver]
@@ -84,11 +85,19 @@ def test_a_root_with_a_partition_that_sends_nothing_leaves_a_stream_that_says_so
     wait_until(lambda: driver.batch() is not None and kinds(driver.rows).count("snapshot") == 2)
 
 
-def test_a_new_partition_that_is_not_published_ends_a_stream_that_names_the_root(pg: Session, drive: Drive) -> None:
+def test_a_new_partition_that_is_not_published_ends_a_stream_that_names_the_root(
+    pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication_watch, "_UNPUBLISHED_SECONDS", 1.0)
     run(pg, *ROOT, "CREATE PUBLICATION s FOR TABLE r_1")
     driver = begun(drive, rows=1, tables="public.r")
+    # It may be published a moment later.
+    run(pg, "CREATE TABLE p PARTITION OF r FOR VALUES FROM (20) TO (30)")
+    assert driver.batch() == []
+    run(pg, "ALTER PUBLICATION s ADD TABLE p", "INSERT INTO r VALUES (21, 'b')")
+    wait_until(lambda: driver.batch() is not None and ("public.p",) in values(driver.rows, "_table"))
     run(pg, "CREATE TABLE q PARTITION OF r FOR VALUES FROM (10) TO (20)", "INSERT INTO r VALUES (11, 'unseen')")
-    driver.refusal("has some partitions of public.r, but not public.q", kind=ServerSetupError)
+    driver.refusal("has some partitions of public.r, but not public.q", kind=ServerSetupError, rows=None)
 
 
 def test_a_partition_that_is_being_detached_is_not_one_that_was_attached(pg: Session, db: str, drive: Drive) -> None:
@@ -125,3 +134,21 @@ def test_kinds_of_changes_that_are_not_sent_of_partitions_are_missed(tables: str
     require_complete(pg, options, published)
     with pytest.raises(ServerSetupError, match="publication s does not send its deletes and truncates"):
         require_complete(pg, replace(options, may_lack_changes=lambda table: table != "parts.r_2"), published)
+
+
+@pytest.mark.parametrize("tables", ["public.r", "public.*"])
+@pytest.mark.parametrize("mode", ["fail", "emit"])
+def test_a_partition_that_is_published_by_itself_is_noticed_as_well(
+    mode: str, tables: str, pg: Session, drive: Drive
+) -> None:
+    run(pg, *ROOT, "CREATE TABLE r_2 PARTITION OF r FOR VALUES FROM (10) TO (20)", "INSERT INTO r VALUES (11, 'b')")
+    run(pg, "CREATE PUBLICATION s FOR TABLE r")
+    driver = begun(drive, rows=2, tables=tables, onSchemaChange=mode, onNewTable="snapshot")
+    run(pg, "ALTER TABLE r_1 SET UNLOGGED")
+    if mode == "fail":
+        driver.refusal("public.r_1 is an unlogged table", kind=OptionError)
+        return
+    wait_until(lambda: driver.batch() is not None and "is an unlogged table" in str(values(driver.rows, "after")))
+    driver.restart()
+    run(pg, "INSERT INTO r VALUES (12, 'c')")
+    wait_until(lambda: driver.batch() is not None and "insert" in kinds(driver.rows))

@@ -128,16 +128,16 @@ SELECT EXISTS (
 """
 # A partition that was attached empty and filled since is read to its end. All changes wait meanwhile, and the questions
 # of a look have ten minutes together.
-_LONGEST_READ = "2min"
+_LONGEST_READ = "5min"
 _TOUCHED = "xmax::pg_catalog.text OPERATOR(pg_catalog.<>) '0'"
 _BEFORE_ATTACH = "cmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.<) {command}"
 
 
-def find_filled_partition(session: Session, root: int, since: int) -> Relation | None:
+def find_filled_partition(session: Session, root: int, since: int) -> tuple[Relation, bool] | None:
     """A partition that had rows when it was attached, and came after the one that transaction ``since`` attached.
 
     None where there is none. One that this role may not read counts where it has any row. One that somebody has locked
-    counts, and one of which minutes do not tell; in a transaction, these raise TransientError.
+    counts, and one of which minutes do not tell: these are not certain, and in a transaction raise TransientError.
     """
     with (
         translated("looking for rows of partitions"),
@@ -169,7 +169,7 @@ def find_filled_partition(session: Session, root: int, since: int) -> Relation |
             except (LockNotAvailable, QueryCanceled):
                 if session.get_transaction_status() == TRANSACTION_STATUS_INERROR:
                     raise TransientError(f"whether {leaf} had rows before it was attached cannot be told now") from None
-                return leaf
+                return leaf, False
             if cursor.fetchone()[0]:
-                return leaf
+                return leaf, True
     return None

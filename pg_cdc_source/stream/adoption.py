@@ -122,7 +122,7 @@ class Adoption:
         name = self._options.publication
         difference = compare(known, self._offset.publication, now, mark, name, says_names=True)
         oids = {member.oid for member in known}
-        for joined in with_filled_partitions(session, difference, known).joined:
+        for joined in with_filled_partitions(session, difference, known, {}).joined:
             if joined.member.oid in oids:
                 raise DefiniteError(
                     f"{joined.why}, and the stream has not taken that in",

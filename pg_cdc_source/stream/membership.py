@@ -34,7 +34,7 @@ from pg_cdc_source.stream.layouts.schema_history import FOLLOW, READ_AGAIN
 from pg_cdc_source.stream.tables.leaving import Leaving
 from pg_cdc_source.stream.tables.look_pace import LookPace
 from pg_cdc_source.stream.tables.members import Difference, find_renamed, members_at
-from pg_cdc_source.stream.tables.publication_watch import Found, PublicationWatch
+from pg_cdc_source.stream.tables.publication_watch import NOTHING_FOUND, Found, PublicationWatch
 from pg_cdc_source.stream.tables.published_tables import PublishedTables
 from pg_cdc_source.stream.tables.second_look import settled
 from pg_cdc_source.stream.tables.source_session import SourceSession
@@ -60,7 +60,7 @@ class Membership:
         self._is_compared = False  # with the catalog, in this process
         self._pace = LookPace()
         self._watch = PublicationWatch(options, self.published)
-        self._found = Found("", frozenset())  # at the last look
+        self._found = NOTHING_FOUND  # at the last look
         self._found_before = self._found  # the snapshot for those that join was begun
 
     @property
@@ -183,8 +183,12 @@ class Membership:
         plan = whole.following(followed)
         there = {planned.oid for planned in plan.planned}
         # Somebody who names fewer tables than before knows what leaves. Who moves or renames one may not.
-        still_published = (member for member in difference.left if member.oid in self.published.oids)
-        unnamed = {member.oid for member in still_published if not self._is_meant(member.name)}
+        now = self.published.names
+        unnamed = {
+            member.oid
+            for member in difference.left
+            if member.oid in now and (now[member.oid] == member.name or not self._is_meant(member.name))
+        }
         if unnamed:
             names = [member.name for member in difference.left if member.oid in unnamed]
             log.info("%s leaves the stream: the option tables does not name it any more", listed(names))
@@ -217,7 +221,9 @@ class Membership:
                 began = time.monotonic()
                 # DDL may go on for hours, and the other tables' changes would wait behind the look.
                 with translated("looking at the publication"), session.cursor() as cursor, waiting_for_nobody(cursor):
-                    self._found, difference = settled(lambda: self._watch.look(session, self.plan, self.mark))
+                    self._found, difference = settled(
+                        lambda: self._watch.look(session, self.plan, self.mark, self._found)
+                    )
                 self._pace.took(time.monotonic() - began)
         except TransientError as error:
             # The next look is soon enough.
@@ -290,10 +296,10 @@ class Membership:
         published = publication.require_publication(session, self._options.publications)
         whole, mark = self.published.plan_of(session, self.plan.members, published, read_horizon(session, point))
         followed = [planned.member for planned in self.plan.planned]
-        difference = self._watch.compare(session, followed, self.mark, whole.members, mark)
+        difference = self._watch.compare(session, followed, self.mark, whole.members, mark, self._found)
         self._refuse(difference)
         before, found = self._found_before, Found.of(mark, difference)
-        late = {oid for oid, _ in found.joined - before.joined}
+        late = {oid for oid, _ in found.joined.keys() - before.joined.keys()}
         if late or mark != before.mark:
             # The next one is begun behind another look.
             self._pace.hurry()

@@ -16,6 +16,7 @@ from pg_cdc_source.stream.layouts.emitted_layouts import EmittedLayouts
 from pg_cdc_source.stream.received.batches import Limits
 from pg_cdc_source.stream.received.buffer import ChangeBuffer
 from pg_cdc_source.stream.received.chunks import ChunkStore
+from pg_cdc_source.stream.received.server_watch import ServerWatch
 from pg_cdc_source.stream.received.slot_reader import SlotReader
 from pg_cdc_source.stream.received.spill import Spill
 from pg_cdc_source.stream.tables.slot_history import SlotHistory
@@ -83,7 +84,8 @@ class PlannedReader:
             if self._safe is None:
                 self._safe = safe
             sessions = Sessions(self._history.connect_stream, lambda: assembler.needs_whole)
-            self._reader = SlotReader(sessions, self._history.knock, buffer, self._safe)
+            watch = ServerWatch(self._history.connect)
+            self._reader = SlotReader(sessions, watch, buffer, self._safe)
         return self._reader
 
     def release(self, position: Position) -> None:

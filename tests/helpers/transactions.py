@@ -183,7 +183,13 @@ class Server:
         self.sessions += 1
         return Session(self, received, self.losses.pop() if self.losses else -1)
 
-    def knock(self) -> None:
+    def look(self) -> None:
+        """As a ServerWatch."""
+
+    def rest(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

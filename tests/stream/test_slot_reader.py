@@ -59,7 +59,7 @@ def reading(
         limits,
         "s",
     )
-    reader = SlotReader(server.connect, server.knock, buffer, safe)
+    reader = SlotReader(server.connect, server, buffer, safe)
     try:
         yield reader
     finally:
@@ -232,8 +232,8 @@ def test_what_could_not_be_decoded_for_a_moment_comes_again() -> None:
     assert [row for _, rows in batches for row in rows] == [row for t in sent for row in t.expected()]
 
 
-class Refusing:
-    """A server that lets nobody in."""
+class Refusing(Server):
+    """Lets nobody in."""
 
     attempts = 0
 
@@ -241,12 +241,10 @@ class Refusing:
         self.attempts += 1
         raise TransientError("the server is starting up")
 
-    knock = Server.knock
-
 
 def test_a_reader_gives_up_after_its_time_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_reader, "AWAY", Backoff(0.01, longest_seconds=0.02, within_seconds=0.5))
-    server = Refusing()
+    server = Refusing([])
     with reading(server) as reader, pytest.raises(TransientError, match="the server is starting up"):
         reader.cut(START, None, patience=60)
     assert server.attempts > 3
@@ -268,6 +266,28 @@ def test_a_server_that_fails_over_is_waited_for_longer_than_one_that_answers(mon
     with reading(server := FailingOver([Transaction(200, 3)])) as reader:
         assert reader.cut(START, None, patience=60, only_rows=True) == Position(Lsn(200))
     assert server.sessions == 30
+
+
+class Crashing(Server):
+    """Its process crashes in each session, and lets nobody in for a moment then."""
+
+    def connect(self, received: Position) -> Any:
+        self.sessions += 1
+        if self.sessions % 2 == 0:
+            raise TransientError("the server is starting up")
+        return Session(self, received, 1)
+
+
+def test_a_server_that_crashes_in_each_session_ends_the_stream_as_one_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.3))
+    monkeypatch.setattr(slot_reader, "AWAY", Backoff(0.01, longest_seconds=0.02, within_seconds=30))
+    with (
+        reading(Crashing([Transaction(200, 3)])) as reader,
+        pytest.raises(TransientError, match=r"the session was lost; so all sessions ended .* nothing behind"),
+    ):
+        reader.cut(START, None, patience=20)
 
 
 class Failing(Server):
@@ -433,28 +453,27 @@ def test_a_server_that_shuts_down_is_not_kept_waiting(monkeypatch: pytest.Monkey
 
 
 class Closing(Server):
-    """Refuses one new session."""
+    """Shuts down once."""
 
-    refused = 0
+    looks = 0
 
-    def knock(self) -> None:
-        self.refused += 1
-        if self.refused == 1:
-            raise TransientError("the server is shutting down")
+    def look(self) -> None:
+        self.looks += 1
+        if self.looks == 1:
+            raise TransientError("the server shuts down")
 
 
-def test_a_full_reader_leaves_a_server_that_takes_no_sessions_any_more(
+def test_a_full_reader_leaves_a_server_that_shuts_down(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slot_reader, "CONFIRM_SECONDS", 0.05)
-    monkeypatch.setattr(slot_reader, "KNOCK_SECONDS", 0.05)
     server = Closing([Transaction(lsn, 10) for lsn in range(200, 1200, 100)])
     with reading(server, Limits(10, 1 << 30)) as reader:
         deadline = time.monotonic() + 30
         while server.sessions < 2:
             assert time.monotonic() < deadline, "it stays"
             time.sleep(0.01)
-        assert "the server is shutting down; connecting again" in caplog.text
+        assert "the server shuts down; connecting again" in caplog.text
         end = Position(Lsn(1100))
         reader.read_through(end, lambda: None)
         assert len(rows_between(reader, START, end)) == 100

@@ -29,6 +29,7 @@ from pg_cdc_source.postgres.publication.choose import (
     find_unpublished_parts,
     find_unstreamable,
     meant_by,
+    not_published_error,
     require_no_parts,
     stream_tables,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "find_unstreamable",
     "mark_of",
     "meant_by",
+    "not_published_error",
     "plan_publication",
     "read_identities",
     "read_publication",

@@ -49,7 +49,8 @@ def stream_tables(
         else:
             try:
                 relation = named.get(pattern) or find_relations(session, [pattern.qualified])[0]
-                matches = [relation] if relation.oid in published else _parts_of(session, publication, relation)
+                is_whole = relation.oid in published
+                matches = [relation] if is_whole else _parts_of(session, publication, relation)
             except (AccessError, ServerSetupError):
                 if _is_published(session, publication, pattern) or not may_lack(pattern):
                     raise
@@ -136,13 +137,11 @@ def require_no_parts(patterns: Sequence[TablePattern], session: Session, relatio
 
 
 def _parts_of(session: Session, publication: Publication, relation: Relation) -> list[Relation]:
-    """The partitions that a relation is published by. Raises OptionError where it cannot be streamed by any."""
-    for error in find_unstreamable(session, [relation]).values():
-        raise error
+    """The partitions that a relation is published by."""
     published = {table.relation.oid for table in publication.tables}
     parts = [node.relation for node in read_tree(session, relation) if node.relation.oid in published]
     if not parts or _lacking(session, published, relation):
-        raise _not_published(session, publication, relation, whole=False)
+        raise not_published_error(session, publication, relation)
     return parts
 
 
@@ -167,13 +166,19 @@ def _is_published(session: Session, publication: Publication, pattern: TablePatt
 
 def _lacking(session: Session, published: set[int], relation: Relation) -> list[Relation]:
     """The tables that hold rows of a relation (itself or leaf partitions) and are published under no name."""
-    stored = [node.relation for node in read_tree(session, relation) if node.relation.kind == "r"]
+    stored = [node.relation for node in read_tree(session, relation) if node.relation.kind in "rf"]
     above = read_ancestors(session, [leaf.oid for leaf in stored])
     return [
         leaf
         for leaf in stored
         if published.isdisjoint((leaf.oid, *(ancestor.oid for ancestor in above.get(leaf.oid, ()))))
     ]
+
+
+def not_published_error(session: Session, publication: Publication, relation: Relation) -> PgCdcError:
+    """The error for a table that is published neither under its own name nor by all of its partitions."""
+    unstreamable = find_unstreamable(session, [relation])
+    return unstreamable.get(relation.oid) or _not_published(session, publication, relation, whole=False)
 
 
 def _not_published(session: Session, publication: Publication, relation: Relation, *, whole: bool) -> PgCdcError:
@@ -258,17 +263,20 @@ def find_unstreamable(session: Session, relations: Sequence[Relation]) -> dict[i
     return {oid: error for oid, error in errors if error is not None}
 
 
-def find_unpublished_parts(session: Session, options: StreamOptions, publication: Publication) -> frozenset[int]:
-    """Partitions that are published under no name, of tables that are named and published by some of their partitions.
+def find_unpublished_parts(
+    session: Session, options: StreamOptions, publication: Publication
+) -> dict[Relation, list[Relation]]:
+    """By their roots, partitions that are published under no name; of tables that are named, and published by others.
 
     A publication stays as it was when such a partition is created.
     """
     names = [pattern for pattern in options.tables if pattern.qualified is not None]
     published = {table.relation.oid for table in publication.tables}
     above = read_ancestors(session, list(published)).values() if names else ()
-    roots = {root.oid: root for roots in above for root in roots if root.oid not in published}
-    named = [root for root in roots.values() if any(name.matches(root.schema, root.name) for name in names)]
-    return frozenset(leaf.oid for root in named for leaf in _lacking(session, published, root))
+    roots = {root for roots in above for root in roots if root.oid not in published}
+    named = (root for root in roots if any(name.matches(root.schema, root.name) for name in names))
+    found = {root: _lacking(session, published, root) for root in named}
+    return {root: parts for root, parts in found.items() if parts}
 
 
 def _unstreamable_error(tree: Sequence[Node]) -> OptionError | None:

@@ -225,12 +225,12 @@ def _joined(session: Session, found: Publication, inserts: Publication) -> Publi
             remedy=f"{_setting_inserts(found, inserts)}; or drop it, and give its tables a primary key or REPLICA "
             "IDENTITY FULL",
         )
-    otherwise = {table.relation.oid: (table.row_filter, table.columns) for table in inserts.tables}
+    filters = {table.relation.oid: table.row_filter for table in inserts.tables}
     for table in found.tables:
-        if otherwise.get(table.relation.oid, (table.row_filter, table.columns)) != (table.row_filter, table.columns):
+        if table.row_filter is not None and filters.get(table.relation.oid, table.row_filter) != table.row_filter:
             raise ServerSetupError(
                 f"publications {quoted(found.name)} and {quoted(inserts.name)} have {table.relation} with other row "
-                "filters or column lists, so some of its rows come with inserts and not with their deletes",
+                "filters, so some of its rows come with inserts and not with their deletes",
                 remedy=f"ALTER PUBLICATION {quoted(inserts.name)} DROP TABLE {table.relation}",
             )
     altered = 0 if is_before_15(session) else inserts.altered

@@ -42,6 +42,7 @@ from pg_cdc_source.postgres.replication import DecodingError, ReplicationStream
 from pg_cdc_source.postgres.slots import may_be_within_a_record
 from pg_cdc_source.stream.received.buffer import BufferLevel, ChangeBuffer, Request
 from pg_cdc_source.stream.received.chunks import Chunk
+from pg_cdc_source.stream.received.server_watch import ServerWatch
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +62,10 @@ SILENT_SECONDS_WITHOUT_TIMEOUT = 7200.0
 PAUSE_SECONDS = 0.01
 # Until a session brings something new. Walsenders that are lost may still count against max_wal_senders meanwhile.
 RECONNECTING = Backoff(0.1, longest_seconds=5.0, within_seconds=60.0)
-# Where there is no session: a managed server takes a minute or two to fail over, and some more to be restarted.
+# Where no session can be had: a managed server takes a minute or two to fail over, and some more to be restarted.
 AWAY = Backoff(0.1, longest_seconds=5.0, within_seconds=300.0)
-# A server that shuts down waits until its walsenders have sent what is left, and a full buffer takes nothing. So it is
-# asked for a session now and then, for that long: it refuses those at once.
-KNOCK_SECONDS = 20.0
+# A server that fails over may let in once or twice meanwhile. One that lets in more often ends sessions by itself.
+MOST_LET_IN = 2
 # A server asks once within half of wal_sender_timeout. One that shuts down asks again with every answer, until all is
 # confirmed, which Spark may never get to: it has to wait for us as long as we stay (walsender.c, WalSndDone).
 SHUTDOWN_QUESTIONS = 20
@@ -85,19 +85,19 @@ def silent_error(seconds: float) -> TransientError:
 class SlotReader:
     """Reads one slot into ``buffer``, in a thread, until closed. ``connect`` opens the stream after a position.
 
-    Everything through ``safe`` may be confirmed from the beginning. ``knock`` raises TransientError where the server
-    takes no sessions any more.
+    Everything through ``safe`` may be confirmed from the beginning. ``watch`` looks after the server while the buffer
+    is full.
     """
 
     def __init__(
         self,
         connect: Callable[[Position], ReplicationStream],
-        knock: Callable[[], None],
+        watch: ServerWatch,
         buffer: ChangeBuffer,
         safe: Position,
     ) -> None:
         self._connect = connect
-        self._knock = knock
+        self._watch = watch
         self._buffer = buffer
         self._confirmed = Lsn(0)
         self._confirm(safe)
@@ -244,15 +244,17 @@ class SlotReader:
         return not self._closed and self._buffer.error is None
 
     def _run(self) -> None:
-        # Since something new was brought; those of sessions that have ended, since the server was last away.
+        # Since something new was brought: the pauses while no session can be had, and behind sessions that ended; and
+        # how many of these there were.
         away: Iterator[float] | None = None
         ended: Iterator[float] | None = None
+        let_in = 0
         furthest, followed = self._buffer.received, False
         failed_decoding = False  # the session before
         while self._goes_on:
             opened: float | None = None
             try:
-                with contextlib.closing(self._open_stream()) as stream:
+                with contextlib.closing(self._open_stream()) as stream, contextlib.closing(self._watch):
                     opened, followed = time.monotonic(), True
                     self._follow(stream)
             except (TransientError, ServerSetupError, ConnectError) as error:
@@ -266,11 +268,17 @@ class SlotReader:
                 lasted = opened is not None and time.monotonic() > opened + RECONNECTING.within_seconds
                 again = failed_decoding and isinstance(error, DecodingError)
                 if (lasted and not again) or self._buffer.received > furthest:
-                    away, ended, furthest = None, None, self._buffer.received
+                    away, ended, let_in, furthest = None, None, 0, self._buffer.received
                 failed_decoding = isinstance(error, DecodingError)
                 away = away or AWAY.pauses()
-                ended = None if opened is None else ended or RECONNECTING.pauses()
-                pause = next(ended or away, None)
+                let_in += opened is not None
+                if opened is None and let_in <= MOST_LET_IN:
+                    ended = None
+                if opened is not None or isinstance(error, DefiniteError):
+                    ended = ended or RECONNECTING.pauses()
+                    pause = next(ended, None)
+                else:
+                    pause = next(away, None)
                 if pause is None:
                     self._fail(error if opened is None else _without_end(error, furthest))
                     return
@@ -301,7 +309,6 @@ class SlotReader:
         answers = _Answers(stream)
         longest = longest_silence(stream)
         heard = time.monotonic()
-        knock_at = heard + KNOCK_SECONDS
         while self._goes_on:
             with self._turn:
                 pass
@@ -310,12 +317,10 @@ class SlotReader:
                 with self._changed:
                     if self._is_full():
                         self._changed.wait(CONFIRM_SECONDS / 2)
+                self._watch.look()
                 heard = time.monotonic()
-                if heard >= knock_at:
-                    self._knock()
-                    knock_at = time.monotonic() + KNOCK_SECONDS
                 continue
-            knock_at = time.monotonic() + KNOCK_SECONDS
+            self._watch.rest()
             more, something = self._burst(stream, answers)
             if something:
                 heard = time.monotonic()

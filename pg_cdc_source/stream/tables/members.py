@@ -103,15 +103,25 @@ def compare(
     return Difference(tuple(kept), tuple(joined), tuple(member for member in then if member.oid not in present))
 
 
-def with_filled_partitions(session: Session, difference: Difference, then: Sequence[Member]) -> Difference:
-    """Take for joined also those tables to which a partition was attached that had rows: the stream lacks these."""
+def with_filled_partitions(
+    session: Session, difference: Difference, then: Sequence[Member], known: Mapping[tuple[int, str], str]
+) -> Difference:
+    """Take for joined also those tables to which a partition was attached that had rows: the stream lacks these.
+
+    ``known`` has why tables joined when that was found before, by their oids and present entries: it may take long to
+    find out.
+    """
     entries = {member.oid: member.entry for member in then}
     filled = []
     for member in difference.kept:
         since = publication.attached_since(entries[member.oid], member.entry)
-        partition = None if since is None else find_filled_partition(session, member.oid, since)
-        if partition is not None:
-            filled.append(Joined(member, f"{partition} was attached to {member.name}, and had rows"))
+        why = known.get((member.oid, member.entry), "")
+        if since is not None and not why and (found := find_filled_partition(session, member.oid, since)):
+            partition, is_certain = found
+            had = "and had rows" if is_certain else "and may have had rows, which could not be found out"
+            why = f"{partition} was attached to {member.name}, {had}"
+        if since is not None and why:
+            filled.append(Joined(member, why))
     oids = {joined.member.oid for joined in filled}
     kept = tuple(member for member in difference.kept if member.oid not in oids)
     return replace(difference, kept=kept, joined=(*difference.joined, *filled))

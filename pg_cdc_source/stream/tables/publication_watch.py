@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from psycopg2.extensions import connection as Session
@@ -14,7 +15,6 @@ from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
-from pg_cdc_source.postgres.trees import read_ancestors
 from pg_cdc_source.stream.tables.members import Difference, compare, members_of, with_filled_partitions
 from pg_cdc_source.stream.tables.published_tables import PublishedTables
 from pg_cdc_source.stream.tables.stream_plan import StreamPlan
@@ -22,14 +22,19 @@ from pg_cdc_source.stream.tables.stream_plan import StreamPlan
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The publication's mark, and the oids and entries of the tables that are not followed as they are published."""
+    """The publication's mark, and the tables that are not followed as they are published: why, by oid and entry."""
 
     mark: str
-    joined: frozenset[tuple[int, str]]
+    joined: Mapping[tuple[int, str], str]
 
     @classmethod
     def of(cls, mark: str, difference: Difference) -> Found:
-        return cls(mark, frozenset((joined.member.oid, joined.member.entry) for joined in difference.joined))
+        return cls(mark, {(joined.member.oid, joined.member.entry): joined.why for joined in difference.joined})
+
+
+NOTHING_FOUND = Found("", {})
+# A partition may be created in one transaction, and published in the next one.
+_UNPUBLISHED_SECONDS = 10.0
 
 
 class PublicationWatch:
@@ -39,20 +44,27 @@ class PublicationWatch:
         self._options = options
         self._published = published
         self._seen: object = None  # of the publication, when nothing was found
+        self._unpublished_since: dict[int, float] = {}  # partitions by oid, and when they were found: time.monotonic()
 
     def compare(
-        self, session: Session, then: Sequence[Member], mark: str, now: Sequence[Member], mark_now: str
+        self,
+        session: Session,
+        then: Sequence[Member],
+        mark: str,
+        now: Sequence[Member],
+        mark_now: str,
+        known: Found = NOTHING_FOUND,
     ) -> Difference:
-        """What became of the tables ``then``; both marks are the publication's."""
+        """What became of the tables ``then``; both marks are the publication's. ``known`` was found a while ago."""
         options = self._options
         says_names = options.on_schema_change == "emit"
         found = compare(then, mark, now, mark_now, options.publication, says_names=says_names)
-        return with_filled_partitions(session, found, then)
+        return with_filled_partitions(session, found, then, known.joined)
 
-    def look(self, session: Session, plan: StreamPlan, mark: str) -> tuple[Found, Difference | None]:
+    def look(self, session: Session, plan: StreamPlan, mark: str, known: Found) -> tuple[Found, Difference | None]:
         """What is not as it is followed; None where all is as it was when nothing was found.
 
-        Raises SchemaChangedError where the publication is gone.
+        ``known`` was found by the last look. Raises SchemaChangedError where the publication is gone.
         """
         options = self._options
         published = publication.read_publication(session, options.publications)
@@ -62,22 +74,23 @@ class PublicationWatch:
                 remedy=publication.CREATE_AGAIN,
             )
         refused = self._published.find_refused(session, published)
+        self._require_sent(session, published, plan)
         followed = [planned.member for planned in plan.planned]
-        seen = published, refused, followed, mark, self._find_unsent(session, published, plan)
+        seen = published, refused, followed, mark
         mark_now = publication.mark_of(published, session.server_version)
         if seen == self._seen:
-            return Found(mark_now, frozenset()), None
+            return Found(mark_now, {}), None
         try:
             may_lack = functools.partial(self._published.may_lack, plan.members, published)
             relations = publication.stream_tables(session, options, published, may_lack, refused)
         except (OptionError, AccessError, ServerSetupError):
             # A table that was dropped is not found by its name. One that was renamed is, at its next change.
-            if self._are_found(session, plan, published):
+            if self._are_found(plan, published):
                 raise
             oids = {member.oid for member in followed}
             relations = tuple(table.relation for table in published.tables if table.relation.oid in oids)
         now = members_of(published, relations, plan.horizon.lsn)
-        difference = self.compare(session, followed, mark, now, mark_now)
+        difference = self.compare(session, followed, mark, now, mark_now, known)
         # Those that wait to join again are not compared: they wait also where all is as it was before.
         there = {table.relation.oid for table in published.tables}
         waited = tuple(member for member in plan.gone if member.oid not in there)
@@ -90,25 +103,28 @@ class PublicationWatch:
         """Have the next look find anew what there is."""
         self._seen = None
 
-    def _find_unsent(self, session: Session, published: Publication, plan: StreamPlan) -> frozenset[int]:
-        """What is under followed tables and not sent: with it the publication looks as it did without."""
-        unsent = publication.find_unpublished_parts(session, self._options, published)
-        if self._options.on_schema_change == "emit":
-            # There they are refused.
-            return unsent
-        followed = {planned.oid for planned in plan.planned}
-        tables = (table.relation for table in published.tables)
-        roots = [relation for relation in tables if relation.kind == "p" and relation.oid in followed]
-        return unsent.union(publication.find_unstreamable(session, roots))
+    def _require_sent(self, session: Session, published: Publication, plan: StreamPlan) -> None:
+        """Raise where a partition of what is followed sends nothing: the publication looks the same as without it.
 
-    def _are_found(self, session: Session, plan: StreamPlan, published: Publication) -> bool:
-        """Whether all that is followed, and all that is listed, is published by its name, or by that of its root."""
+        Where rows say what becomes of tables, partitions that cannot send anything are refused instead, with their
+        roots.
+        """
+        if self._options.on_schema_change != "emit":
+            followed = {planned.oid for planned in plan.planned}
+            tables = (table.relation for table in published.tables)
+            for error in publication.find_unstreamable(session, [t for t in tables if t.oid in followed]).values():
+                raise error
+        now, found = time.monotonic(), publication.find_unpublished_parts(session, self._options, published)
+        oids = [part.oid for parts in found.values() for part in parts]
+        self._unpublished_since = {oid: self._unpublished_since.get(oid, now) for oid in oids}
+        for root, parts in found.items():
+            if any(now >= self._unpublished_since[part.oid] + _UNPUBLISHED_SECONDS for part in parts):
+                raise publication.not_published_error(session, published, root)
+
+    def _are_found(self, plan: StreamPlan, published: Publication) -> bool:
+        """Whether all that is followed, and all that is listed, is published by its name."""
         relations = {table.relation.oid: table.relation for table in published.tables}
         listed = {pattern.name for pattern in self._options.tables if pattern.name is not None}
-        names = {relation.name for relation in relations.values()}
-        if not listed <= names:
-            above = read_ancestors(session, list(relations)).values()
-            names |= {root.name for roots in above for root in roots}
-        return listed <= names and all(
+        return listed <= {relation.name for relation in relations.values()} and all(
             planned.oid in relations and str(relations[planned.oid]) == planned.name for planned in plan.planned
         )

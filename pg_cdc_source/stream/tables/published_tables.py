@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class PublishedTables:
-    """Reads a stream's publication. ``oids`` are those of its tables at the last reading, wanted or not."""
+    """Reads a stream's publication. ``names`` are those of its tables at the last reading by oid, wanted or not."""
 
     def __init__(self, options: StreamOptions, schema: pa.Schema, source: SourceSession) -> None:
-        self.oids: set[int] = set()
+        self.names: dict[int, str] = {}
         self.refused: Mapping[int, Refused] = {}  # tables that are left out though they are published, by their oids
         self._options = options
         self._schema = schema
@@ -71,8 +71,9 @@ class PublishedTables:
                 f"{plan.planned[0].name} has other columns than when the DataFrame was loaded",
                 remedy="load the DataFrame again",
             )
-        self.oids = {table.relation.oid for table in published.tables}.difference(refused)
-        self._scans.keep(self.oids)
+        relations = [table.relation for table in published.tables if table.relation.oid not in refused]
+        self.names = {relation.oid: str(relation) for relation in relations}
+        self._scans.keep(self.names.keys())
         return plan, publication.mark_of(published, session.server_version)
 
     def find_refused(self, session: Session, published: Publication) -> Mapping[int, Refused]:

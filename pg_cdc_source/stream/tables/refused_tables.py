@@ -25,7 +25,7 @@ def find_refused(session: Session, options: StreamOptions, published: Publicatio
     wanted = _wanted(session, options, published)
     relations = [table.relation for table in wanted]
     found: dict[int, OptionError | ServerSetupError] = {}
-    found |= publication.find_unstreamable(session, [relation for relation in relations if relation.kind == "p"])
+    found |= publication.find_unstreamable(session, relations)
     found |= publication.find_lesser_identities(session, published, relations)
     found |= _find_incomplete(options, published, wanted)
     return {oid: Refused(error.what, error.remedy) for oid, error in found.items()}

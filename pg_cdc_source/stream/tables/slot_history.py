@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import START_OVER, DefiniteError, ServerFullError, SlotLostError
+from pg_cdc_source.errors import START_OVER, SlotLostError
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, end_of_timeline
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
@@ -146,7 +146,7 @@ class SlotHistory:
         """Start the slot's stream after ``received``, on a server whose past that is."""
         options, start = self._options, received.next_lsn
         # Each time: while a session is lost, the slot may be lost too, or be made anew.
-        with contextlib.closing(self._connect()) as session, answered_within(session):
+        with contextlib.closing(self.connect()) as session, answered_within(session):
             self._source.require_no_fall_back(in_recovery=is_in_recovery(session))
             slot = self._slot_with(session, start)
             if may_be_within_a_record(start):
@@ -167,7 +167,7 @@ class SlotHistory:
         try:
             self._require_common(before, received, found)
             if received.next_lsn > stream.end_of_wal:
-                with contextlib.closing(self._connect()) as session, answered_within(session):
+                with contextlib.closing(self.connect()) as session, answered_within(session):
                     raise behind_now_error(session, options.slot, received.next_lsn, stream.end_of_wal)
         except BaseException:
             stream.close()
@@ -176,13 +176,9 @@ class SlotHistory:
         self._identity = found
         return stream
 
-    def knock(self) -> None:
-        """Raise TransientError where the server takes no sessions any more, because it shuts down or is gone."""
-        with contextlib.suppress(ServerFullError, DefiniteError):
-            self._connect().close()
-
-    def _connect(self) -> Session:
-        # Of the thread that reads, beside the source's own session, which has looked for a pooler.
+    def connect(self) -> Session:
+        """A session of the thread that reads."""
+        # Beside the source's own session, which has looked for a pooler.
         return connect(self._options.connection, session_name(self._options, "source"), known_to_last=True)
 
     def _slot_with(self, session: Session, start: Lsn) -> Slot:
