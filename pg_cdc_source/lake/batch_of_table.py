@@ -154,6 +154,7 @@ class TableBatch:
             batch._present = len(layout.columns)
             if shape.keeps_columns:
                 batch.layout = layout = with_dropped(layout, layouts)
+                batch._require_places(layout, (row for row in ordered if place_of(row) > since))
                 batch._require_filled_files(layout.columns[batch._present :])
             batch._require_sent_values(layout.columns)
             runs = (row for row in ordered if row["_change_type"] == CHANGES)
@@ -269,6 +270,23 @@ class TableBatch:
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
+    def _require_places(self, last: MirroredLayout, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Raise SchemaChangedError for a column that rows have, where another one has its name by now."""
+        for row in rows:
+            if row["_change_type"] != CHANGES:
+                continue
+            layout = read_layout(row["layout"])
+            for column in layout.columns:
+                if last.place_of(column) is not None:
+                    continue
+                # A log goes on in the same column, if the other one is new.
+                goes_on = any(c.name == column.name and layout.place_of(c) is None for c in last.columns)
+                if not (self.shape.is_log and goes_on):
+                    raise SchemaChangedError(
+                        f"{self.table}: column {column.name} was dropped, and another one has its name, within a batch",
+                        remedy=RESNAPSHOT,
+                    )
+
     def _read(self, last: MirroredLayout, runs: Iterable[Mapping[str, Any]], begin: Place) -> None:
         """Read runs that follow each other: none has rows between those of another."""
         groups: list[tuple[tuple[str, ...], list[pa.Table]]] = []
@@ -315,7 +333,7 @@ class TableBatch:
     ) -> pa.Table:
         n, arrays, fields, names = run.num_rows, [], [], {}
         for i, column in enumerate(last.columns):
-            place = layout.place_of(column)
+            place, was = layout.place_of(column), column
             if place is None and self.shape.is_log:
                 place = layout.place_of_former(column, last)
             if place is None:
@@ -328,9 +346,10 @@ class TableBatch:
                 if fill is not None and is_before:
                     texts = from_texts([fill]).take(from_numpy(np.zeros(n, np.int32)))
             else:
-                was = layout.columns[place]
-                if self.shape.is_log and was.type != column.type and not is_wider(was.type, column.type):
-                    # A log has values as they were, which other types may not.
+                if self.shape.is_log:
+                    # It has values as they were, which other types may not.
+                    was = layout.columns[place]
+                if was.type != column.type and not is_wider(was.type, column.type):
                     raise SchemaChangedError(
                         f"{self.table}: column {was.name} had the type {was.codec.column.type_name} before it got "
                         f"{column.codec.column.type_name} within a batch",
@@ -338,7 +357,8 @@ class TableBatch:
                     )
                 texts = run.column(f"c{place}")
                 names[layout.columns[place].name] = column.name
-            arrays.append(_typed(self.table, column, texts, run, self.shape))
+            values = _typed(self.table, was, texts, run, self.shape)
+            arrays.append(values if was.type == column.type else values.cast(column.type))
             fields.append(pa.field(column.name, column.type))
         schema = pa.schema([*fields, *self.change_fields()])
         changes = {name: run.column(name) for name in CHANGE_NAMES}

@@ -30,7 +30,7 @@ from pg_cdc_source.mirrors.catalog_names import backquoted
 from pg_cdc_source.spark.edge import spark_schema
 
 # To what Delta and Iceberg widen a type where the files stay as they are.
-_WIDER = {("smallint", "int"), ("int", "bigint"), ("float", "double")}
+_WIDER = {("smallint", "int"), ("smallint", "bigint"), ("int", "bigint"), ("float", "double")}
 
 
 def _takes(there: DataType, ours: DataType, *, is_iceberg: bool) -> bool:

@@ -71,6 +71,7 @@ OIDS = {
     "bool": 16,
     "int4[]": 1007,
     "date": 1082,
+    "float4": 700,
     "float8": 701,
     "bytea": 17,
 }

@@ -95,6 +95,42 @@ def test_rows_of_before_a_column_that_came_and_went_have_what_it_gave_them() -> 
         TableBatch.of("public.t", [written(T, (9, 0)), *rows], Shape("history"))
 
 
+OTHERS = {
+    "added anew": layout([ID, V, (4, "n", "int4")]),
+    "added in other letters": layout([ID, V, (4, "N", "int4")]),
+    "renamed to it": layout([ID, (2, "n", "text")]),
+}
+
+
+@pytest.mark.parametrize("mode", ["history", "append", "additive"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_values_of_a_dropped_column_are_not_lost_to_another_one_of_its_name(other: str, mode: str) -> None:
+    shape = Shape(on_schema_change="additive") if mode == "additive" else Shape(mode)
+    wide, then = layout([ID, V, (3, "n", "int4")]), OTHERS[other]
+    last = one(then, 40, *["4", "d", "9"][: len(then.codecs)])
+    rows = [*one(T, 10, "1", "a"), *one(wide, 20, "2", "b", "77"), *one(T, 30, "3", "c"), *last]
+    if mode == "append" and other == "added anew":
+        # A log goes on in the same column.
+        assert [row["n"] for row in TableBatch.of("public.t", rows, shape).segments[0].rows.to_pylist()] == [
+            *(None, 77, None, 9)
+        ]
+        return
+    with pytest.raises(SchemaChangedError, match="column n was dropped, and another one has its name, within a batch"):
+        TableBatch.of("public.t", rows, shape)
+    # Behind rows that come anew, nobody takes them.
+    again = TableBatch.of("public.t", [*rows, truncated(then, (50, 1)), *last], shape, stands_still=True)
+    assert rows_of(again) == []
+
+
+def test_values_of_a_log_are_as_postgresql_widens_them() -> None:
+    rows = [
+        *one(layout([ID, (2, "x", "float4")]), 10, "1", "0.1"),
+        *one(layout([ID, (2, "x", "float8")]), 20, "2", "0.1"),
+    ]
+    values = [row["x"] for row in TableBatch.of("public.t", rows, Shape("append")).segments[0].rows.to_pylist()]
+    assert values == [0.10000000149011612, 0.1]
+
+
 def test_a_column_that_is_not_known_by_its_number_is_known_by_its_name() -> None:
     """PostgreSQL's catalog may be ahead of the change; then all numbers may be missing."""
     later = layout([(0, "id", "int4"), (0, "v", "text"), (0, "w", "text")])

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
+    DataType,
     DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -19,6 +23,7 @@ from pyspark.sql.types import (
 )
 
 from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.lake.kept_columns import is_wider
 from pg_cdc_source.mirrors.column_changes import Columns
 
 INT, TEXT = IntegerType(), StringType()
@@ -164,3 +169,19 @@ def test_a_map_takes_values_that_are_null() -> None:
     assert made.are_those_of(made.schema, is_iceberg=False)
     narrower = StructType([StructField("m", MapType(StringType(), StringType(), valueContainsNull=False))])
     assert not made.are_those_of(narrower, is_iceberg=False)
+
+
+@pytest.mark.parametrize(
+    ("was", "wanted"),
+    [
+        (ShortType(), IntegerType()),
+        (ShortType(), LongType()),
+        (IntegerType(), LongType()),
+        (FloatType(), DoubleType()),
+        (DecimalType(8, 2), DecimalType(10, 2)),
+    ],
+)
+def test_what_rows_are_widened_to_a_lake_is_too(was: DataType, wanted: DataType) -> None:
+    assert is_wider(to_arrow_type(was), to_arrow_type(wanted))
+    (clause,) = clauses(columns((1, "id", INT), (2, "n", was)), columns((1, "id", INT), (2, "n", wanted)))
+    assert clause.endswith(f"TYPE {wanted.simpleString()}")
