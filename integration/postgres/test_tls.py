@@ -197,16 +197,17 @@ def test_a_stream_is_let_in_on_both_kinds_of_connection(
 
 
 @pytest.mark.parametrize(
-    ("mode", "has_root", "status", "says"),
+    ("mode", "root", "status", "says"),
     [
-        ("verify-full", True, "ok", "sslmode=verify-full"),
-        ("require", True, "ok", "sslmode=require"),  # which libpq takes for verify-ca then
-        ("require", False, "warning", "whoever answers is taken for the server"),
+        ("verify-full", None, "ok", "sslmode=verify-full"),
+        ("require", None, "ok", "sslmode=require"),  # which libpq takes for verify-ca then
+        ("require", "", "warning", "whoever answers is taken for the server"),
+        ("require", "/nowhere/root.crt", "warning", "whoever answers is taken for the server"),
     ],
 )
 def test_a_check_says_who_may_pass_for_the_server(
     mode: str,
-    has_root: bool,
+    root: str | None,
     status: str,
     says: str,
     tls: TlsServer,
@@ -214,7 +215,7 @@ def test_a_check_says_who_may_pass_for_the_server(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    changed = {"sslmode": mode} if has_root else {"sslmode": mode, "sslrootcert": ""}
+    changed = {"sslmode": mode} if root is None else {"sslmode": mode, "sslrootcert": root}
     options = tls.options("by_password", password=PASSWORD, **changed)
     [found] = [f for f in check("pgsnapshot", {**options, "dbtable": "t"}) if f.check == "encryption"]
     assert (found.status, says in found.text) == (status, True), found

@@ -168,6 +168,8 @@ def importable_function(text: str) -> str:
     module, colon, function = text.strip().partition(":")
     if not colon or not all(name.isidentifier() for name in f"{module}.{function}".split(".")):
         raise OptionError(
-            f"{text!r} does not name a function that can be imported", remedy="write module:function, as a.b:token"
+            # What somebody may write here by mistake is a password.
+            "what is given does not name a function that can be imported",
+            remedy="write module:function, as a.b:token",
         )
     return text.strip()

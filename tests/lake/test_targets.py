@@ -73,3 +73,9 @@ def test_paths_that_delta_rs_cannot_have_are_refused(letter: str) -> None:
     ):
         targets[f'public."a{letter}b"']
     assert targets['public."a b:c;ü=$"'] == "/lake/a b:c;ü=$"
+
+
+@pytest.mark.parametrize("table", ['public."orders${x}"', '"${env:HOME}".t'])
+def test_a_name_that_spark_would_take_for_a_variable_is_refused(table: str) -> None:
+    with pytest.raises(OptionError, match="which Spark takes for a variable"):
+        Targets.of("/lake/{schema}/{table}", "/ledger")[table]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
+import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +90,6 @@ def reach(
     return Reached(checks, options, session, server)
 
 
-_ON_THIS_HOST = ("/", "@", "127.", "::1", "localhost")
 _VERIFY = "set sslmode=verify-full, and sslrootcert to the file with the certificate of who has signed the server's"
 
 
@@ -104,14 +106,22 @@ def _require_encryption(session: Session) -> str:
         return text
     if _is_encrypted_by_gssapi(session):
         return "GSSAPI"
-    if not info.host.startswith(_ON_THIS_HOST):
+    if not _is_on_this_host(session):
         raise ConnectError("none: others on the way can read the password and the rows", remedy=_VERIFY)
     return "none, on this host"
 
 
 def _has_root(info: ConnectionInfo) -> bool:
     """Whether libpq has certificates to look for: with them, it takes ``require`` for ``verify-ca``."""
-    return bool(info.dsn_parameters.get("sslrootcert")) or Path("~/.postgresql/root.crt").expanduser().exists()
+    # A file that is not there is an error only for the modes that verify.
+    return Path(info.dsn_parameters.get("sslrootcert") or "~/.postgresql/root.crt").expanduser().exists()
+
+
+def _is_on_this_host(session: Session) -> bool:
+    with socket.socket(fileno=os.dup(session.fileno())) as connection:
+        if connection.family == socket.AF_UNIX:
+            return True
+        return ipaddress.ip_address(connection.getpeername()[0].partition("%")[0]).is_loopback
 
 
 def _is_encrypted_by_gssapi(session: Session) -> bool:
