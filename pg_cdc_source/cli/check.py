@@ -14,6 +14,7 @@ from rich.text import Text
 
 from pg_cdc_source.cli.given_options import given_options
 from pg_cdc_source.cli.preflight.findings import Finding, Status, is_right
+from pg_cdc_source.cli.shown import shown
 
 _STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not done": "dim"}
 
@@ -64,8 +65,8 @@ def _print_text(findings: Sequence[Finding]) -> None:
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     for finding in findings:
         status = Text(f"{finding.status:<8}", _STYLES[finding.status])
-        console.print(status, f"{finding.check:<11} {finding.text}", markup=False)
+        console.print(status, f"{finding.check:<11} {shown(finding.text)}", markup=False)
         if finding.remedy:
-            console.print(f"{'':20} Remedy: {finding.remedy}", markup=False)
+            console.print(f"{'':20} Remedy: {shown(finding.remedy)}", markup=False)
     wrong = sum(finding.status == "wrong" for finding in findings)
     console.print("[green]Nothing is wrong.[/]" if not wrong else f"[bold red]Wrong: {wrong}.[/]")

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from pg_cdc_source.cli.shown import shown
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.options.libpq_keywords import SECRET_KEYWORDS
 
@@ -37,7 +38,7 @@ class Commands(TyperGroup):
 
 def failed(error: PgCdcError) -> typer.Exit:
     """Print an error, and return what ends the command with status 1."""
-    typer.echo(f"pg-cdc: {error}", err=True)
+    typer.echo(shown(f"pg-cdc: {error}", keeping="\n"), err=True)
     return typer.Exit(1)
 
 

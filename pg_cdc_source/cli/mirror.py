@@ -20,6 +20,7 @@ from rich.text import Text
 from pg_cdc_source.cli.exits import failed, lacking_extra, leave_nothing_when_stopped
 from pg_cdc_source.cli.given_options import Url, given_options
 from pg_cdc_source.cli.mirror_progress import Progress, line_of, newly_set_aside
+from pg_cdc_source.cli.shown import shown
 from pg_cdc_source.errors import PgCdcError, TransientError
 from pg_cdc_source.options.given import connection_of
 from pg_cdc_source.options.stream_options import parse_stream_options
@@ -236,11 +237,12 @@ def _waiting(batches: SimpleQueue[Applied]) -> Iterator[Applied]:
 
 
 def _show(batch: Applied, progress: Progress, live: Live | None) -> None:
-    for line in newly_set_aside(progress.last, batch):
+    for found in newly_set_aside(progress.last, batch):
+        line = shown(found, keeping="\n\t")
         if live is None:
             typer.echo(line, err=True)
         else:
             live.console.print(Text(line))
     progress.add(batch)
     if live is None:
-        typer.echo(line_of(batch, datetime.now(timezone.utc)))
+        typer.echo(shown(line_of(batch, datetime.now(timezone.utc))))

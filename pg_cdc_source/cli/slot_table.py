@@ -11,6 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from pg_cdc_source.cli.shown import shown
 from pg_cdc_source.postgres.slot_metrics import SlotMetrics
 
 
@@ -52,7 +53,7 @@ def slot_table(found: Sequence[SlotMetrics], caption: str | None = None) -> Tabl
         if has_spilled:
             cells.append(_size(None if metrics.decoding is None else metrics.decoding.spilled_bytes))
         # Users choose the names, which may look like markup.
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(shown(cell)) for cell in cells))
     return table
 
 
