@@ -260,11 +260,13 @@ def _look(session: Session, keeper: str, request: Request) -> tuple[bool, Snapsh
     if any(row[1] == _HIDDEN for row in rows):
         # ALTER ROLE ... SET role gives sessions a role that may not see their own queries.
         with translated("looking for the snapshot"), session.cursor() as cursor:
-            cursor.execute("SET ROLE NONE")
+            cursor.execute("SELECT current_setting('role'), set_config('role', 'none', false)")
+            ((role, _),) = cursor.fetchall()
             try:
                 rows = _read_board(session, keeper, request)
             finally:
-                cursor.execute("RESET ROLE")
+                # Not RESET: a pooler or an event trigger may have set it.
+                cursor.execute("SELECT set_config('role', %s, false)", (role,))
     ids = []
     lsn = None
     for name, query, lock_key, number in rows:
