@@ -21,9 +21,8 @@ pytestmark = [
 def filled(pg: Session, root: int, since: int) -> str:
     found = find_filled_partition(pg, root, since)
     assert found is not None
-    leaf, is_certain = found
-    assert is_certain
-    return str(leaf)
+    assert found.how == "filled"
+    return str(found.partition)
 
 
 def test_partitions_are_noticed_however_long_ago_others_were_attached() -> None:

@@ -276,7 +276,7 @@ class TableBatch:
             if row["_change_type"] != CHANGES:
                 continue
             layout = read_layout(row["layout"])
-            for column in layout.columns:
+            for column in layout.columns if layout.oid == last.oid else ():
                 if last.place_of(column) is not None:
                     continue
                 # A log goes on in the same column, if the other one is new.
@@ -357,7 +357,7 @@ class TableBatch:
                     )
                 texts = run.column(f"c{place}")
                 names[layout.columns[place].name] = column.name
-            values = _typed(self.table, was, texts, run, self.shape)
+            values = _typed(self.table, column, texts, run, self.shape, was)
             arrays.append(values if was.type == column.type else values.cast(column.type))
             fields.append(pa.field(column.name, column.type))
         schema = pa.schema([*fields, *self.change_fields()])
@@ -413,14 +413,23 @@ def typed_columns(table: str, layout: MirroredLayout, run: pa.RecordBatch, shape
     return pa.RecordBatch.from_arrays(arrays, schema=layout.arrow_schema())
 
 
-def _typed(table: str, column: MirroredColumn, texts: pa.Array, run: pa.RecordBatch, shape: Shape) -> pa.Array:
+def _typed(
+    table: str,
+    column: MirroredColumn,
+    texts: pa.Array,
+    run: pa.RecordBatch,
+    shape: Shape,
+    was: MirroredColumn | None = None,
+) -> pa.Array:
+    """The values of a column; of one that ``was`` another before, in its type."""
+
     def place(row: int) -> str:
         lsn, seq = (run.column(name)[row].as_py() for name in ("_commit_lsn", "_seq"))
         return f"the change with _commit_lsn {lsn}, _seq {seq}"
 
     if shape.has_variants and column.is_json:
         require_exact(table, column, texts, place)
-    return column.values_of(table, texts, place)
+    return (was or column).values_of(table, texts, place)
 
 
 def _in_new_names(said: Iterable[Mapping[str, Any]], key: str) -> str:

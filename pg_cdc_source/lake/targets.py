@@ -73,15 +73,15 @@ class Targets:
                     f"{table} has a name that cannot be a directory's",
                     remedy="rename it in PostgreSQL, or leave it out of the option tables",
                 )
-            if "${" in part:
-                raise OptionError(
-                    f"{table} has ${{ in its name, which Spark takes for a variable wherever a statement has it",
-                    remedy="rename it in PostgreSQL, or leave it out of the option tables",
-                )
             if found := sorted(set(part) & set(self.forbidden)):
                 raise OptionError(
                     f"{table} has {' '.join(found)} in its name, which no path of the lake's format can have",
                     remedy="rename it in PostgreSQL, leave it out of the option tables, or use another format",
+                )
+            if "${" in part:
+                raise OptionError(
+                    f"{table} has ${{ in its name, which Spark takes for a variable wherever a statement has it",
+                    remedy="rename it in PostgreSQL, or leave it out of the option tables",
                 )
         return self.template.format(schema=schema, table=name)
 

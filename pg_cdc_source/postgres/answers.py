@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -31,6 +32,8 @@ def answered_within(session: Session, seconds: float = ANSWER_SECONDS) -> Iterat
             # A file of its own: the session may be closed meanwhile, and its number be somebody else's.
             connection = stack.enter_context(socket.socket(fileno=os.dup(session.fileno())))
         except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
             raise _no_room(error) from None
 
         def give_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from psycopg2 import sql
 from psycopg2.errors import LockNotAvailable, QueryCanceled
@@ -128,22 +129,33 @@ SELECT EXISTS (
 """
 # A partition that was attached empty and filled since is read to its end. All changes wait meanwhile, and the questions
 # of a look have ten minutes together.
-_LONGEST_READ = "5min"
+LONGEST_READ_SECONDS = 300.0
 _TOUCHED = "xmax::pg_catalog.text OPERATOR(pg_catalog.<>) '0'"
 _BEFORE_ATTACH = "cmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.<) {command}"
 
 
-def find_filled_partition(session: Session, root: int, since: int) -> tuple[Relation, bool] | None:
+class Attached(NamedTuple):
+    """A partition that was attached, and whether it had rows then: ``filled``, or not known as it is ``locked`` or
+    takes too ``long`` to look through.
+    """
+
+    partition: Relation
+    how: Literal["filled", "locked", "long"]
+
+
+def find_filled_partition(
+    session: Session, root: int, since: int, seconds: float = LONGEST_READ_SECONDS
+) -> Attached | None:
     """A partition that had rows when it was attached, and came after the one that transaction ``since`` attached.
 
-    None where there is none. One that this role may not read counts where it has any row. One that somebody has locked
-    counts, and one of which minutes do not tell: these are not certain, and in a transaction raise TransientError.
+    None where there is none. One that this role may not read counts where it has any row. One of which ``seconds`` do
+    not tell counts, and one that somebody has locked; in a transaction, these raise TransientError.
     """
     with (
         translated("looking for rows of partitions"),
         session.cursor() as cursor,
         waiting_for_nobody(cursor),
-        taking_at_most(cursor, _LONGEST_READ),
+        taking_at_most(cursor, f"{max(1, round(seconds))}s"),
     ):
         cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
         for *found, link, command, made, rewriters, is_rewritten, is_readable in cursor.fetchall():
@@ -166,10 +178,10 @@ def find_filled_partition(session: Session, root: int, since: int) -> tuple[Rela
                     search_path.execute_by_role(cursor, older)
                 else:
                     cursor.execute(is_large)
-            except (LockNotAvailable, QueryCanceled):
+            except (LockNotAvailable, QueryCanceled) as error:
                 if session.get_transaction_status() == TRANSACTION_STATUS_INERROR:
                     raise TransientError(f"whether {leaf} had rows before it was attached cannot be told now") from None
-                return leaf, False
+                return Attached(leaf, "locked" if isinstance(error, LockNotAvailable) else "long")
             if cursor.fetchone()[0]:
-                return leaf, True
+                return Attached(leaf, "filled")
     return None

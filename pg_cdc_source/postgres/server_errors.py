@@ -50,6 +50,7 @@ _IN_SETTINGS = _Failure(
 _OTHERWISE = _Failure((), TransientError, "check that the server runs and that this host may reach it")
 
 # Of every method that takes a password: "password authentication failed for user", "PAM authentication failed", ….
+_SHUTTING_DOWN = "system is shutting down"
 _REFUSED_LOGIN = "authentication failed"
 
 NO_REPLICATION = (
@@ -166,6 +167,11 @@ _ORDER = (*_FAILURES, _OTHERWISE)
 def is_refused_login(error: psycopg2.Error) -> bool:
     """Whether the server has refused the password, as far as libpq's text tells."""
     return _REFUSED_LOGIN in with_english(str(error))
+
+
+def is_shutting_down(error: PgCdcError) -> bool:
+    """Whether a server has refused a session because it shuts down."""
+    return _SHUTTING_DOWN in with_english(error.what)
 
 
 def connect_error(options: ConnectionOptions, given: dict[str, str], error: psycopg2.Error) -> PgCdcError:

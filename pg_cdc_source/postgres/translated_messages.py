@@ -138,6 +138,20 @@ _TRANSLATIONS = {
         残りの接続枠
         слоти підключення, що залишилися
     """,
+    "system is shutting down": """
+        das Datenbanksystem fährt herunter
+        el sistema de base de datos está apagándose
+        le système de base de données s'arrête
+        il database si sta spegnendo
+        データベースシステムはシャットダウンしています
+        მონაცემთა ბაზის სისტემა ითიშება
+        데이터베이스 시스템이 중지 중입니다
+        система баз данных останавливается
+        databassystemet stänger ner
+        система бази даних завершує роботу
+        数据库系统正在关闭
+        資料庫系統正在關閉
+    """,
 }
 _PARTS = {english: [part.strip() for part in parts.strip().splitlines()] for english, parts in _TRANSLATIONS.items()}
 

@@ -26,6 +26,7 @@ from pg_cdc_source.offsets import Horizon, Lsn, Member, Position, StreamOffset
 from pg_cdc_source.options.names import QualifiedName, listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
+from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.horizon import read_horizon
 from pg_cdc_source.postgres.lock_waits import describe_lockers, waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
@@ -101,7 +102,7 @@ class Membership:
         self._pace.rest(WATCH_SECONDS)
         whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
         self._found = Found.of(mark, difference)
-        self._settle(whole, mark, difference, offset)
+        self._settle(whole, mark, difference, offset, is_present=True)
         self._is_compared = True
         if before is None:
             return False
@@ -132,7 +133,7 @@ class Membership:
         difference = self._source.ask(
             lambda session: self._watch.compare(session, then, start.publication, end.members or (), end.publication)
         )
-        self._settle(whole, end.publication, difference, start)
+        self._settle(whole, end.publication, difference, start, is_present=False)
         anew = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
         anew |= {planned.oid for planned in self.plan.with_oids(start.gap_oids - end.gap_oids)}
         # Those of an end that knew its start are still due there.
@@ -167,8 +168,13 @@ class Membership:
         then = members_at(offset, whole.members, session)
         return whole, mark, self._watch.compare(session, then, offset.publication, whole.members, mark)
 
-    def _settle(self, whole: StreamPlan, mark: str, difference: Difference, offset: StreamOffset) -> None:
-        """Follow what is complete, and take note of what waits and of what leaves."""
+    def _settle(
+        self, whole: StreamPlan, mark: str, difference: Difference, offset: StreamOffset, *, is_present: bool
+    ) -> None:
+        """Follow what is complete, and take note of what waits and of what leaves.
+
+        ``is_present``: the difference is to the publication that there is now.
+        """
         self._refuse(difference)
         if self._options.on_schema_change != "emit":
             for was, name in find_renamed(offset.members or (), whole.members):
@@ -183,12 +189,7 @@ class Membership:
         plan = whole.following(followed)
         there = {planned.oid for planned in plan.planned}
         # Somebody who names fewer tables than before knows what leaves. Who moves or renames one may not.
-        now = self.published.names
-        unnamed = {
-            member.oid
-            for member in difference.left
-            if member.oid in now and (now[member.oid] == member.name or not self._is_meant(member.name))
-        }
+        unnamed = self._source.ask(lambda session: self._unnamed(session, difference.left, is_present=is_present))
         if unnamed:
             names = [member.name for member in difference.left if member.oid in unnamed]
             log.info("%s leaves the stream: the option tables does not name it any more", listed(names))
@@ -199,10 +200,16 @@ class Membership:
         left = [member for member in difference.left if member.oid not in unnamed]
         self._note_left([member for member in left if member.name not in anew])
 
-    def _is_meant(self, name: str) -> bool:
-        """Whether the option ``tables`` means a table of this name."""
-        schema, table = QualifiedName.parse(name).parts
-        return any(pattern.matches(schema, table) for pattern in self._options.tables)
+    def _unnamed(self, session: Session, left: Sequence[Member], *, is_present: bool) -> set[int]:
+        """Those of the tables that have left which are published, and which the option ``tables`` does not name.
+
+        ``is_present``: they have left as far as the publication is concerned that there is now.
+        """
+        names = self.published.names
+        there = [member for member in left if member.oid in names]
+        then = [_as_named(member) for member in there]
+        meant = {relation.oid for relation in publication.meant_by(self._options.tables, session, then)}
+        return {m.oid for m in there if m.oid not in meant or (is_present and names[m.oid] == m.name)}
 
     # --- while a stream runs ------------------------------------------------------------------------------------------
 
@@ -355,6 +362,12 @@ class Membership:
         )
         self.gaps = {name: oid for name, oid in self.gaps.items() if name not in {m.name for m in leaving.members}}
         self.leaving = None
+
+
+def _as_named(member: Member) -> Relation:
+    """A table by the name that it has in the stream."""
+    schema, name = QualifiedName.parse(member.name).parts
+    return Relation(member.oid, schema, name, "r")
 
 
 def _oids(members: Sequence[Member]) -> set[int]:

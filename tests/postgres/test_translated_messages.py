@@ -179,6 +179,20 @@ SAID = {
         uk  немає дозволу для запуску відправника WAL
         pt_BR  deve ser super-usuário ou role de replicação para iniciar walsender
     """,
+    "system is shutting down": """
+        de  das Datenbanksystem fährt herunter
+        es  el sistema de base de datos está apagándose
+        fr  le système de base de données s'arrête
+        it  il database si sta spegnendo
+        ja  データベースシステムはシャットダウンしています
+        ka  მონაცემთა ბაზის სისტემა ითიშება
+        ko  데이터베이스 시스템이 중지 중입니다
+        ru  система баз данных останавливается
+        sv  databassystemet stänger ner
+        uk  система бази даних завершує роботу
+        zh_CN  数据库系统正在关闭
+        zh_TW  資料庫系統正在關閉
+    """,
 }
 CASES = [(english, *line.split(maxsplit=1)) for english, lines in SAID.items() for line in lines.strip().splitlines()]
 

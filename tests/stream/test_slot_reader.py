@@ -290,6 +290,27 @@ def test_a_server_that_crashes_in_each_session_ends_the_stream_as_one_that_is_th
         reader.cut(START, None, patience=20)
 
 
+class RefusingForGood(Server):
+    """Its first session is lost, and each other one is refused with ``why``."""
+
+    why: PgCdcError = ServerSetupError("number of requested standby connections exceeds max_wal_senders")
+
+    def connect(self, received: Position) -> Any:
+        self.sessions += 1
+        if self.sessions > 1:
+            raise self.why
+        return Session(self, received, 1)
+
+
+def test_a_server_that_refuses_for_good_what_it_let_in_before_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_reader, "RECONNECTING", Backoff(0.01, longest_seconds=0.02, within_seconds=0.3))
+    with (
+        reading(RefusingForGood([Transaction(200, 3)])) as reader,
+        pytest.raises(ServerSetupError, match="exceeds max_wal_senders"),
+    ):
+        reader.cut(START, None, patience=20)
+
+
 class Failing(Server):
     """Answers in each session, also brings a commit of another one's, and then fails at the same place."""
 

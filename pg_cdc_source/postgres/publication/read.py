@@ -226,7 +226,14 @@ def _joined(session: Session, found: Publication, inserts: Publication) -> Publi
             "IDENTITY FULL",
         )
     filters = {table.relation.oid: table.row_filter for table in inserts.tables}
+    columns = {table.relation.oid: table.columns for table in inserts.tables}
     for table in found.tables:
+        if columns.get(table.relation.oid, table.columns) != table.columns:
+            raise ServerSetupError(
+                f"publications {quoted(found.name)} and {quoted(inserts.name)} have {table.relation} with other column "
+                "lists, of which PostgreSQL sends neither",
+                remedy=f"ALTER PUBLICATION {quoted(inserts.name)} DROP TABLE {table.relation}",
+            )
         if table.row_filter is not None and filters.get(table.relation.oid, table.row_filter) != table.row_filter:
             raise ServerSetupError(
                 f"publications {quoted(found.name)} and {quoted(inserts.name)} have {table.relation} with other row "

@@ -6,22 +6,19 @@ sessions at once, and so this idle one.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
-from multiprocessing import connection
 
+import psycopg2
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import PgCdcError, TransientError
-from pg_cdc_source.postgres.answers import answered_within
-from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.server_errors import is_shutting_down
 
 # The buffer of a backlog is full again with each batch.
 KEPT_SECONDS = 60.0
 # Where no session could be opened.
 AGAIN_SECONDS = 60.0
-_ANSWER_SECONDS = 30.0
 
 
 class ServerWatch:
@@ -40,9 +37,12 @@ class ServerWatch:
             self._require_answer(self._session)
         elif now >= self._open_at:
             self._open_at = now + AGAIN_SECONDS
-            # The server may have no room, or a token may not be had: the walsender is there all the same.
-            with contextlib.suppress(PgCdcError):
+            try:
                 self._session = self._connect()
+            except PgCdcError as error:
+                # The server may have no room, or a token may not be had: the walsender is there all the same.
+                if is_shutting_down(error):
+                    raise TransientError(error.what) from None
 
     def rest(self) -> None:
         """Something is read again."""
@@ -57,15 +57,8 @@ class ServerWatch:
             self._session = None
 
     def _require_answer(self, session: Session) -> None:
-        if not connection.wait([session.fileno()], 0):
-            return
         try:
-            with (
-                answered_within(session, _ANSWER_SECONDS),
-                translated("looking whether the server is there"),
-                session.cursor() as cursor,
-            ):
-                cursor.execute("SELECT 1")
-        except PgCdcError as error:
+            session.poll()
+        except psycopg2.Error as error:
             self.close()
-            raise TransientError(f"the server shuts down, or is gone: {error.what}") from None
+            raise TransientError(f"the server shuts down, or is gone: {' '.join(str(error).split())}") from None

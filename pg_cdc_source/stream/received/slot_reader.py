@@ -244,9 +244,10 @@ class SlotReader:
         return not self._closed and self._buffer.error is None
 
     def _run(self) -> None:
-        # Since something new was brought: the pauses while no session can be had, and behind sessions that ended; and
-        # how many of these there were.
+        # Since something new was brought: the pauses while no session can be had, while one is refused for good, and
+        # behind sessions that ended; and how many of these there were.
         away: Iterator[float] | None = None
+        refused: Iterator[float] | None = None
         ended: Iterator[float] | None = None
         let_in = 0
         furthest, followed = self._buffer.received, False
@@ -268,17 +269,16 @@ class SlotReader:
                 lasted = opened is not None and time.monotonic() > opened + RECONNECTING.within_seconds
                 again = failed_decoding and isinstance(error, DecodingError)
                 if (lasted and not again) or self._buffer.received > furthest:
-                    away, ended, let_in, furthest = None, None, 0, self._buffer.received
+                    away, refused, ended, let_in, furthest = None, None, None, 0, self._buffer.received
                 failed_decoding = isinstance(error, DecodingError)
-                away = away or AWAY.pauses()
-                let_in += opened is not None
-                if opened is None and let_in <= MOST_LET_IN:
-                    ended = None
-                if opened is not None or isinstance(error, DefiniteError):
-                    ended = ended or RECONNECTING.pauses()
-                    pause = next(ended, None)
+                if opened is not None:
+                    let_in += 1
+                    pause = next(ended := ended or RECONNECTING.pauses(), None)
+                elif isinstance(error, DefiniteError):
+                    pause = next(refused := refused or RECONNECTING.pauses(), None)
                 else:
-                    pause = next(away, None)
+                    ended = ended if let_in > MOST_LET_IN else None
+                    pause = next(away := away or AWAY.pauses(), None)
                 if pause is None:
                     self._fail(error if opened is None else _without_end(error, furthest))
                     return

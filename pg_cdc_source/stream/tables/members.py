@@ -17,6 +17,7 @@ joined.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,7 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.offsets import Lsn, Member, StreamOffset
 from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.postgres import publication
-from pg_cdc_source.postgres.attached import find_filled_partition
+from pg_cdc_source.postgres.attached import LONGEST_READ_SECONDS, find_filled_partition
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.server_errors import translated
@@ -33,10 +34,14 @@ from pg_cdc_source.postgres.server_errors import translated
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A table that the stream would read now. ``why`` says by what its changes are missing; empty if it is new."""
+    """A table that the stream would read now. ``why`` says by what its changes are missing; empty if it is new.
+
+    ``is_lasting``: to look again finds the same.
+    """
 
     member: Member
     why: str
+    is_lasting: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,13 @@ def compare(
     return Difference(tuple(kept), tuple(joined), tuple(member for member in then if member.oid not in present))
 
 
+_HAD_ROWS = {
+    "filled": "and had rows",
+    "locked": "and may have had rows: somebody has locked it",
+    "long": "and may have had rows: it takes too long to find out",
+}
+
+
 def with_filled_partitions(
     session: Session, difference: Difference, then: Sequence[Member], known: Mapping[tuple[int, str], str]
 ) -> Difference:
@@ -113,15 +125,17 @@ def with_filled_partitions(
     """
     entries = {member.oid: member.entry for member in then}
     filled = []
+    until = time.monotonic() + LONGEST_READ_SECONDS
     for member in difference.kept:
         since = publication.attached_since(entries[member.oid], member.entry)
-        why = known.get((member.oid, member.entry), "")
-        if since is not None and not why and (found := find_filled_partition(session, member.oid, since)):
-            partition, is_certain = found
-            had = "and had rows" if is_certain else "and may have had rows, which could not be found out"
-            why = f"{partition} was attached to {member.name}, {had}"
-        if since is not None and why:
+        if since is None:
+            continue
+        if why := known.get((member.oid, member.entry)):
             filled.append(Joined(member, why))
+        elif found := find_filled_partition(session, member.oid, since, until - time.monotonic()):
+            had = _HAD_ROWS[found.how]
+            why = f"{found.partition} was attached to {member.name}, {had}"
+            filled.append(Joined(member, why, found.how != "locked"))
     oids = {joined.member.oid for joined in filled}
     kept = tuple(member for member in difference.kept if member.oid not in oids)
     return replace(difference, kept=kept, joined=(*difference.joined, *filled))

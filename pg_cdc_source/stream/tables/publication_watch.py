@@ -22,14 +22,18 @@ from pg_cdc_source.stream.tables.stream_plan import StreamPlan
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The publication's mark, and the tables that are not followed as they are published: why, by oid and entry."""
+    """The publication's mark, and the tables that are not followed as they are published, by oid and entry.
+
+    Each with why, as far as another look need not ask again.
+    """
 
     mark: str
     joined: Mapping[tuple[int, str], str]
 
     @classmethod
     def of(cls, mark: str, difference: Difference) -> Found:
-        return cls(mark, {(joined.member.oid, joined.member.entry): joined.why for joined in difference.joined})
+        found = ((joined.member, joined.why if joined.is_lasting else "") for joined in difference.joined)
+        return cls(mark, {(member.oid, member.entry): why for member, why in found})
 
 
 NOTHING_FOUND = Found("", {})
@@ -95,7 +99,7 @@ class PublicationWatch:
         there = {table.relation.oid for table in published.tables}
         waited = tuple(member for member in plan.gone if member.oid not in there)
         difference = replace(difference, left=(*difference.left, *waited))
-        if not difference.joined and not difference.left:
+        if not difference.joined and not difference.left and not self._unpublished_since:
             self._seen = seen
         return Found.of(mark_now, difference), difference
 
