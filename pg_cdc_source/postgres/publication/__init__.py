@@ -31,6 +31,7 @@ from pg_cdc_source.postgres.publication.choose import (
     meant_by,
     not_published_error,
     require_no_parts,
+    require_streamable,
     stream_tables,
 )
 from pg_cdc_source.postgres.publication.compare import (
@@ -93,6 +94,7 @@ __all__ = [
     "require_no_parts",
     "require_publication",
     "require_rights",
+    "require_streamable",
     "split_mark",
     "stream_tables",
     "without_identity",

@@ -56,8 +56,7 @@ def stream_tables(
                     raise
                 continue
         found.update((relation.oid, relation) for relation in matches if relation.oid not in refused)
-    for error in find_unstreamable(session, list(found.values())).values():
-        raise error
+    require_streamable(session, list(found.values()))
     if publication.via_root and is_before_15(session):
         refuse_other_layouts(session, list(found))
     return tuple(by_name(found.values()))
@@ -75,8 +74,7 @@ def listed_as(session: Session, relations: Sequence[Relation]) -> str:
 def find_tables(session: Session, names: Sequence[QualifiedName]) -> list[Relation]:
     """The tables of these names. Raises OptionError for one that cannot be streamed."""
     relations = find_relations(session, names)
-    for error in find_unstreamable(session, relations).values():
-        raise error
+    require_streamable(session, relations)
     return relations
 
 
@@ -261,6 +259,12 @@ def find_unstreamable(session: Session, relations: Sequence[Relation]) -> dict[i
             _warn_of_method(node)
     errors = ((oid, _unstreamable_error(tree)) for oid, tree in trees.items())
     return {oid: error for oid, error in errors if error is not None}
+
+
+def require_streamable(session: Session, relations: Sequence[Relation]) -> None:
+    """Raise OptionError for a relation whose changes, or some of them, never reach a stream."""
+    for error in find_unstreamable(session, relations).values():
+        raise error
 
 
 def find_unpublished_parts(

@@ -116,8 +116,7 @@ class PublicationWatch:
         if self._options.on_schema_change != "emit":
             followed = {planned.oid for planned in plan.planned}
             tables = (table.relation for table in published.tables)
-            for error in publication.find_unstreamable(session, [t for t in tables if t.oid in followed]).values():
-                raise error
+            publication.require_streamable(session, [table for table in tables if table.oid in followed])
         now, found = time.monotonic(), publication.find_unpublished_parts(session, self._options, published)
         oids = [part.oid for parts in found.values() for part in parts]
         self._unpublished_since = {oid: self._unpublished_since.get(oid, now) for oid in oids}
