@@ -118,8 +118,8 @@ $(VENV)/wheel/.built: $(SOURCES) $(VENV)/.made
 	@touch $@
 
 # --force-reinstall, because the version stays the same while the sources change. The extra is named, or pip would fetch
-# every newer Spark before it comes to this one. Python compiles what it imports; to compile all of it took 40 s.
+# every newer Spark before it comes to this one.
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/wheel/.built
 	$(PIP) install --force-reinstall --no-deps $(VENV)/wheel/*.whl
-	$(PIP) install --no-compile "$$(echo $(VENV)/wheel/*.whl)[$*]" $(if $(PYSPARK),pyspark$(if $(filter dev,$*),[connect])==$(PYSPARK))
+	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$*]" $(if $(PYSPARK),pyspark$(if $(filter dev,$*),[connect])==$(PYSPARK))
 	@touch $@
