@@ -347,7 +347,7 @@ class TableBatch:
                     texts = from_texts([fill]).take(from_numpy(np.zeros(n, np.int32)))
             else:
                 if self.shape.is_log:
-                    # It has values as they were, which other types may not.
+                    # A log has values as they were, which another type may not hold.
                     was = layout.columns[place]
                 if was.type != column.type and not is_wider(was.type, column.type):
                     raise SchemaChangedError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -151,12 +152,8 @@ def find_filled_partition(
     None where there is none. One that this role may not read counts where it has any row. One of which ``seconds`` do
     not tell counts, and one that somebody has locked; in a transaction, these raise TransientError.
     """
-    with (
-        translated("looking for rows of partitions"),
-        session.cursor() as cursor,
-        waiting_for_nobody(cursor),
-        taking_at_most(cursor, f"{max(1, round(seconds))}s"),
-    ):
+    until = time.monotonic() + seconds
+    with translated("looking for rows of partitions"), session.cursor() as cursor, waiting_for_nobody(cursor):
         cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
         for *found, link, command, made, rewriters, is_rewritten, is_readable in cursor.fetchall():
             leaf = Relation(*found)
@@ -175,13 +172,16 @@ def find_filled_partition(
             is_large = sql.SQL("SELECT pg_relation_size({}) > 0").format(sql.Literal(leaf.oid))
             try:
                 if is_readable:
-                    search_path.execute_by_role(cursor, older)
+                    with taking_at_most(cursor, f"{max(1, round(until - time.monotonic()))}s"):
+                        search_path.execute_by_role(cursor, older)
+                        is_filled = bool(cursor.fetchone()[0])
                 else:
                     cursor.execute(is_large)
+                    is_filled = bool(cursor.fetchone()[0])
             except (LockNotAvailable, QueryCanceled) as error:
                 if session.get_transaction_status() == TRANSACTION_STATUS_INERROR:
                     raise TransientError(f"whether {leaf} had rows before it was attached cannot be told now") from None
                 return Attached(leaf, "locked" if isinstance(error, LockNotAvailable) else "long")
-            if cursor.fetchone()[0]:
+            if is_filled:
                 return Attached(leaf, "filled")
     return None

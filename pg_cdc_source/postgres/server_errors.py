@@ -50,8 +50,9 @@ _IN_SETTINGS = _Failure(
 _OTHERWISE = _Failure((), TransientError, "check that the server runs and that this host may reach it")
 
 # Of every method that takes a password: "password authentication failed for user", "PAM authentication failed", ….
-_SHUTTING_DOWN = "system is shutting down"
 _REFUSED_LOGIN = "authentication failed"
+# Of "the database system is shutting down".
+_SHUTTING_DOWN = "system is shutting down"
 
 NO_REPLICATION = (
     "a pooler does not pass replication on: connect to PostgreSQL itself (only pgsnapshot can do without, with "

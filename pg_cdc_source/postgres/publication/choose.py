@@ -31,9 +31,8 @@ def stream_tables(
     """The tables that the stream reads, under the names that they are published by, sorted by (schema, name).
 
     A table that is named one by one and does not exist, or is not published, is passed over where ``may_lack`` says so;
-    those whose oids are ``refused`` are left out.
-    Raises OptionError for what cannot be streamed and patterns that match nothing, ServerSetupError with the SQL to run
-    where the publication lacks what was named.
+    those whose oids are ``refused`` are left out. Raises OptionError for what cannot be streamed and patterns that
+    match nothing, ServerSetupError with the SQL to run where the publication lacks what was named.
     """
     published = {table.relation.oid: table for table in publication.tables}
     found: dict[int, Relation] = {}
