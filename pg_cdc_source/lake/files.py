@@ -19,9 +19,9 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pg_cdc_source.errors import PgCdcError
-from pg_cdc_source.lake.batch_of_table import typed_columns
 from pg_cdc_source.lake.columns import read_layout
 from pg_cdc_source.lake.first_files import FirstFiles
+from pg_cdc_source.lake.last_layout import typed_columns
 from pg_cdc_source.lake.rows_of_batch import FILE, REFUSED
 from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_FROM_TS, Shape
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA

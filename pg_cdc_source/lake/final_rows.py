@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, Segment
+from pg_cdc_source.lake.segment import CHANGE_NAMES, Segment
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import Fetch, States, states_of
 from pg_cdc_source.lake.versions import versions_of

@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import OptionError, UnrepresentableError
-from pg_cdc_source.lake.batch_of_table import altered_later_error
 from pg_cdc_source.lake.columns import NUMERIC_AS, MirroredColumn, is_kept_as_text, read_layout, unrepresentable_error
 from pg_cdc_source.lake.files import FileWriter, with_own_columns
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.rows_of_batch import INEXACT, REFUSED
+from pg_cdc_source.lake.unfollowed import altered_later_error
 from pg_cdc_source.lake.variants import require_exact
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, RUNS_SCHEMA
 from pg_cdc_source.protocol.packed import layout_text

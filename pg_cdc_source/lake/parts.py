@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import pyarrow as pa
 
-from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, UNCHANGED, Segment, TableBatch, keyless_error
-from pg_cdc_source.lake.rows_of_batch import BEGINNING, END, Place, comes_again, place_of
-from pg_cdc_source.lake.shape import Shape
+from pg_cdc_source.lake.rows_of_batch import BEGINNING, END, BatchRow, Place
+from pg_cdc_source.lake.segment import COMMIT_TS, KIND, LSN, SEQ, UNCHANGED, XID, Segment, change_fields
+from pg_cdc_source.lake.table_batch import TableBatch
+from pg_cdc_source.lake.unfollowed import keyless_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Rekeyed:
 Part = Files | Emptied | Rekeyed | Segment
 
 
-def parts_of(batch: TableBatch, shape: Shape) -> list[Part]:
+def parts_of(batch: TableBatch) -> list[Part]:
     """Return the parts of a batch in their order. Raises SchemaChangedError for what the lake cannot do."""
-    if shape.is_log:
+    if batch.shape.is_log:
         return list(_logged(batch))
-    return list(_kept(batch, shape) if shape.keeps else _replaced(batch))
+    return list(_kept(batch) if batch.shape.keeps else _replaced(batch))
 
 
 def _replaced(batch: TableBatch) -> Iterator[Part]:
@@ -55,44 +55,44 @@ def _replaced(batch: TableBatch) -> Iterator[Part]:
     if batch.files:
         yield Files(_read(batch.files), again=batch.is_emptied)
     elif batch.is_emptied:
-        yield Emptied(place_of(batch.truncates[-1])[0])
+        yield Emptied(batch.truncates[-1].place[0])
     yield from batch.segments
 
 
-def _kept(batch: TableBatch, shape: Shape) -> Iterator[Part]:
+def _kept(batch: TableBatch) -> Iterator[Part]:
     """Rows that are gone stay in some way, so that what stands before a TRUNCATE is done as well."""
-    files = {place: _read(list(rows)) for place, rows in groupby(batch.files, place_of)}
+    files = {place: _read(list(rows)) for place, rows in groupby(batch.files, attrgetter("place"))}
     events: dict[Place, Emptied | Files | None] = {place: Files(found, again=False) for place, found in files.items()}
     for row in batch.truncates:
-        place = place_of(row)
+        place = row.place
         behind = min((other for other in files if other > place), default=END)
-        if comes_again(row) and behind != END:
+        if row.comes_again and behind != END:
             # Rows that come anew are there as soon as those of before are gone. Deleted ones stay under their keys.
-            if shape.is_soft and (batch.layout is None or not batch.layout.key):
+            if batch.shape.is_soft and (batch.layout is None or not batch.layout.key):
                 raise keyless_error(batch.table)
             events[place] = Emptied(behind[0])
             events[behind] = Files(files[behind], again=True)
         else:
-            events[place] = Emptied(place[0], row["_commit_ts"])
+            events[place] = Emptied(place[0], row.commit_ts)
     begin, key = BEGINNING, None
     for place, part in sorted({**events, END: None}.items(), key=itemgetter(0)):
         for segment in (segment.between(begin, place) for segment in batch.segments):
             if not segment.rows.num_rows:
                 continue
-            if shape.is_soft and batch.is_rekeyed and segment.key != key:
+            if batch.shape.is_soft and batch.changes.is_rekeyed and segment.key != key:
                 yield Rekeyed(segment.key)
             key = segment.key
             yield segment
         if part is not None:
             yield part
-        if shape.is_soft and isinstance(part, Files) and part.again and batch.layout is not None:
+        if batch.shape.is_soft and isinstance(part, Files) and part.again and batch.layout is not None:
             # While the table was set aside, it may have got another key.
             key = batch.layout.key
             yield Rekeyed(key)
         begin = place
     # Rows of the new key may come with a later batch, which does not know that it is new.
-    is_new = batch.is_rekeyed or any(comes_again(row) for row in batch.truncates)
-    if shape.is_soft and is_new and batch.layout is not None and batch.layout.key not in ((), key):
+    is_new = batch.changes.is_rekeyed or any(row.comes_again for row in batch.truncates)
+    if batch.shape.is_soft and is_new and batch.layout is not None and batch.layout.key not in ((), key):
         yield Rekeyed(batch.layout.key)
 
 
@@ -103,16 +103,20 @@ def _logged(batch: TableBatch) -> Iterator[Part]:
     tables = [segment.rows for segment in batch.segments]
     if batch.truncates:
         of_table = pa.schema([]) if batch.layout is None else batch.layout.arrow_schema()
-        schema = pa.schema([*of_table, *batch.change_fields()])
-        # Not its other fields: the table may have a column called ``rows`` or ``layout``.
-        of_changes = {name: padded for name, padded in CHANGE_NAMES.items() if padded != UNCHANGED}
-        rows = [{padded: row[name] for name, padded in of_changes.items()} for row in batch.truncates]
-        tables.append(pa.Table.from_pylist([{**row, UNCHANGED: []} for row in rows], schema))
+        schema = pa.schema([*of_table, *change_fields(batch.shape)])
+        tables.append(pa.Table.from_pylist(list(map(_as_change, batch.truncates)), schema))
     if tables:
         yield Segment((), pa.concat_tables(tables))
 
 
-def _read(files: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _as_change(truncate: BatchRow) -> dict[str, Any]:
+    """A row of a log, which has no values."""
+    lsn, seq = truncate.place
+    of_commit = {COMMIT_TS: truncate.commit_ts, XID: truncate.xid}
+    return {KIND: truncate.kind, LSN: lsn, SEQ: seq, **of_commit, UNCHANGED: []}
+
+
+def _read(files: Sequence[BatchRow]) -> list[Mapping[str, Any]]:
     # A large table has tens of thousands of files, and most often one layout.
-    layouts: dict[str, str] = {}
-    return [{**json.loads(row["after"]), "layout": layouts.setdefault(row["layout"], row["layout"])} for row in files]
+    layouts: dict[str | None, str | None] = {}
+    return [{**row.file, "layout": layouts.setdefault(row.layout_text, row.layout_text)} for row in files]

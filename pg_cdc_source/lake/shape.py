@@ -76,7 +76,12 @@ class Shape:
     @property
     def keeps(self) -> bool:
         """Whether rows stay when PostgreSQL's are gone, so that nothing that the stream says is void."""
-        return self.is_soft or self.mode != REPLACED.mode
+        return self.is_soft or not self.is_merge
+
+    @property
+    def is_merge(self) -> bool:
+        """Whether a row of the table is a row of PostgreSQL in its last state."""
+        return self.mode == "merge"
 
     @property
     def is_log(self) -> bool:
@@ -91,7 +96,7 @@ class Shape:
     @property
     def keeps_columns(self) -> bool:
         """Whether columns stay that PostgreSQL has dropped."""
-        return self.mode != REPLACED.mode or self.on_schema_change == "additive"
+        return not self.is_merge or self.on_schema_change == "additive"
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:

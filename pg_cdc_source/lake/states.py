@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import CHANGE_NAMES, KIND, LSN, SEQ, UNCHANGED, Segment, numbers_of
+from pg_cdc_source.lake.segment import CHANGE_NAMES, KIND, LSN, SEQ, UNCHANGED, Segment, numbers_of
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, Shape
 from pg_cdc_source.values.arrow import from_numpy, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import traceback
 from abc import ABC, abstractmethod
@@ -13,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import RESNAPSHOT, DefiniteError, PgCdcError, SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import Segment, TableBatch
 from pg_cdc_source.lake.bring import Mark, Work
 from pg_cdc_source.lake.parts import parts_of
-from pg_cdc_source.lake.rows_of_batch import FILE, INEXACT, REFUSED, place_of
+from pg_cdc_source.lake.rows_of_batch import REFUSED, BatchRow
+from pg_cdc_source.lake.segment import Segment
 from pg_cdc_source.lake.shape import Shapes
+from pg_cdc_source.lake.table_batch import TableBatch
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.offsets import ALL
 
@@ -67,30 +67,30 @@ class Task(ABC):
     shapes: Shapes
 
     def outcomes(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return what became of each table, in rows of ``OUTCOME_SCHEMA``."""
-        by_table: dict[str | None, list[Mapping[str, Any]]] = {}
-        for row in rows:
-            by_table.setdefault(row["_table"], []).append(row)
+        """Return what became of each table, in rows of ``OUTCOME_SCHEMA``; ``rows`` are of ``RUNS_SCHEMA``."""
+        by_table: dict[str | None, list[BatchRow]] = {}
+        for row in map(BatchRow.of, rows):
+            by_table.setdefault(row.table, []).append(row)
         return [self._outcome(table, found) for table, found in by_table.items()]
 
-    def _outcome(self, table: str | None, rows: list[Mapping[str, Any]]) -> dict[str, Any]:
-        times = [row["_commit_ts"] for row in rows if row["_commit_ts"] is not None]
+    def _outcome(self, table: str | None, rows: list[BatchRow]) -> dict[str, Any]:
+        times = [row.commit_ts for row in rows if row.commit_ts is not None]
         outcome: dict[str, Any] = dict.fromkeys(OUTCOME_SCHEMA.names)
-        lsn, seq = max(map(place_of, rows))
+        lsn, seq = max(row.place for row in rows)
         outcome |= {
             "table": table,
-            "rows": sum(row["rows"] for row in rows if row["_change_type"] in ("changes", FILE)),
+            "rows": sum(row.rows for row in rows if row.is_counted),
             "lsn": lsn,
             "seq": seq,
             "commit_ts": max(times, default=None),
-            "through": max(map(_through, rows)),
-            "is_within": any(row["_change_type"] == "position" and row["_seq"] != ALL for row in rows),
+            "through": max(row.through for row in rows),
+            "is_within": any(row.kind == "position" and row.place[1] != ALL for row in rows),
             "gone": [],
         }
         if table is None:
             return outcome
         outcome["gone"] = list(_gone(table, rows))
-        refused = [row["after"] for row in rows if row["_change_type"] == REFUSED]
+        refused = [row.after for row in rows if row.kind == REFUSED]
         if refused:
             return outcome | {"error": refused[0]}
         try:
@@ -114,20 +114,20 @@ class Task(ABC):
             outcome["error"] = str(DefiniteError(what, remedy=remedy))
         return outcome
 
-    def _work(self, table: str, rows: Sequence[Mapping[str, Any]]) -> Work[Segment] | None:
+    def _work(self, table: str, rows: Sequence[BatchRow]) -> Work[Segment] | None:
         """What is to be done; None where the table stays set aside."""
         shape, stands_still = self.shapes[table], table in self.start.set_aside
         batch = TableBatch.of(table, rows, shape, stands_still=stands_still)
         # Somebody's TRUNCATE does not do: changes may be missing behind it.
         if stands_still and not (batch.comes_whole and batch.has_come_again):
             return None
-        if batch.is_rewritten and not batch.comes_whole:
+        if batch.changes.is_rewritten and not batch.comes_whole:
             raise SchemaChangedError(
                 f"{table} was rewritten, and the rows that the lake has are not those of PostgreSQL any more",
                 remedy="wait: the stream reads its rows again. Should they not come: pg-cdc resnapshot",
             )
         is_catching_up = table in self.start.catching_up and not batch.comes_whole
-        if is_catching_up or any(map(_through, rows)):
+        if is_catching_up or any(row.through for row in rows):
             if batch.has_moved_values:
                 # The row that the lake has under the old key may be another one by now.
                 raise _unknown_values(table, "a row whose key was changed")
@@ -135,7 +135,7 @@ class Task(ABC):
                 # The lake may lack the row: it was deleted before they were read, and would stay without the values.
                 raise _unknown_values(table, "a row that was changed")
         is_replaced = batch.comes_whole and not shape.keeps
-        return Work(batch.layout, batch.fills, parts_of(batch, shape), is_replaced)
+        return Work(batch.layout, batch.changes.fills, parts_of(batch), is_replaced)
 
     @abstractmethod
     def _do(self, table: str, work: Work[Segment]) -> Mapping[str, Any]:
@@ -150,22 +150,15 @@ def _unknown_values(table: str, row: str) -> SchemaChangedError:
     )
 
 
-def _gone(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _gone(table: str, rows: Iterable[BatchRow]) -> Iterator[dict[str, Any]]:
     """Names under which nothing is streamed any more, and since where: this one, and what the table was called before.
 
     Another table may have a name again: it came later, or had it before this one's new name was noticed (``taken``).
     """
     for row in rows:
-        lsn, seq = place_of(row)
-        for change in json.loads(row["after"])["changes"] if row["_change_type"] == "schema" else ():
+        lsn, seq = row.place
+        for change in row.schema_changes:
             if change["change"] == "left" and "why" not in change:
                 yield {"table": table, "lsn": lsn, "seq": seq}
             elif change["change"] == "renamed" and change["attnum"] is None and "taken" not in change:
                 yield {"table": change["was"], "lsn": lsn, "seq": seq}
-
-
-def _through(row: Mapping[str, Any]) -> int:
-    """Up to which position rows of the snapshot may be; 0 for what is of its very point."""
-    if row["_change_type"] == INEXACT:
-        return int(row["after"])
-    return int(json.loads(row["after"])["through"] or 0) if row["_change_type"] == FILE else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pg_cdc_source.lake.batch_of_table import COMMIT_TS, LSN, UNCHANGED, Segment
+from pg_cdc_source.lake.segment import COMMIT_TS, LSN, UNCHANGED, Segment
 from pg_cdc_source.lake.shape import VALID_FROM, VALID_FROM_TS, VALID_TO, VALID_TO_TS
 from pg_cdc_source.lake.states import IS_DELETE, ChangesByKey, Fetch, States, taken, unchanged_flags, values_of_last
 from pg_cdc_source.values.arrow import from_numpy

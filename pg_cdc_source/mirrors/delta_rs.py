@@ -25,7 +25,6 @@ from deltalake.transaction import AddAction
 from pyarrow.fs import FileType
 
 from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError, TransientError
-from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Patience, Step, Work, bring, foreign_writer_error
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
@@ -41,6 +40,7 @@ from pg_cdc_source.lake.kept_columns import (
 )
 from pg_cdc_source.lake.key_bounds import bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
+from pg_cdc_source.lake.segment import Segment
 from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
 from pg_cdc_source.lake.shape_of_table import OF_TABLE, properties_of, require_table
 from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, kept_name, rows_that_stay

@@ -18,13 +18,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pg_cdc_source.errors import PgCdcError
-from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Work
 from pg_cdc_source.lake.columns import read_layout
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.key_bounds import KeyBounds, bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
+from pg_cdc_source.lake.segment import Segment
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import Key, States
 from pg_cdc_source.lake.tasks import Task

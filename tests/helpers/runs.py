@@ -11,6 +11,9 @@ import numpy as np
 import pyarrow as pa
 from messages import catalog_type
 
+from pg_cdc_source.lake.rows_of_batch import BatchRow
+from pg_cdc_source.lake.shape import REPLACED, Shape
+from pg_cdc_source.lake.table_batch import TableBatch
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.layout import CHANGE_TYPES, PACKED_SCHEMA, UNCHANGED_TYPE, Layout, StreamedTable
 from pg_cdc_source.protocol.packed import packed_rows, runs_of
@@ -92,3 +95,8 @@ def written(
     (row,) = changed(table, Change("snapshot", place, [None] * len(table.codecs)))
     said = {"path": "p", "through": through, "unsent": list(unsent)}
     return {**row, "_change_type": "file", "data": None, "after": json.dumps(said)}
+
+
+def batch_of(rows: Iterable[Row], shape: Shape = REPLACED, *, stands_still: bool = False) -> TableBatch:
+    """What rows of one batch are of the table ``public.t``."""
+    return TableBatch.of("public.t", map(BatchRow.of, rows), shape, stands_still=stands_still)

@@ -9,8 +9,8 @@ import pytest
 from ledgers import Rows
 from runs import Change, Row, changed, layout, truncated, written
 
-from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Work
+from pg_cdc_source.lake.segment import Segment
 from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.standing import catching_up

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from runs import Change, Row, announced, changed, layout, truncated, written
+from runs import Change, Row, announced, batch_of, changed, layout, truncated, written
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import Segment, TableBatch
 from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed, parts_of
+from pg_cdc_source.lake.segment import Segment
 from pg_cdc_source.lake.shape import Shape
 
 T = layout([(1, "id", "int4"), (2, "v", "text")])
@@ -25,9 +25,9 @@ def one(lsn: int, *values: str, kind: str = "insert", table: Any = T, seq: int =
 def parts(shape: Shape, *rows: Row | Sequence[Row], stands_still: bool = False) -> list[Any]:
     """Of each part what it is, with its LSN or its rows' first values."""
     flat = [row for some in rows for row in ([some] if isinstance(some, dict) else some)]
-    batch = TableBatch.of("public.t", flat, shape, stands_still=stands_still)
+    batch = batch_of(flat, shape, stands_still=stands_still)
     found: list[Any] = []
-    for part in parts_of(batch, shape):
+    for part in parts_of(batch):
         if isinstance(part, Emptied):
             found.append(("emptied", part.lsn))
         elif isinstance(part, Files):
@@ -83,8 +83,8 @@ def test_a_log_that_was_set_aside_has_all_that_came_behind_rows_that_come_again(
 def test_a_log_has_what_columns_had_before_they_were_dropped_and_nothing_that_nobody_wrote() -> None:
     later = layout([(1, "id", "int4"), (3, "w", "text")])
     added = announced(later, (20, 1), {"change": "added", "attnum": 3, "name": "w", "fill": "f"})
-    batch = TableBatch.of("public.t", [*one(10, "1", "a"), added, *one(20, "2", "c", table=later, seq=2)], LOG)
-    (segment,) = parts_of(batch, LOG)
+    batch = batch_of([*one(10, "1", "a"), added, *one(20, "2", "c", table=later, seq=2)], LOG)
+    (segment,) = parts_of(batch)
     assert isinstance(segment, Segment)
     rows = final_rows(segment, lambda _: pytest.fail("nothing is needed"), LOG).rows.to_pylist()
     assert [(row["id"], row["v"], row["w"], row["_commit_lsn"], row["_change_type"]) for row in rows] == [
@@ -92,14 +92,14 @@ def test_a_log_has_what_columns_had_before_they_were_dropped_and_nothing_that_no
         (2, None, "c", 20, "insert"),
     ]
     # Rows that are PostgreSQL's present ones have it.
-    assert TableBatch.of("public.t", [added], VERSIONS).fills == {3: "f"}
+    assert batch_of([added], VERSIONS).changes.fills == {3: "f"}
 
 
 def test_a_column_that_is_added_and_dropped_within_a_batch_is_null_behind() -> None:
     with_w = layout([(1, "id", "int4"), (2, "v", "text"), (3, "w", "text")])
     added = announced(with_w, (20, 1), {"change": "added", "attnum": 3, "name": "w", "fill": "f"})
     rows = [added, *changed(with_w, Change("insert", (20, 2), ["1", "a", "b"])), *one(30, "2", "c")]
-    (segment,) = TableBatch.of("public.t", rows, VERSIONS).segments
+    (segment,) = batch_of(rows, VERSIONS).segments
     assert [(row["id"], row["w"]) for row in segment.rows.to_pylist()] == [(1, "b"), (2, None)]
 
 

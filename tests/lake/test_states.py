@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trials import examples
 
 from pg_cdc_source.errors import SchemaChangedError
-from pg_cdc_source.lake.batch_of_table import COMMIT_TS, KIND, LSN, SEQ, UNCHANGED, Segment
+from pg_cdc_source.lake.segment import COMMIT_TS, KIND, LSN, SEQ, UNCHANGED, Segment
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, kept_name, states_of, taken
 from pg_cdc_source.lake.versions import versions_of

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
-from runs import Change, Row, announced, changed, layout, truncated
+from runs import Change, Row, announced, batch_of, changed, layout, truncated
 
-from pg_cdc_source.lake.batch_of_table import Segment, TableBatch
 from pg_cdc_source.lake.bring import Mark, Step, steps_of
 from pg_cdc_source.lake.files import FileWriter
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.parts import Emptied, parts_of
+from pg_cdc_source.lake.segment import Segment
 from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
@@ -357,8 +357,8 @@ def test_a_step_that_another_task_has_done_meanwhile_is_found(tmp_path: Path) ->
     shape = Shape("history")
     killed_at(tmp_path, shape, 1)
     slow, fast = (DeltaRsTable(str(tmp_path / "t"), "public.t", Mark("q", 1), shape) for _ in range(2))
-    batch = TableBatch.of("public.t", BATCH, shape)
-    parts = parts_of(batch, shape)
+    batch = batch_of(BATCH, shape)
+    parts = parts_of(batch)
     steps = steps_of(parts)
     for table in (slow, fast):
         table.require_ours(0, again=False)
@@ -374,7 +374,7 @@ def test_a_step_that_another_task_has_done_meanwhile_is_found(tmp_path: Path) ->
 def test_two_tasks_do_not_both_do_a_step(tmp_path: Path) -> None:
     lake = Lake(tmp_path, Shape("append"))
     lake.apply(0, snapshot(5, ["1", "a"]))
-    (segment,) = TableBatch.of("public.t", changed(T, Change("insert", (50, 1), ["2", "b"])), Shape("append")).segments
+    (segment,) = batch_of(changed(T, Change("insert", (50, 1), ["2", "b"])), Shape("append")).segments
     tasks = [DeltaRsTable(str(tmp_path / "t"), "public.t", Mark("q", 1), Shape("append")) for _ in range(2)]
     for is_last, task in enumerate(tasks):
         step = Step(segment.name, is_last=bool(is_last))

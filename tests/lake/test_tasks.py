@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from runs import Change, changed, layout
 
-from pg_cdc_source.lake.batch_of_table import Segment
 from pg_cdc_source.lake.bring import Mark, Patience, Work
+from pg_cdc_source.lake.segment import Segment
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start, Task
@@ -49,7 +49,7 @@ def test_rows_that_raise_what_nobody_foresaw_set_their_table_aside_alone(caplog:
     assert error is not None
     assert error.startswith("[DEFINITE] public.t could not be written: ArrowInvalid\n")
     assert found == {"public.u": (7, None)}
-    assert "batch_of_table.py" in caplog.text
+    assert "table_batch.py" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from runs import Change, Row, announced, changed, layout, truncated, written
+from runs import Change, Row, announced, batch_of, changed, layout, truncated, written
 
 from pg_cdc_source.errors import SchemaChangedError, UnrepresentableError
-from pg_cdc_source.lake.batch_of_table import KIND, LSN, SEQ, UNCHANGED, TableBatch
+from pg_cdc_source.lake.segment import KIND, LSN, SEQ, UNCHANGED
 from pg_cdc_source.lake.shape import Shape
+from pg_cdc_source.lake.table_batch import TableBatch
 from pg_cdc_source.protocol.layout import StreamedTable
 
 ID, V = (1, "id", "int4"), (2, "v", "text")
@@ -18,7 +19,7 @@ T = layout([ID, V])
 
 
 def of(*rows: Row | Sequence[Row]) -> TableBatch:
-    return TableBatch.of("public.t", [row for some in rows for row in ([some] if isinstance(some, dict) else some)])
+    return batch_of([row for some in rows for row in ([some] if isinstance(some, dict) else some)])
 
 
 def one(table: StreamedTable, lsn: int, *values: str | None, kind: str = "insert", unchanged: Any = ()) -> list[Row]:
@@ -54,7 +55,7 @@ def test_runs_become_rows_in_the_order_of_the_stream() -> None:
         SEQ: [1, 3, 1],
         UNCHANGED: [[], ["v"], []],
     }
-    assert (segment.key, batch.comes_whole, batch.files, batch.fills) == (("id",), False, [], {})
+    assert (segment.key, batch.comes_whole, batch.files, batch.changes.fills) == (("id",), False, [], {})
 
 
 def test_rows_of_layouts_that_change_are_in_the_last_one() -> None:
@@ -72,7 +73,7 @@ def test_rows_of_layouts_that_change_are_in_the_last_one() -> None:
     assert rows_of(batch) == [[("id",), False, (1, "a", True), (2, None, True), (3, None, True), (4, "d", False)]]
     # The column that is called v in the end is another one than that which did not travel.
     assert batch.segments[0].rows[UNCHANGED].to_pylist() == [[], ["w"], [None, "w"], []]
-    assert batch.fills == {3: "7", 4: "t"}
+    assert batch.changes.fills == {3: "7", 4: "t"}
 
 
 def test_rows_of_before_a_column_that_came_and_went_have_what_it_gave_them() -> None:
@@ -84,15 +85,15 @@ def test_rows_of_before_a_column_that_came_and_went_have_what_it_gave_them() -> 
         announced(T, (30, 1), {"change": "dropped", "attnum": 3, "name": "n"}),
         *one(T, 30, "3", "c"),
     ]
-    batch = TableBatch.of("public.t", rows, Shape("history"))
+    batch = batch_of(rows, Shape("history"))
     assert rows_of(batch) == [[("id",), False, (1, "a", 7), (2, "b", 8), (3, "c", None)]]
-    assert batch.fills == {3: "7"}
+    assert batch.changes.fills == {3: "7"}
     # What a row has behind the drop depends on the row that was there: to a merge, that is another segment.
-    additive = TableBatch.of("public.t", rows, Shape(on_schema_change="additive"))
+    additive = batch_of(rows, Shape(on_schema_change="additive"))
     assert rows_of(additive) == [[("id",), False, (1, "a", 7), (2, "b", 8)], [("id",), False, (3, "c")]]
     assert additive.layout == batch.layout
     with pytest.raises(SchemaChangedError, match="column n was changed right behind the rows that came anew"):
-        TableBatch.of("public.t", [written(T, (9, 0)), *rows], Shape("history"))
+        batch_of([written(T, (9, 0)), *rows], Shape("history"))
 
 
 OTHERS = {
@@ -111,14 +112,12 @@ def test_values_of_a_dropped_column_are_not_lost_to_another_one_of_its_name(othe
     rows = [*one(T, 10, "1", "a"), *one(wide, 20, "2", "b", "77"), *one(T, 30, "3", "c"), *last]
     if mode == "append" and other == "added anew":
         # A log goes on in the same column.
-        assert [row["n"] for row in TableBatch.of("public.t", rows, shape).segments[0].rows.to_pylist()] == [
-            *(None, 77, None, 9)
-        ]
+        assert [row["n"] for row in batch_of(rows, shape).segments[0].rows.to_pylist()] == [*(None, 77, None, 9)]
         return
     with pytest.raises(SchemaChangedError, match="column n was dropped, and another one has its name, within a batch"):
-        TableBatch.of("public.t", rows, shape)
+        batch_of(rows, shape)
     # Behind rows that come anew, nobody takes them.
-    again = TableBatch.of("public.t", [*rows, truncated(then, (50, 1)), *last], shape, stands_still=True)
+    again = batch_of([*rows, truncated(then, (50, 1)), *last], shape, stands_still=True)
     assert rows_of(again) == []
 
 
@@ -127,7 +126,7 @@ def test_values_of_a_log_are_as_postgresql_widens_them() -> None:
         *one(layout([ID, (2, "x", "float4")]), 10, "1", "0.1"),
         *one(layout([ID, (2, "x", "float8")]), 20, "2", "0.1"),
     ]
-    values = [row["x"] for row in TableBatch.of("public.t", rows, Shape("append")).segments[0].rows.to_pylist()]
+    values = [row["x"] for row in batch_of(rows, Shape("append")).segments[0].rows.to_pylist()]
     assert values == [0.10000000149011612, 0.1]
 
 
@@ -179,7 +178,7 @@ def test_rows_before_those_of_a_snapshot_are_left_out() -> None:
     other = layout([(1, "v", "text"), (2, "id", "int4")], oid=2)
     batch = of(one(T, 10, "1", "a"), truncated(other, (18, 0)), written(other, (19, 0)), one(other, 20, "b", "2"))
     assert rows_of(batch) == [[("id",), False, ("b", 2)]]
-    assert ([f["layout"] for f in batch.files], batch.is_emptied, batch.comes_whole) == (
+    assert ([f.layout_text for f in batch.files], batch.is_emptied, batch.comes_whole) == (
         [written(other, (19, 0))["layout"]],
         True,
         True,
@@ -206,9 +205,9 @@ def test_a_rewritten_table_is_not_whole_unless_its_rows_came_behind() -> None:
         ([truncated(T, (30, 0)), written(T, (31, 0))], (False, True)),
     ):
         batch = of(rewritten, row, behind)
-        assert (batch.is_rewritten, batch.comes_whole) == expected
+        assert (batch.changes.is_rewritten, batch.comes_whole) == expected
     batch = of(truncated(T, (8, 0)), written(T, (9, 0)), rewritten, row)
-    assert (batch.is_rewritten, batch.comes_whole) == (True, False)
+    assert (batch.changes.is_rewritten, batch.comes_whole) == (True, False)
 
 
 def test_what_is_said_right_behind_a_snapshot_that_has_no_rows_is_of_that_snapshot() -> None:
@@ -217,7 +216,7 @@ def test_what_is_said_right_behind_a_snapshot_that_has_no_rows_is_of_that_snapsh
     for change in ({"change": "rewritten"}, {"change": "renamed", "name": "public.t", "was": "public.s"},
                    {"change": "rekeyed", "name": "id", "was": "v"}):  # fmt: skip
         batch = of(emptied, announced(full, (19, 0), change))
-        assert (batch.is_rewritten, batch.is_rekeyed, batch.comes_whole) == (False, False, True)
+        assert (batch.changes.is_rewritten, batch.changes.is_rekeyed, batch.comes_whole) == (False, False, True)
     # That rows are missing is said there, too.
     with pytest.raises(SchemaChangedError, match="no rows"):
         of(emptied, announced(T, (19, 0), {"change": "gap", "why": "no rows", "remedy": "wait"}))
@@ -231,9 +230,9 @@ def test_a_gap_stays_until_a_tables_rows_come_again(shape: Shape, stands_still: 
     gap = announced(T, (20, 1), {"change": "gap", "why": "changes may be missing", "remedy": "wait"})
     # They may be missing behind a TRUNCATE that comes after it.
     with pytest.raises(SchemaChangedError, match="changes may be missing"):
-        TableBatch.of("public.t", [gap, truncated(T, (30, 1))], shape, stands_still=stands_still)
+        batch_of([gap, truncated(T, (30, 1))], shape, stands_still=stands_still)
     again = {**truncated(T, (30, 0)), "_xid": None}
-    batch = TableBatch.of("public.t", [gap, again, written(T, (31, 0))], shape, stands_still=stands_still)
+    batch = batch_of([gap, again, written(T, (31, 0))], shape, stands_still=stands_still)
     assert batch.has_come_again
 
 
@@ -241,7 +240,7 @@ def test_values_of_before_a_table_was_rewritten_need_not_fit_its_types() -> None
     lists = layout([ID, (2, "v", "int4[]")])
     rewritten = announced(lists, (20, 1), {"change": "rewritten"})
     batch = of(one(T, 10, "1", "42"), rewritten, one(lists, 20, "1", "{7}"))
-    assert (batch.is_rewritten, batch.segments) == (True, [])
+    assert (batch.changes.is_rewritten, batch.segments) == (True, [])
 
 
 def test_a_table_that_is_gone_has_only_its_name() -> None:
@@ -343,9 +342,9 @@ def test_files_have_to_have_the_values_of_columns_that_stay_or_are_kept() -> Non
     dropped = [file, announced(gone, (20, 1), {"change": "dropped", "attnum": 2, "name": "v"}), *one(gone, 20, "1")]
     assert len(of(*dropped).files) == 1
     with pytest.raises(SchemaChangedError, match="column v was changed right behind the rows that came anew"):
-        TableBatch.of("public.t", dropped, Shape("history"))
+        batch_of(dropped, Shape("history"))
     # A log's rows say so themselves.
-    assert len(TableBatch.of("public.t", dropped, Shape("append")).files) == 1
+    assert len(batch_of(dropped, Shape("append")).files) == 1
 
 
 def test_a_value_that_its_type_cannot_hold_is_refused_with_its_place() -> None:
