@@ -39,7 +39,7 @@ class Gap(NamedTuple):
 
 _NOWHERE = Position(Lsn(0))
 # What the log says where the rows of a table cannot be turned back.
-_READ_AGAIN = re.compile(r"rows of (\S+) are read as of \S+, because")
+_READ_AGAIN = re.compile(r"rows of (\S+) are read as of \S+, because a snapshot of (\S+) is not there any more")
 
 
 @dataclass
@@ -91,6 +91,8 @@ class SecondOpinion:
         """Every stay, once it is over, and what is wrong without one."""
         stays: dict[int, Stay] = {}
         before: StreamOffset | None = None
+        # Also of the initial rows: the process that made the slot may have died before it wrote an offset.
+        said = {(name, Lsn.parse(at) + 1) for name, at in _READ_AGAIN.findall(files.log())}
         for number in range(files.newest + 1):
             if not files.is_committed(number):
                 break
@@ -98,10 +100,10 @@ class SecondOpinion:
             assert end is not None
             if before is None:
                 exact = _is_read_by_one_process(files)
-                # The process that made the slot may have died before it wrote an offset.
-                said = set(_READ_AGAIN.findall(files.log()))
                 stays = {
-                    member.oid: Stay(member.oid, member.name, end.origin, exact and member.name not in said)
+                    member.oid: Stay(
+                        member.oid, member.name, end.origin, exact and (member.name, end.origin) not in said
+                    )
                     for member in _members(end)
                 }
             position = end.position if before is None else before.position
@@ -118,8 +120,8 @@ class SecondOpinion:
                         yield _over(stays.pop(oid), position)
                     if joined is not None:
                         # Before Spark 4.2, rows are also read as of a point that was there before the snapshot.
-                        exact = HAS_LIMITS and not files.was_repeated(number)
                         point = row["_commit_lsn"] + 2
+                        exact = HAS_LIMITS and not files.was_repeated(number) and (joined.name, point) not in said
                         stays[joined.oid] = Stay(joined.oid, joined.name, point, exact)
                 elif row["_change_type"] not in ("schema", "message"):
                     wrong = self._take(row, stays, known)
