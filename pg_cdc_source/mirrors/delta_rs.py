@@ -112,7 +112,7 @@ class DeltaRsTable(DeltaRsCommits):
             present = _renumbered(wanted, present)
         require_allowed(self._name, self._shape, _described(wanted), _described(present))
         if anew and not self._shape.keeps_columns:
-            self._overwrite(wanted.empty_table(), self._commit())
+            self._overwrite(wanted.empty_table())
             return
         if self._shape.keeps_columns:
             wanted = _with_kept(self._name, self._shape, wanted, present)
@@ -180,9 +180,10 @@ class DeltaRsTable(DeltaRsCommits):
                         arrays.append(pa.nulls(batch.num_rows, field.type))
                 yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
-        self._overwrite(pa.RecordBatchReader.from_batches(wanted, batches()), self._commit())
+        self._overwrite(pa.RecordBatchReader.from_batches(wanted, batches()))
 
-    def _overwrite(self, rows: pa.Table | pa.RecordBatchReader, commit: CommitProperties) -> None:
+    def _overwrite(self, rows: pa.Table | pa.RecordBatchReader, step: Step | None = None) -> None:
+        commit = self._commit(step, behind_nobody=True)
         write_deltalake(
             self.table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[], commit_properties=commit
         )
@@ -206,7 +207,8 @@ class DeltaRsTable(DeltaRsCommits):
             for file in part.files
         ]
         mode: Literal["overwrite", "append"] = "append" if self._shape.keeps or not part.again else "overwrite"
-        self.table.create_write_transaction(actions, mode, self.table.schema(), commit_properties=self._commit(step))
+        commit = self._commit(step, behind_nobody=mode == "overwrite")
+        self.table.create_write_transaction(actions, mode, self.table.schema(), commit_properties=commit)
         self.table.update_incremental()
 
     def _require_files(self, part: Files) -> None:
@@ -241,7 +243,7 @@ class DeltaRsTable(DeltaRsCommits):
             gone = {self._shape.deleted: "true", DELETED_LSN: str(part.lsn)}
             self.table.update(gone, predicate=f"NOT {_sql(self._shape.deleted)}", commit_properties=commit)
         else:
-            self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), commit)
+            self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), step)
         self._record(commit, before)
 
     def tell_apart(self, step: Step, part: Rekeyed) -> None:
@@ -261,7 +263,7 @@ class DeltaRsTable(DeltaRsCommits):
                 yield found.filter(from_numpy(kept[begin : begin + batch.num_rows]))
                 begin += batch.num_rows
 
-        self._overwrite(pa.RecordBatchReader.from_batches(schema, batches()), self._commit(step))
+        self._overwrite(pa.RecordBatchReader.from_batches(schema, batches()), step)
 
     def _record(self, commit: CommitProperties, before: int) -> None:
         """Make the commit of a step that has changed nothing, if the table is as it was ``before``.
@@ -281,7 +283,7 @@ class DeltaRsTable(DeltaRsCommits):
             write_deltalake(self.table, _in(schema, states.rows), mode="append", commit_properties=commit)
             return
         if states.emptied:
-            self._overwrite(_in(schema, states.upserted), commit)
+            self._overwrite(_in(schema, states.upserted), step)
             return
         self._merge(states, schema, commit)
         self._record(commit, before)

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import dropwhile
 from typing import Any, TypeVar
@@ -31,15 +32,23 @@ _RECENT = 20
 _TRIES = 20  # of reading a log that somebody else is writing
 
 
-def commit_of(mark: Mark, step: Step | None = None) -> CommitProperties:
-    """Return what a commit of a batch carries; without a step, one that may be made again."""
+def commit_of(mark: Mark, step: Step | None = None, *, behind_nobody: bool = False) -> CommitProperties:
+    """Return what a commit of a batch carries; without a step, one that may be made again.
+
+    ``behind_nobody``: the commit fails where somebody else has committed meanwhile. delta-rs lets an overwrite pass
+    behind OPTIMIZE, and the files that this has written stay in the table, with all rows that were to go.
+    """
     metadata = {QUERY: mark.query, BATCH: str(mark.batch)}
+    retries = 0 if behind_nobody else None
     if step is None:
-        return CommitProperties(custom_metadata=metadata)
-    done = [Transaction(_begun(mark), mark.batch)]
+        return CommitProperties(custom_metadata=metadata, max_commit_retries=retries)
+    # Where Delta's transactions expire (delta.setTransactionRetentionDuration), those without a time are gone at once.
+    now = int(time.time() * 1000)
+    done = [Transaction(_begun(mark), mark.batch, now)]
     if step.is_last:
-        done.append(Transaction(mark.query, mark.batch))
-    return CommitProperties(custom_metadata={**metadata, STEP: step.name}, app_transactions=done)
+        done.append(Transaction(mark.query, mark.batch, now))
+    said = {**metadata, STEP: step.name}
+    return CommitProperties(custom_metadata=said, max_commit_retries=retries, app_transactions=done)
 
 
 def _begun(mark: Mark) -> str:
@@ -158,8 +167,8 @@ class DeltaRsCommits:
         """The present version, and the commits up to there that have not been read."""
         return self._steady(lambda: (self.table.version(), self._history(self._read_to)))
 
-    def _commit(self, step: Step | None = None) -> CommitProperties:
-        return commit_of(self._mark, step)
+    def _commit(self, step: Step | None = None, *, behind_nobody: bool = False) -> CommitProperties:
+        return commit_of(self._mark, step, behind_nobody=behind_nobody)
 
     def require_ours(self, expected: int | None, *, again: bool) -> None:
         # One that was set aside may be another table by now.

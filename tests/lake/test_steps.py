@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -25,6 +26,7 @@ from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
+from pg_cdc_source.mirrors import delta_rs
 from pg_cdc_source.mirrors.delta_rs import DeltaRsTable, DeltaRsTask
 from pg_cdc_source.mirrors.delta_rs_ledger import DeltaRsLedger
 from pg_cdc_source.protocol.layout import RUNS_SCHEMA, StreamedTable
@@ -245,7 +247,7 @@ def killed_at(home: Path, shape: Shape, step: int) -> None:
 
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_a_batch_that_was_begun_with_a_transaction_for_each_step_is_ended(step: int, tmp_path: Path) -> None:
-    def one_for_each(mark: Mark, step: Step | None = None) -> CommitProperties:
+    def one_for_each(mark: Mark, step: Step | None = None, **_: Any) -> CommitProperties:
         done = [] if step is None else [Transaction(f"{mark.query}/{step.name}", mark.batch)]
         if step is not None and step.is_last:
             done.append(Transaction(mark.query, mark.batch))
@@ -428,3 +430,68 @@ def test_what_a_log_says_of_values_that_were_not_sent_keeps_the_names_of_then(tm
     update = Change("update", (50, 1), ["1", None], ["v"])
     lake.apply(0, [*changed(T, update), *changed(renamed, Change("insert", (60, 1), ["2", "b"]))])
     assert {row["id"]: row["_unchanged"] for row in lake.rows()} == {1: ["v"], 2: []}
+
+
+# --- others that keep house meanwhile ---------------------------------------------------------------------------------
+
+WIDE = layout([(1, "id", "int4"), (2, "v", "text"), (3, "n", "int4")], name="public.t")
+ADDED = announced(WIDE, (50, 1), {"change": "added", "attnum": 3, "name": "n", "fill": "7"})
+REKEYED = layout([(1, "id", "int4"), (2, "v", "text")], key=("v",), name="public.t")
+AGAIN = {**truncated(T, (60, 0)), "_xid": None, "_commit_ts": None}
+# What writes a table anew, and what is in it then.
+OVERWRITTEN: dict[str, tuple[Shape, list[Row], list[tuple[int, str, int | None]]]] = {
+    "emptied": (Shape(), [truncated(T, (50, 1))], []),
+    "emptied and filled": (
+        Shape(),
+        [truncated(T, (50, 1)), *changed(T, Change("insert", (50, 2), ["9", "i"]))],
+        [(9, "i", None)],
+    ),
+    "added with a default": (Shape(), [ADDED], [(1, "a", 7), (2, "b", 7), (3, "c", 7)]),
+    "come again": (Shape(), [AGAIN, *snapshot(61, ["9", "i"])], [(9, "i", None)]),
+    "another key": (
+        Shape(is_soft=True),
+        [
+            announced(REKEYED, (50, 1), {"change": "rekeyed", "name": "v", "was": "id"}),
+            *changed(REKEYED, Change("insert", (51, 1), ["9", "i"])),
+        ],
+        [(2, "b", None), (3, "c", None), (4, "a", None), (9, "i", None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OVERWRITTEN)
+def test_a_table_that_is_written_anew_has_nothing_of_before_where_somebody_optimizes_it_meanwhile(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, rows, expected = OVERWRITTEN[what]
+    lake = Lake(tmp_path, shape)
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    lake.apply(1, changed(T, Change("insert", (20, 1), ["2", "b"])))
+    lake.apply(2, changed(T, Change("insert", (30, 1), ["3", "c"])))
+    if shape.is_soft:
+        # A deleted row, and one that has what will be its key.
+        lake.apply(3, changed(T, Change("delete", (40, 1), ["1", None]), Change("insert", (40, 2), ["4", "a"])))
+    optimized = []
+
+    def behind_optimize(write: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            if not optimized and "overwrite" in (*args, options.get("mode")):
+                optimized.append(DeltaTable(f"{tmp_path}/t").optimize.compact()["numFilesRemoved"])
+            return write(*args, **options)
+
+        return wrapped
+
+    monkeypatch.setattr(delta_rs, "write_deltalake", behind_optimize(delta_rs.write_deltalake))
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", behind_optimize(DeltaTable.create_write_transaction))
+    lake.apply(4, rows)
+    assert optimized
+    assert optimized[0] > 1
+    assert lake.set_aside() == {}
+    assert sorted((row["id"], row["v"], row.get("n")) for row in lake.rows()) == expected
+
+
+def test_transactions_have_the_time_by_which_delta_lets_them_expire(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, Shape())
+    lake.apply(0, snapshot(5, ["1", "a"]))
+    now = time.time() * 1000
+    assert all(now - 600_000 < found["lastUpdated"] <= now for found in actions(tmp_path, "txn"))
