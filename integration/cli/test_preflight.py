@@ -26,6 +26,8 @@ from typer.testing import CliRunner
 from watch import slots, wait_until
 
 from pg_cdc_source.cli.app import app
+from pg_cdc_source.cli.preflight import stream as preflight_stream
+from pg_cdc_source.postgres.minor_versions import STALE_PUBLICATION
 from pg_cdc_source.spark.open_snapshot import open_snapshot
 
 pytestmark = pytest.mark.corner
@@ -154,6 +156,20 @@ def test_a_stream_is_checked_and_nothing_of_it_is_made(pg: Session, db: str) -> 
     assert statuses(found, "rights", "slots", "walsenders", "replication") == ["ok"] * 4
     # The server's default: worth knowing, and not wrong.
     assert statuses(found, "WAL") == ["warning"]
+
+
+@pytest.mark.usefixtures("table")
+def test_what_the_servers_minor_version_lacks_is_told(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = check("pgcdc", db, dbtable="public.orders", slot="s")
+    assert "minor version" not in found
+    monkeypatch.setattr(preflight_stream, "defects_of", lambda _: [STALE_PUBLICATION])
+    monkeypatch.setattr(preflight_stream, "newest_known", lambda _: "17.6")
+    found, ok = check("pgcdc", db, dbtable="public.orders", slot="s")
+    assert ok
+    (finding,) = found["minor version"]
+    assert finding["status"] == "warning"
+    assert "changes may not be sent" in finding["text"]
+    assert finding["remedy"] == "update the server to 17.6 or later"
 
 
 @pytest.mark.usefixtures("table")

@@ -202,6 +202,8 @@ def test_a_slot_of_prepared_transactions_is_refused(pg: Session, name: str, data
 def test_a_slot_in_the_making_is_tried_again(pg: Session, name: str, database: str) -> None:
     slot = replace(made(pg, name), confirmed_flush=None, active_pid=17)
     refused(TransientError, lambda: check_slot(slot, database), "still being created by pid 17")
+    nobodys = replace(slot, active_pid=None)
+    refused(TransientError, lambda: check_slot(nobodys, database), "nobody is creating it", "pg_drop_replication_slot")
 
 
 # --- slots that lost something ---------------------------------------------------------------------------------------

@@ -23,7 +23,14 @@ from roles import conninfo, role
 from servers import second_server
 from watch import wait_until
 
-from pg_cdc_source.errors import ConnectError, PgCdcError, ServerSetupError, SlotLostError, TransientError
+from pg_cdc_source.errors import (
+    ConnectError,
+    DefiniteError,
+    PgCdcError,
+    ServerSetupError,
+    SlotLostError,
+    TransientError,
+)
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.backoff import Backoff
@@ -326,6 +333,17 @@ def prepared(url: str) -> contextlib.AbstractContextManager[Session]:
     return opened()
 
 
+def test_a_row_filter_that_cannot_be_computed(pg: Session, drive: Drive) -> None:
+    if pg.server_version < 150000:
+        pytest.skip("row filters came with PostgreSQL 15")
+    run(pg, "CREATE TABLE filtered (id int PRIMARY KEY, n int NOT NULL)", "INSERT INTO filtered VALUES (1, 1)",
+        "CREATE PUBLICATION s FOR TABLE filtered WHERE (1 / id > 0)")  # fmt: skip
+    driver = drive(dbtable="filtered")
+    driver.take(1)
+    run(pg, "INSERT INTO filtered VALUES (0, 0)")
+    driver.refusal("division by zero", "row filter of the publication", "drop the slot", kind=DefiniteError)
+
+
 def test_a_server_without_logical_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         second_server({"wal_level": "replica"}) as url,
@@ -390,6 +408,20 @@ def test_another_server_limits_and_lost_wal(drive: Drive, monkeypatch: pytest.Mo
             ReplicationStream(options, "pgcdc:s:changes", "s", ["s"], Lsn(1), streaming=False).receive()
         driver.start()
         driver.refusal("slot s was given up by the server", "wal_removed", "max_slot_wal_keep_size", kind=SlotLostError)
+
+        # WAL that the slot holds is gone, and the server does not know.
+        run(pg, f"SELECT pg_drop_replication_slot(slot_name) {THERE}")
+        driver = drive_there(dbtable="t")
+        driver.take(1)
+        driver.stop()
+        released(pg)
+        ((file,),) = run(
+            pg, f"SELECT current_setting('data_directory') || '/pg_wal/' || pg_walfile_name(restart_lsn) {THERE}"
+        )
+        run(pg, "INSERT INTO t VALUES (3, 'c')", "SELECT pg_switch_wal()")
+        Path(file).unlink()
+        driver.start()
+        driver.refusal("has already been removed", "onSlotLost=resnapshot", kind=SlotLostError)
 
 
 # --- a quiet stream --------------------------------------------------------------------------------------------------

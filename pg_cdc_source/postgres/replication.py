@@ -19,14 +19,14 @@ import psycopg2.extras
 from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import PgCdcError, TransientError
+from pg_cdc_source.errors import DefiniteError, PgCdcError, QueryError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres import libpq, search_path
 from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION
-from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.server_errors import READ_ALL_AGAIN, RESNAPSHOT, translated
 from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.protocol.walsender import HEADER_BYTES
 from pg_cdc_source.values import native
@@ -150,7 +150,15 @@ class ReplicationStream:
             if code == "XX000":
                 # Decoding the same WAL again, in another session, may well succeed.
                 return DecodingError(f"{self._doing}: {libpq.message(result)} (SQLSTATE {code})")
-            return libpq.error_of(self._pgconn, result, self._doing, "the server ended the stream")
+            error = libpq.error_of(self._pgconn, result, self._doing, "the server ended the stream")
+            if isinstance(error, QueryError):
+                # No SQL of the user's: pgoutput computes nothing but row filters.
+                return DefiniteError(
+                    f"{error.what}: a row filter of the publication cannot be computed for a changed row",
+                    remedy="correct the filter by ALTER PUBLICATION. Changes of before are decoded with the filter of "
+                    f"their time, so drop the slot, and {RESNAPSHOT}; or {READ_ALL_AGAIN}",
+                )
+            return error
 
 
 def _start_command(

@@ -286,6 +286,7 @@ _INVALIDATED_IN = ("StartLogicalReplication", "CreateDecodingContext", "Replicat
 _PUBLICATION_IN = ("get_publication_oid", "GetPublicationByName")
 # It refuses to decode in recovery, before 16.
 _DECODING_IN = "CheckLogicalDecodingRequirements"
+_WAL_OPENED_IN = "WalSndSegmentOpen"
 _PLUGIN_LOADED_IN = "StartupDecodingContext"
 
 
@@ -373,7 +374,9 @@ def classified(
         return QueryError(with_hint, remedy="check the option query, which is one SELECT (or VALUES, or TABLE)")
     # What PostgreSQL does not have is no matter of the server where the user's SQL asks for it, as WITH that writes.
     if code in _OF_USERS_SQL or code.startswith("22") or (code == "0A000" and place):
-        return QueryError(with_hint, remedy="check the options columns, where and query")
+        return QueryError(
+            with_hint, remedy="check the options columns, where and query; of a stream, the publication's row filters"
+        )
     if code == "25006":
         return QueryError(with_hint, remedy="sessions of this format only read: leave out what writes")
     if code in ("53400", "0A000"):
@@ -394,6 +397,12 @@ def _slot_error(code: str, where: str, source_function: str | None) -> PgCdcErro
         return SlotLostError(
             f"{where}: it was given up by the server, and the changes since the checkpoint are gone",
             remedy=f"pg_replication_slots says why; {RESNAPSHOT}; or drop the slot, and {READ_ALL_AGAIN}",
+        )
+    if code == "58P01" and source_function == _WAL_OPENED_IN:
+        # pg_replication_slots does not show it: the server itself does not know before it looks.
+        return SlotLostError(
+            f"{where}: the slot still holds that WAL, and the server does not have it any more, as after a crash",
+            remedy=f"{RESNAPSHOT}; or drop the slot, and {READ_ALL_AGAIN}",
         )
     if code == "55000" and source_function == _DECODING_IN:
         # A standby does not show the setting of its primary.

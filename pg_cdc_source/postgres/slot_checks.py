@@ -86,10 +86,13 @@ def check_slot(slot: Slot, database: str, *, failover: bool = False) -> None:
             f"slot {slot.name} was given up by the server: {why}; the changes since the checkpoint are gone",
             remedy=f"{RESNAPSHOT}; or drop it: {drop}; then {READ_ALL_AGAIN}",
         )
-    if slot.confirmed_flush is None:
+    if slot.confirmed_flush is None and slot.active_pid is None:
+        # Copies of slots by other means than the server's own may be so for good.
         raise TransientError(
-            f"slot {slot.name} is still being created" + (f" by pid {slot.active_pid}" if slot.active_pid else "")
+            f"slot {slot.name} has no confirmed position, and nobody is creating it", remedy=f"drop it: {drop}"
         )
+    if slot.confirmed_flush is None:
+        raise TransientError(f"slot {slot.name} is still being created by pid {slot.active_pid}")
 
 
 def _used_by(slot: Slot) -> str:

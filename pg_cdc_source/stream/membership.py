@@ -29,6 +29,7 @@ from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.horizon import read_horizon
 from pg_cdc_source.postgres.lock_waits import describe_lockers, waiting_for_nobody
+from pg_cdc_source.postgres.minor_versions import has_stale_publications
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.stream.layouts.schema_history import FOLLOW, READ_AGAIN
@@ -136,6 +137,13 @@ class Membership:
         self._settle(whole, end.publication, difference, start, is_present=False)
         anew = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
         anew |= {planned.oid for planned in self.plan.with_oids(start.gap_oids - end.gap_oids)}
+        if anew and self._source.ask(lambda session: has_stale_publications(session)):
+            log.warning(
+                "%s joins the stream at the end of a batch. This version of PostgreSQL may not send what transactions "
+                "that are open now do to it later: %s",
+                listed(planned.name for planned in whole.with_oids(anew)),
+                "update the server, or ask for its rows by pg-cdc resnapshot once they have ended",
+            )
         # Those of an end that knew its start are still due there.
         oids = anew | {planned.oid for planned in self.plan.with_oids(start.due_oids - end.due_oids)}
         point = end.position.next_lsn

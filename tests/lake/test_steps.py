@@ -471,7 +471,7 @@ def test_a_table_that_is_written_anew_has_nothing_of_before_where_somebody_optim
     if shape.is_soft:
         # A deleted row, and one that has what will be its key.
         lake.apply(3, changed(T, Change("delete", (40, 1), ["1", None]), Change("insert", (40, 2), ["4", "a"])))
-    optimized = []
+    optimized: list[int] = []
 
     def behind_optimize(write: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **options: Any) -> Any:
@@ -481,7 +481,7 @@ def test_a_table_that_is_written_anew_has_nothing_of_before_where_somebody_optim
 
         return wrapped
 
-    monkeypatch.setattr(delta_rs, "write_deltalake", behind_optimize(delta_rs.write_deltalake))
+    monkeypatch.setattr(delta_rs, "write_deltalake", behind_optimize(write_deltalake))
     monkeypatch.setattr(DeltaTable, "create_write_transaction", behind_optimize(DeltaTable.create_write_transaction))
     lake.apply(4, rows)
     assert optimized

@@ -14,6 +14,7 @@ from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.horizon import NOTHING
+from pg_cdc_source.postgres.minor_versions import defects_of, newest_known
 from pg_cdc_source.postgres.publication import PlannedPublication, Publication
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import check_slot, missing_error, require_unused
@@ -33,6 +34,7 @@ def check_stream(reached: Reached[StreamOptions]) -> None:
         slots = (0 if made() else 1, 1 if options.start_from == "snapshot" else 0)
         return Need(slots, (1, 1), stream=True, failover=options.failover, messages=bool(options.message_prefixes))
 
+    _check_minor_version(reached)
     _check_slot(reached)
     found = checks.run("publication", lambda: _find_publication(session(), options(), made=made()), _tell_publication)
     if found.values and found().create:
@@ -49,6 +51,15 @@ def check_stream(reached: Reached[StreamOptions]) -> None:
     checks.run("WAL", lambda: _kept_wal(session()))
     if reached.server.values and reached.server().in_recovery:
         checks.run("standby", lambda: _kept_catalogs(session()))
+
+
+def _check_minor_version(reached: Reached[StreamOptions]) -> None:
+    if not reached.session.values:
+        return
+    version = reached.session().server_version
+    for defect in defects_of(version):
+        remedy = f"update the server to {newest_known(version)} or later"
+        reached.checks.add("minor version", "warning", defect.effect, remedy)
 
 
 def _check_slot(reached: Reached[StreamOptions]) -> None:

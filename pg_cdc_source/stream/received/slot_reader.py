@@ -370,7 +370,10 @@ class SlotReader:
 
 def _without_end(error: PgCdcError, furthest: Position) -> PgCdcError:
     """The error of sessions that all ended with it, and of which none came any further."""
-    never = f"see the server's log; a transaction that it can never decode is left behind only where you {START_OVER}"
+    never = (
+        "see the server's log. Try a newer minor version of the server first, which may decode what this one cannot; a "
+        f"transaction that none can decode is left behind only where you {START_OVER}"
+    )
     return type(error)(
         f"{error.what}; so all sessions ended for {RECONNECTING.within_seconds:g} s and longer, and nothing behind "
         f"{furthest} has come",

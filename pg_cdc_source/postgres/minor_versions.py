@@ -1,0 +1,79 @@
+"""Defects of the server that lose or stop a stream, by the minor versions that have them.
+
+By PostgreSQL's release notes; nothing here is a defect that the stream itself meets on a server that is up to date.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg2.extensions import connection as Session
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDefect:
+    """``effect`` in words. ``fixed`` has the first minor version of each major one that is without it.
+
+    ``since`` has the first ones that have it, None where all before ``fixed`` do. A major version that is not in
+    ``fixed`` never had it.
+    """
+
+    effect: str
+    fixed: tuple[int, ...]
+    since: tuple[int, ...] | None = None
+
+    def is_in(self, version: int) -> bool:
+        """Whether a server with this ``server_version_num`` has it."""
+        is_before = any(version < fixed for fixed in self.fixed if _is_same(fixed, version))
+        return is_before and (
+            self.since is None or any(begin <= version for begin in self.since if _is_same(begin, version))
+        )
+
+
+def _is_same(version: int, other: int) -> bool:
+    return version // 10000 == other // 10000
+
+
+# A session that decodes a transaction which was open at ALTER PUBLICATION goes on with the publication of before, also
+# behind that transaction (commit 4909b38af).
+STALE_PUBLICATION = ServerDefect(
+    "of a table that is added to the publication while transactions are open, changes may not be sent",
+    (170005, 160009, 150013, 140018, 130021),
+)
+SERVER_DEFECTS = (
+    STALE_PUBLICATION,
+    ServerDefect(
+        "where tables are altered while transactions are open, decoding may end with 'invalid memory alloc request "
+        "size', and go on only on a newer one",
+        (170006, 160010, 150014, 140019, 130022),
+        STALE_PUBLICATION.fixed,
+    ),
+    ServerDefect(
+        "after a crash, the server may have removed WAL that the slot needs",
+        (170006, 160010, 150014, 140019, 130022),
+    ),
+    ServerDefect(
+        "a slot that pg_create_logical_replication_slot() made may begin within a transaction, without its first part",
+        (160004, 150008, 140013, 130016),
+    ),
+    ServerDefect(
+        "an UPDATE does not say the key of its row, where that is so large that it is stored out of line",
+        (140003, 130007),
+    ),
+)
+
+
+def defects_of(version: int) -> list[ServerDefect]:
+    """Return the defects that a server with this ``server_version_num`` has."""
+    return [defect for defect in SERVER_DEFECTS if defect.is_in(version)]
+
+
+def newest_known(version: int) -> str:
+    """Return the first minor version of the same major one that is known to have none of them, as ``17.6``."""
+    major = version // 10000
+    return f"{major}.{max(fixed for d in SERVER_DEFECTS for fixed in d.fixed if _is_same(fixed, version)) % 10000}"
+
+
+def has_stale_publications(session: Session) -> bool:
+    """Whether the server of a session may not send changes of tables that have just been published."""
+    return STALE_PUBLICATION.is_in(session.server_version)
