@@ -560,6 +560,31 @@ def test_a_table_whose_changes_may_not_be_decoded_is_warned_of_once(
     assert "public.r1 has the access method columnar" in record.getMessage()
 
 
+def test_a_table_of_a_method_without_exported_snapshots_is_said_to_come_with_changes_that_come_again(
+    pg: Session, session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As far as the catalog shows it."""
+    run(pg, "CREATE ACCESS METHOD orioledb TYPE TABLE HANDLER heap_tableam_handler",
+        "CREATE TABLE o (id int PRIMARY KEY) USING orioledb", "CREATE PUBLICATION p FOR TABLE o")  # fmt: skip
+    assert streamed(session, tables="public.*", publication="p") == ["public.o"]
+    assert "orioledb: its first rows are not those of the stream's point" in caplog.text
+
+
+def test_a_hypertable_is_refused(pg: Session, session: Session) -> None:
+    """As far as the catalog shows it."""
+    run(pg, "CREATE TABLE h (id int PRIMARY KEY)", "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE SCHEMA _timescaledb_internal", "CREATE TABLE _timescaledb_internal.chunk () INHERITS (h)",
+        "CREATE PUBLICATION p FOR TABLE ONLY h, t")  # fmt: skip
+    assert streamed(session, tables="public.*", publication="p") == ["public.h", "public.t"]
+    run(pg, "SET allow_system_table_mods = on",
+        "INSERT INTO pg_extension (oid, extname, extowner, extnamespace, extrelocatable, extversion)"
+        " VALUES (99999, 'timescaledb', 10, 'public'::regnamespace, false, '2')")  # fmt: skip
+    for tables in ("public.*", "public.h"):
+        given = {"tables": tables, "publication": "p"}
+        refused(OptionError, session, "public.h is a hypertable of TimescaleDB", "(tables=…, -public.h)", **given)
+    assert streamed(session, tables="public.*, -public.h", publication="p") == ["public.t"]
+
+
 FOREIGN = (
     "CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw;"
     " CREATE FOREIGN TABLE f {} SERVER files OPTIONS (filename '/dev/null')"

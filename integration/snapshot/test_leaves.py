@@ -180,6 +180,33 @@ def test_tables_that_inherit_are_not_read_one_by_one_where_timescaledb_is(db: st
             assert [not scan_range.pieces for scan_range in found[2]] == [whole]
 
 
+def test_a_chunk_of_timescaledb_that_was_decompressed_since_the_snapshot_is_noticed(db: str, pg: Session) -> None:
+    """It is empty to the snapshot. As far as the catalog shows it."""
+    run(pg, "CREATE TABLE h (id int)", "CREATE TABLE chunk () INHERITS (h)", "INSERT INTO chunk VALUES (1)",
+        "CREATE VIEW v AS SELECT * FROM h", "CREATE SCHEMA _timescaledb_catalog",
+        "CREATE TABLE _timescaledb_catalog.chunk (schema_name name, table_name name, compressed_chunk_id int)",
+        "INSERT INTO _timescaledb_catalog.chunk VALUES ('public', 'chunk', 7)")  # fmt: skip
+    with open_snapshot(db, tables=[]) as opened:
+        found = planned(opened, dbtable="v")
+        assert ids(found) == [1]
+        run(pg, "UPDATE _timescaledb_catalog.chunk SET compressed_chunk_id = NULL")
+        with pytest.raises(SchemaChangedError, match="chunk got or lost a partition or child"):
+            ids(found)
+
+
+def test_a_table_of_a_method_without_exported_snapshots_is_said_to_be_of_no_point(
+    db: str, pg: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As far as the catalog shows it."""
+    run(pg, "CREATE ACCESS METHOD orioledb TYPE TABLE HANDLER heap_tableam_handler",
+        "CREATE TABLE o USING orioledb AS SELECT 1 AS id", "CREATE TABLE plain AS SELECT 1 AS id")  # fmt: skip
+    with open_snapshot(db, tables=[]) as opened:
+        for table in ("o", "plain"):
+            planned(opened, dbtable=table)
+    assert caplog.text.count("the rows of the moment at which each session reads") == 1
+    assert "public.o has the access method orioledb" in caplog.text
+
+
 def test_a_distributed_table_of_citus_is_read_as_a_whole_and_said_to_be_of_no_point(
     db: str, pg: Session, caplog: pytest.LogCaptureFixture
 ) -> None:

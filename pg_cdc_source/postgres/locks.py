@@ -311,7 +311,8 @@ def check_expansion(session: Session, present: Session, oids: Collection[int], d
     The session has them locked. The rows of the catalog by which PostgreSQL expands them are compared with those that
     ``present`` sees, a session without a snapshot.
     """
-    then, now = (_read_parts(of, list(oids), doing) for of in (session, present))
+    parts = [*_READ_PARTS, *([_READ_CHUNKS] if _has_chunks(present, doing) else [])]
+    then, now = (_read_parts(of, " UNION ALL ".join(parts), list(oids), doing) for of in (session, present))
     if then != now:
         with translated(doing), present.cursor() as cursor:
             cursor.execute("SELECT %s::oid::regclass::text", (min(then ^ now)[0],))
@@ -324,21 +325,38 @@ def check_expansion(session: Session, present: Session, oids: Collection[int], d
 
 
 # xmin shows a row that came and went in between.
-_READ_PARTS = """
-SELECT inhparent::text, inhrelid::text, xmin::text
-FROM pg_catalog.pg_inherits
-WHERE inhparent = ANY(%(oids)s::oid[]) OR inhrelid = ANY(%(oids)s::oid[])
-UNION ALL
-SELECT ev_class::text, oid::text, xmin::text
-FROM pg_catalog.pg_rewrite
-WHERE ev_class = ANY(%(oids)s::oid[])
+_READ_PARTS = (
+    """
+    SELECT inhparent::text, inhrelid::text, xmin::text
+    FROM pg_catalog.pg_inherits
+    WHERE inhparent = ANY(%(oids)s::oid[]) OR inhrelid = ANY(%(oids)s::oid[])
+    """,
+    """
+    SELECT ev_class::text, oid::text, xmin::text
+    FROM pg_catalog.pg_rewrite
+    WHERE ev_class = ANY(%(oids)s::oid[])
+    """,
+)
+# TimescaleDB's own. A chunk that was decompressed is empty to a snapshot from before (timescale/timescaledb#6841).
+_READ_CHUNKS = """
+    SELECT c.oid::text, coalesce(chunk.compressed_chunk_id::text, ''), ''
+    FROM _timescaledb_catalog.chunk AS chunk
+    JOIN pg_catalog.pg_namespace AS n ON n.nspname = chunk.schema_name
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = chunk.table_name
+    WHERE c.oid = ANY(%(oids)s::oid[])
 """
 
 
-def _read_parts(session: Session, oids: list[int], doing: str) -> set[tuple[str, ...]]:
-    """The rows of the catalog by which PostgreSQL expands these relations, the relation's oid first."""
+def _has_chunks(session: Session, doing: str) -> bool:
     with translated(doing), session.cursor() as cursor:
-        cursor.execute(_READ_PARTS, {"oids": oids})
+        cursor.execute("SELECT to_regclass('_timescaledb_catalog.chunk') IS NOT NULL")
+        return bool(cursor.fetchone()[0])
+
+
+def _read_parts(session: Session, query: str, oids: list[int], doing: str) -> set[tuple[str, ...]]:
+    """The rows by which PostgreSQL, or an extension, expands these relations, the relation's oid first."""
+    with translated(doing), session.cursor() as cursor:
+        cursor.execute(query, {"oids": oids})
         return set(cursor)
 
 

@@ -44,17 +44,23 @@ _TREE_AS_READ = """tree (root, oid) AS (
 )"""
 
 
+# What OrioleDB goes by is not in a snapshot that another session exports (its snapmgr.c: ExportSnapshot).
+WITHOUT_EXPORTED_SNAPSHOTS = ("orioledb",)
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A relation of a tree, the root included. ``persistence`` is pg_class.relpersistence: p, u or t.
 
-    ``access_method`` is None for what has no storage of its own.
+    ``access_method`` is None for what has no storage of its own. ``is_hypertable``: its rows are in chunks of
+    TimescaleDB's, which are published each under its own name.
     """
 
     relation: Relation
     persistence: str
     publishable: bool
     access_method: str | None
+    is_hypertable: bool
 
 
 # Changes of partitions may come under their root. A table that inherits is a table of its own to a publication. They
@@ -69,10 +75,20 @@ WITH RECURSIVE tree (root, oid) AS (
     JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
 )
 """
+_HAS_TIMESCALEDB = "EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'timescaledb')"
+# Once it has a chunk; where these are in the schema that TimescaleDB gives them.
+_IS_HYPERTABLE = f"""{_HAS_TIMESCALEDB} AND EXISTS (
+    SELECT
+    FROM pg_catalog.pg_inherits AS chunk
+    JOIN pg_catalog.pg_class AS part ON part.oid = chunk.inhrelid
+    JOIN pg_catalog.pg_namespace AS place ON place.oid = part.relnamespace
+    WHERE chunk.inhparent = c.oid AND place.nspname = '_timescaledb_internal'
+)"""
 _READ_TREES = f"""
 {PARTITIONS}
 SELECT tree.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, pg_relation_is_publishable(c.oid),
-    (SELECT amname FROM pg_catalog.pg_am WHERE oid = c.relam AND c.relkind = 'r')
+    (SELECT amname FROM pg_catalog.pg_am WHERE oid = c.relam AND c.relkind = 'r'),
+    {_IS_HYPERTABLE}
 FROM tree
 JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -186,7 +202,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind,
         -- A compressed chunk has all rows only where it is not asked for with ONLY.
         AND NOT (
             (c.relhassubclass OR EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhrelid = c.oid))
-            AND EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'timescaledb')
+            AND {_HAS_TIMESCALEDB}
         )
         AND NOT {_IS_DISTRIBUTED},
     has_table_privilege(c.oid, 'SELECT')
@@ -200,6 +216,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind,
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = w.name AND NOT a.attisdropped
     ),
     {_IS_DISTRIBUTED},
+    am.amname,
     (SELECT {IDENTITY})
 FROM tree
 JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
@@ -241,11 +258,18 @@ def read_heaps(
         rows = [row for row in cursor if row[3] != "p" and (not only or row[0] == relation.oid)]
     if foreign := [row for row in rows if row[3] == "f"]:
         _warn_of_foreign(Relation(*foreign[0][:4]))
-    if any(is_distributed for *_, is_distributed, _ in rows):
+    if any(is_distributed for *_, is_distributed, _, _ in rows):
         log.warning(
             "%s is a distributed table of Citus: it has the rows of the moment at which each node reads, not the "
             "snapshot's",
             relation,
+        )
+    if own := [row for row in rows if row[-2] in WITHOUT_EXPORTED_SNAPSHOTS]:
+        log.warning(
+            "%s has the access method %s: it has the rows of the moment at which each session reads, not the "
+            "snapshot's",
+            Relation(*own[0][:4]),
+            own[0][-2],
         )
     heaps = []
     for oid, schema, name, kind, has_all_rows, readable, size_bytes, attnums, *_ in rows:

@@ -137,7 +137,7 @@ class Membership:
         self._settle(whole, end.publication, difference, start, is_present=False)
         anew = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
         anew |= {planned.oid for planned in self.plan.with_oids(start.gap_oids - end.gap_oids)}
-        if anew and self._source.ask(lambda session: has_stale_publications(session)):
+        if self._source.ask(has_stale_publications) and anew:
             log.warning(
                 "%s joins the stream at the end of a batch. This version of PostgreSQL may not send what transactions "
                 "that are open now do to it later: %s",

@@ -16,7 +16,14 @@ from pg_cdc_source.postgres.publication.before_15 import is_before_15, refuse_ot
 from pg_cdc_source.postgres.publication.listing import by_name, listed
 from pg_cdc_source.postgres.publication.read import Publication
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.trees import Node, read_ancestors, read_parents, read_tree, read_trees
+from pg_cdc_source.postgres.trees import (
+    WITHOUT_EXPORTED_SNAPSHOTS,
+    Node,
+    read_ancestors,
+    read_parents,
+    read_tree,
+    read_trees,
+)
 
 log = logging.getLogger(__name__)
 
@@ -248,6 +255,10 @@ def _warn_of_method(node: Node) -> None:
             node.relation,
             method,
         )
+        if method in WITHOUT_EXPORTED_SNAPSHOTS:
+            log.warning(
+                "%s: its first rows are not those of the stream's point, so changes from behind that come again", method
+            )
 
 
 def find_unstreamable(session: Session, relations: Sequence[Relation]) -> dict[int, OptionError]:
@@ -298,6 +309,12 @@ def _unstreamable_error(tree: Sequence[Node]) -> OptionError | None:
     if not root.publishable:
         return OptionError(
             f"{relation} is a table of PostgreSQL's own, which is never published", remedy="stream a table of yours"
+        )
+    if root.is_hypertable:
+        return OptionError(
+            f"{relation} is a hypertable of TimescaleDB: its rows and changes are those of its chunks, and none comes "
+            "under its own name",
+            remedy=f"leave it out (tables=…, -{relation}), and read it with the format pgsnapshot",
         )
     for node in below:
         if node.relation.kind == "f" or node.persistence == "u":
