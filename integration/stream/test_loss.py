@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 from databases import connect
-from driving import Driver, driving, querying, run, values
+from driving import Driver, driving, prepare, querying, run, values
 from losses import RestartableServer
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import make_dsn, parse_dsn
@@ -125,6 +125,40 @@ def test_a_slot_that_somebody_else_reads_while_the_session_is_lost(pg: Session, 
     insert = "INSERT INTO t SELECT max(id) + 1 FROM t"
     while_lost(pg, insert, "SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
     driver.refusal("slot s stands at ", "past the end of the checkpoint", kind=SlotLostError, rows=None)
+
+
+def test_a_database_that_is_renamed_is_the_same_one(
+    server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    names = [f"{name}_{secrets.token_hex(4)}" for name in ("shop", "shop_now")]
+    before, now = (make_dsn(**{**parse_dsn(server), "dbname": name}) for name in names)
+    prepare(monkeypatch)
+    driver = Driver(before, dbtable="t")
+    with connect(server) as admin:
+        run(admin, f"CREATE DATABASE {names[0]}")
+        try:
+            with connect(before) as pg:
+                run(pg, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
+            driver.start().take(1)
+            driver.stop()
+            wait_until(lambda: not run(admin, f"SELECT FROM pg_stat_activity WHERE datname = '{names[0]}'"))
+            run(admin, f"ALTER DATABASE {names[0]} RENAME TO {names[1]}")
+            with connect(now) as pg:
+                run(pg, "INSERT INTO t VALUES (2, 'b')")
+            for key in (2, 3):
+                driver.restart(url=now)
+                assert values(driver.take(1), "id") == [(key,)]
+                with connect(now) as pg:
+                    run(pg, f"INSERT INTO t VALUES ({key + 1}, 'c')")
+            assert driver.offset.identity.database == names[1]
+            assert caplog.text.count(f"database {names[0]} is called {names[1]} now") >= 1
+        finally:
+            driver.stop()
+            wait_until(lambda: not run(admin, f"SELECT 1 {THERE} AND active"))
+            run(admin, f"SELECT pg_drop_replication_slot(slot_name) {THERE}")
+            for name in names:
+                run(admin, f"DROP DATABASE IF EXISTS {name}")
 
 
 @pytest.mark.parametrize("option", ["database", "slot"])

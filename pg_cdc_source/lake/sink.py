@@ -16,6 +16,7 @@ from pg_cdc_source.lake.standing import Standing, caught_up_at
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
 from pg_cdc_source.offsets import Lsn
+from pg_cdc_source.postgres.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ _TABLES_TO_READ = 3
 # No other driver has a batch of this one sooner: it starts a JVM, and the slot has to be free.
 _TAKEN_OVER_SECONDS = 10.0
 
+_APPENDING = Backoff(0.2, growth=3.0, attempts=4)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 # Applies a batch; what became of each table, in rows of ``OUTCOME_SCHEMA``.
@@ -86,13 +88,29 @@ class Sink:
             self._require_alone()
         elif time.time() - self._seen_at > _TAKEN_OVER_SECONDS:
             self._require_newest(last)
-        self._ledger.append(row)
+        self._append(row)
         self._last, self._seen_at = row, time.time()
         rows = {o["table"]: o["rows"] for o in outcomes if o["version"] is not None}
         log.info("batch %d: %d rows, %d tables at LSN %d", batch_id, sum(rows.values()), len(row.tables), row.lsn)
         if self._on_batch is not None:
             self._on_batch(Applied(row, rows))
         return row
+
+    def _append(self, row: LedgerRow) -> None:
+        """Write the ledger's row. A catalog or a store has bad moments, and may have taken the row all the same."""
+        pauses, is_again = _APPENDING.pauses(), False
+        while True:
+            try:
+                if is_again and (last := self._ledger.last(query=row.query)) and last.batch_id >= row.batch_id:
+                    return
+                self._ledger.append(row)
+                return
+            except Exception as error:
+                if (pause_seconds := next(pauses, None)) is None:
+                    raise
+                log.warning("the ledger %s could not be written, and is tried again: %s", self._targets.ledger, error)
+            time.sleep(pause_seconds)
+            is_again = True
 
     def _begin(self, query: str, batch_id: int, is_past: Callable[[int], bool]) -> LedgerRow | None:
         """Return the query's last row, None before its first batch.

@@ -292,7 +292,8 @@ def key_numbers(columns: Sequence[pa.ChunkedArray], names: Sequence[str]) -> Int
         if column.null_count:
             raise SchemaChangedError(
                 f"the key's column {name} is NULL in a change",
-                remedy=f"give the table a primary key, and {RESNAPSHOT}",
+                remedy=f"give the table a primary key, and {RESNAPSHOT}. PostgreSQL before 14.3 and 13.7 does not say "
+                "a key that is stored out of line: there, update the server, or set REPLICA IDENTITY FULL",
             )
         if pa.types.is_floating(column.type):
             # Of -0.0 it makes 0.0.

@@ -40,6 +40,11 @@ STALE_PUBLICATION = ServerDefect(
     "of a table that is added to the publication while transactions are open, changes may not be sent",
     (170005, 160009, 150013, 140018, 130021),
 )
+# Slots that the stream makes for itself begin with a full snapshot (commit message of July 2024).
+PARTIAL_TRANSACTION = ServerDefect(
+    "a slot that pg_create_logical_replication_slot() made may begin within a transaction, without its first part",
+    (160004, 150008, 140013, 130016),
+)
 SERVER_DEFECTS = (
     STALE_PUBLICATION,
     ServerDefect(
@@ -52,10 +57,7 @@ SERVER_DEFECTS = (
         "after a crash, the server may have removed WAL that the slot needs",
         (170006, 160010, 150014, 140019, 130022),
     ),
-    ServerDefect(
-        "a slot that pg_create_logical_replication_slot() made may begin within a transaction, without its first part",
-        (160004, 150008, 140013, 130016),
-    ),
+    PARTIAL_TRANSACTION,
     ServerDefect(
         "an UPDATE does not say the key of its row, where that is so large that it is stored out of line",
         (140003, 130007),
@@ -72,6 +74,11 @@ def newest_known(version: int) -> str:
     """Return the first minor version of the same major one that is known to have none of them, as ``17.6``."""
     major = version // 10000
     return f"{major}.{max(fixed for d in SERVER_DEFECTS for fixed in d.fixed if _is_same(fixed, version)) % 10000}"
+
+
+def may_begin_within_transactions(session: Session) -> bool:
+    """Whether a slot that SQL has made may lack the first part of a transaction on the server of a session."""
+    return PARTIAL_TRANSACTION.is_in(session.server_version)
 
 
 def has_stale_publications(session: Session) -> bool:

@@ -12,6 +12,7 @@ from pg_cdc_source.offsets import Lsn, Position, StreamOffset
 from pg_cdc_source.options.names import listed
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication, trees
+from pg_cdc_source.postgres.minor_versions import may_begin_within_transactions
 from pg_cdc_source.postgres.slot_checks import missing_error
 from pg_cdc_source.postgres.slots import Slot
 from pg_cdc_source.stream.first_rows.held_snapshot import HeldSnapshot
@@ -108,7 +109,7 @@ class Beginning:
             return False
         self._history.forget_identity()
         ours = self._history.identify()
-        return replace(offset.identity, timeline=ours.timeline) == ours
+        return replace(self._history.as_named_now(offset.identity), timeline=ours.timeline) == ours
 
     def done_after_next(self, tables: Sequence[str], done: int) -> int:
         """How many of ``tables`` are read behind the next batch: the next one, and with it what a batch may hold."""
@@ -127,6 +128,12 @@ class Beginning:
         lacking = self._source.ask(lambda session: publication.describe_since_slot(session, names, slot.name))
         if lacking:
             log.warning("%s", lacking)
+        if self._source.ask(may_begin_within_transactions):
+            log.warning(
+                "slot %s may begin within a transaction, if pg_create_logical_replication_slot() made it: of that, "
+                "this minor version of PostgreSQL then sends the last part alone",
+                self._options.slot,
+            )
 
     def _first_end(self, plan: StreamPlan, origin: Lsn, reads_rows: bool) -> StreamOffset:
         tables, start = tuple(planned.name for planned in plan.planned) if reads_rows else (), Position.before(origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -207,6 +208,37 @@ def test_a_driver_that_hung_while_another_went_on_writes_no_row(
     else:
         # Nobody takes over so soon, so nobody looks.
         sink.apply("q", 1, hang, lambda lsn: False)
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_ledger_that_has_a_bad_moment_gets_the_row_once(is_taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have taken the row, though it said that it had not."""
+    ledger = Rows(TARGETS.template)
+    append, failures = ledger.append, [OSError("a bad moment"), OSError("one more")]
+
+    def failing(row: LedgerRow) -> None:
+        if failures:
+            if is_taken:
+                append(row)
+            raise failures.pop()
+        append(row)
+
+    monkeypatch.setattr(ledger, "append", failing)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    Sink(TARGETS, ledger).apply("q", 0, lambda start: [outcome(A)], lambda lsn: False)
+    assert [row.batch_id for row in ledger.rows] == [0]
+
+
+def test_a_ledger_that_cannot_be_written_ends_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Rows(TARGETS.template)
+
+    def failing(row: LedgerRow) -> None:
+        raise OSError("the store is away")
+
+    monkeypatch.setattr(ledger, "append", failing)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(OSError, match="the store is away"):
+        Sink(TARGETS, ledger).apply("q", 0, lambda start: [outcome(A)], lambda lsn: False)
 
 
 def test_two_mirrors_do_not_have_one_ledger() -> None:

@@ -21,11 +21,16 @@ HISTORY = "1\t0/2000\tno recovery target specified\n\n2\t0/3000\tbefore 2026-01-
 
 
 class Source:
-    """A server on timeline 3. Older ones give a history as bytes."""
+    """A server on timeline 3, where the checkpoint's database ``is_gone``. Older ones give a history as bytes."""
 
-    def __init__(self, *, as_bytes: bool = False) -> None:
+    def __init__(self, *, as_bytes: bool = False, is_gone: bool = False) -> None:
         self.commands: list[str] = []
         self._as_bytes = as_bytes
+        self._is_gone = is_gone
+
+    def ask(self, question: object) -> bool:
+        """Whether the database of the checkpoint is gone."""
+        return self._is_gone
 
     def run_replication_command(self, command: str) -> tuple[Any, ...]:
         self.commands.append(command)
@@ -69,6 +74,15 @@ def test_what_was_read_after_a_timeline_was_left_may_not_be_there(timeline: int,
     with pytest.raises(SlotLostError, match=f"left timeline {timeline} at {end}") as caught:
         history().require_common(replace(OURS, timeline=timeline), Position(Lsn(lsn)))
     assert "synchronized_standby_slots" in caught.value.remedy
+
+
+@pytest.mark.parametrize("theirs", [replace(OURS, system="7712"), replace(OURS, slot="r")])
+def test_a_database_is_renamed_only_where_its_server_and_slot_are_the_same(theirs: SlotIdentity) -> None:
+    renamed = history(Source(is_gone=True))
+    renamed.require_common(replace(OURS, database="e"), Position(Lsn(1)))
+    assert renamed.as_named_now(replace(OURS, database="e")) == OURS
+    with pytest.raises(SlotLostError):
+        renamed.require_common(replace(theirs, database="e"), Position(Lsn(1)))
 
 
 @pytest.mark.parametrize(

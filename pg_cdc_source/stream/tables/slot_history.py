@@ -23,6 +23,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import START_OVER, SlotLostError
 from pg_cdc_source.offsets import Lsn, Position, SlotIdentity, end_of_timeline
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.answers import answered_within
@@ -30,6 +31,7 @@ from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.postgres.catalog import is_in_recovery
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.replication import ReplicationStream
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import (
     behind_now_error,
     check_confirmed,
@@ -73,7 +75,25 @@ class SlotHistory:
 
     def require_common(self, theirs: SlotIdentity, position: Position) -> None:
         """Raise SlotLostError unless what a stream has read through ``position`` there is the server's past, too."""
-        self._require_common(theirs, position, self.identify())
+        self._require_common(self.as_named_now(theirs), position, self.identify())
+
+    def as_named_now(self, theirs: SlotIdentity) -> SlotIdentity:
+        """Return an identity with the name that its database has now, if that was renamed.
+
+        A slot stays with its database. One that was made again in another database is past the checkpoint.
+        """
+        ours = self.identify()
+
+        def is_gone(session: Session) -> bool:
+            with translated("looking for the database of the checkpoint"), session.cursor() as cursor:
+                cursor.execute("SELECT FROM pg_catalog.pg_database WHERE datname = %s", (theirs.database,))
+                return cursor.fetchone() is None
+
+        is_another = (theirs.system, theirs.slot) != (ours.system, ours.slot)
+        if theirs.database == ours.database or is_another or not self._source.ask(is_gone):
+            return theirs
+        log.info("database %s is called %s now", quoted(theirs.database), quoted(ours.database))
+        return replace(theirs, database=ours.database)
 
     def _require_common(self, theirs: SlotIdentity, position: Position, ours: SlotIdentity) -> None:
         if theirs == ours:
