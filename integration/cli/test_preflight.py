@@ -452,6 +452,12 @@ def plain_server() -> Iterator[str]:
             "REPLICATION",
         ),
         (
+            ["alloydbsuperuser"],
+            "Google AlloyDB, alloydb.logical_decoding=not shown: ",
+            "decoding=on",
+            "alloydbsuperuser: ALTER",
+        ),
+        (
             ["azure_pg_admin"],
             "Azure Database for PostgreSQL: ",
             "parameter wal_level to logical",

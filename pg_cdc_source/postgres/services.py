@@ -45,6 +45,13 @@ SERVICES = {
         "cloudsql.logical_decoding",
         "roles of IAM connect with passwordCommand or passwordProvider",
     ),
+    "alloydbsuperuser": Service(
+        "Google AlloyDB",
+        "set the flag alloydb.logical_decoding=on, which restarts the instance",
+        "as a member of alloydbsuperuser: ALTER ROLE {role} REPLICATION",
+        "alloydb.logical_decoding",
+        "roles of IAM connect with passwordCommand or passwordProvider",
+    ),
     "azure_pg_admin": Service(
         "Azure Database for PostgreSQL",
         "set the server parameter wal_level to logical and restart the server",
