@@ -36,6 +36,7 @@ from pg_cdc_source.errors import TransientError, WireError
 from pg_cdc_source.offsets import Lsn, Position
 from pg_cdc_source.protocol import pgoutput
 from pg_cdc_source.protocol.changes import Run
+from pg_cdc_source.protocol.collected_runs import CollectedRuns
 from pg_cdc_source.protocol.decoding_messages import NO_XID, OWN_PREFIX, lsn_of_its_own
 from pg_cdc_source.protocol.pgoutput import (
     Begin,
@@ -48,12 +49,11 @@ from pg_cdc_source.protocol.pgoutput import (
     StreamStop,
 )
 from pg_cdc_source.protocol.streamed import XID_AT, XID_BYTES, StreamedTransaction
-from pg_cdc_source.protocol.walsender import HEADER_BYTES, KEEPALIVE, START, XLOG_DATA, Keepalive, read_keepalive
+from pg_cdc_source.protocol.walsender import HEADER_BYTES, KEEPALIVE, XLOG_DATA, Keepalive, read_keepalive
 from pg_cdc_source.values.wire import Collected, Messages
 
 # As many messages are decoded at a time: they stay in cache, and the cost of a NumPy call is shared.
 MESSAGES_PER_CHUNK = 8192
-BYTES_PER_CHUNK = 4 << 20
 
 _COUNTED = frozenset((*pgoutput.ROWS, pgoutput.TRUNCATE))
 
@@ -117,15 +117,12 @@ class TransactionAssembler:
         self._relations: dict[int, SentRelation] = {}
         self._described = 0  # relations in this session
         self._described_as: dict[int, int] = {}  # the number, in that order, of each of ``_relations``
-        self._transaction: Begin | None = None
         self._leave_out = False  # the transaction was kept in an earlier session
-        self._last_seq = 0  # of what was kept of the transaction
         self._streamed: dict[int, StreamedTransaction] = {}
         self._in_stream: StreamedTransaction | None = None
         self._replay: Iterator[Changes] | None = None
-        self._collected = Collected(messages_per_chunk, BYTES_PER_CHUNK)
-        self._runs: list[Run] = []
-        self._run_start = 0
+        self._runs = CollectedRuns(messages_per_chunk)
+        self._collected = self._runs.messages
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -150,16 +147,13 @@ class TransactionAssembler:
     @property
     def oldest_us(self) -> int | None:
         """When the first change that waits to be taken was committed, in microseconds since 1970."""
-        if not self._collected:
-            return None
-        first = self._runs[0] if self._runs else self._transaction
-        # A message that is not transactional has no time.
-        return None if first is None or first.xid == NO_XID else first.commit_ts
+        return self._runs.oldest_us
 
     @property
     def commit_lsn(self) -> Lsn | None:
         """The commit of the transaction that is being received, None between two."""
-        return None if self._transaction is None else self._transaction.final_lsn
+        transaction = self._runs.transaction
+        return None if transaction is None else transaction.final_lsn
 
     @property
     def rows(self) -> Collected | None:
@@ -169,7 +163,7 @@ class TransactionAssembler:
         """
         if self._in_stream is not None:
             return self._in_stream.waiting
-        return self._collected if self._transaction is not None and not self._leave_out else None
+        return self._collected if self._runs.transaction is not None and not self._leave_out else None
 
     @property
     def is_replaying(self) -> bool:
@@ -181,8 +175,8 @@ class TransactionAssembler:
     def begin_session(self) -> None:
         """Forget what the session before has left unfinished: it comes whole again. Call :meth:`take` before."""
         assert len(self) == self.left[0]
-        self._collected.take()
-        self._transaction = self._in_stream = self._replay = None
+        self._runs.forget()
+        self._in_stream = self._replay = None
         self._relations = {}
         self._described_as = {}
         self.close()
@@ -198,7 +192,7 @@ class TransactionAssembler:
         """Take one message, and give what it makes due. Raises WireError for one that cannot come here."""
         if data[0] == KEEPALIVE:
             keepalive = read_keepalive(data)
-            if self._transaction is None and keepalive.end:
+            if self._runs.transaction is None and keepalive.end:
                 self._advance(Position.before(keepalive.end))
             return keepalive
         if data[0] != XLOG_DATA or len(data) <= HEADER_BYTES:
@@ -295,9 +289,9 @@ class TransactionAssembler:
             self._collected.append(data)
 
     def _require_transaction(self, tag: int) -> Begin:
-        if self._transaction is None:
+        if self._runs.transaction is None:
             raise WireError(f"pgoutput: expected {chr(tag)!r} within a transaction, got one outside")
-        return self._transaction
+        return self._runs.transaction
 
     def _describe(self, described_as: dict[int, int], oid: int) -> None:
         """Note that a relation was described just now."""
@@ -319,19 +313,16 @@ class TransactionAssembler:
         return changes
 
     def _begin(self, begin: Begin) -> None:
-        if self._transaction is not None:
+        if self._runs.transaction is not None:
             raise WireError("pgoutput: expected Commit before the next Begin")
-        self._transaction = begin
+        self._runs.begin(begin)
         self._leave_out = Position(begin.final_lsn) <= self.received
-        self._last_seq = 0
-        self._run_start = len(self._collected)
 
     def _finish(self, commit_lsn: Lsn) -> None:
         """End a transaction that has committed."""
-        if self._transaction is None or commit_lsn != self._transaction.final_lsn:
+        if commit_lsn != self.commit_lsn:
             raise WireError("pgoutput: expected the Commit of the transaction that began, got another")
-        self._end_run()
-        self._transaction = None
+        self._runs.end()
         self.needs_whole = False
         self.requests += ((Position(commit_lsn), content) for content in self._asked)
         self._asked = []
@@ -380,27 +371,17 @@ class TransactionAssembler:
 
     def take(self) -> Changes | None:
         """Give what was collected, if anything. :meth:`kept` or :meth:`refused` is called before anything else."""
-        return self._take(self._count_of_last_record() if self._waits_for_messages else 0)
+        return self._take(self._runs.count_of_last_record() if self._waits_for_messages else 0)
 
     def _take(self, leave: int) -> Changes | None:
-        self._end_run(leave)
-        messages, runs = self._collected.take(leave), tuple(self._runs)
-        self._runs, self._run_start = [], 0
+        messages, runs = self._runs.take(leave)
         return Changes(messages, runs, self.received, self._relations) if len(messages) else None
-
-    def _count_of_last_record(self) -> int:
-        """How many messages of a commit that goes on are of its last record, or end where that begins."""
-        count = len(self._collected) - self._run_start
-        if self._transaction is None or not count:
-            return 0
-        lsn = self._collected.octets(-1)[START]
-        return next((i for i in range(1, count) if self._collected.octets(-i - 1)[START] != lsn), count)
 
     def kept(self, changes: Changes, last_seq: int) -> None:
         """Note that changes were decoded and are safe here; ``last_seq`` is the number of their last one."""
         commit_lsn = changes.runs[-1].commit_lsn
-        if self._transaction is not None and commit_lsn == self._transaction.final_lsn:
-            self._last_seq = last_seq
+        if commit_lsn == self.commit_lsn:
+            self._runs.last_seq = last_seq
             self.received = max(self.received, Position(commit_lsn, last_seq))
         else:
             self.received = max(self.received, self.complete)
@@ -414,16 +395,6 @@ class TransactionAssembler:
 
     def _take_if_full(self) -> Changes | None:
         return self.take() if self._collected.is_full else None
-
-    def _end_run(self, leave: int = 0) -> None:
-        """Close the present transaction's run of messages, if it has any but the last ``leave``."""
-        count = len(self._collected) - self._run_start - leave
-        if self._transaction is not None and count:
-            transaction = self._transaction
-            self._runs.append(Run(transaction.final_lsn, transaction.commit_ts, transaction.xid, self._last_seq, count))
-            self._run_start += count
-            # Known after decoding; only a transaction that is cut by a chunk's end needs it.
-            self._last_seq = 0
 
 
 def _without_xid(data: bytes) -> bytes:
