@@ -24,7 +24,8 @@ from pg_cdc_source.offsets import Member, StreamOffset
 from pg_cdc_source.postgres import trees
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS, PgCdcDataSource
-from pg_cdc_source.stream import membership, next_offset
+from pg_cdc_source.stream import next_offset
+from pg_cdc_source.stream.tables import looks
 
 Row = dict[str, Any]
 
@@ -255,7 +256,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pgcdc, "execution", lambda: "test")
     # What is found in passing is found sooner.
     monkeypatch.setattr(next_offset, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.2)
+    monkeypatch.setattr(looks, "WATCH_SECONDS", 0.2)
     # Each table of a snapshot is a batch, as large ones are, so that much can happen between them.
     monkeypatch.setattr(trees, "read_sizes", lambda session, oids: dict.fromkeys(oids, 1 << 40))
 

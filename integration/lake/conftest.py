@@ -15,7 +15,7 @@ from watch import wait_until
 
 from pg_cdc_source.lake.first_files import FIRST_FILES, FirstFiles
 from pg_cdc_source.lake.shape import Shapes
-from pg_cdc_source.stream import membership
+from pg_cdc_source.stream.tables import looks
 
 LakeOf = Callable[[Drive, Shapes], Lake]
 
@@ -101,7 +101,7 @@ def lake_of(format: str, spark_sessions: SparkSessions, lake_conf: dict[str, str
 def begin(pg: Session, db: str, monkeypatch: pytest.MonkeyPatch, lake_of: LakeOf, format: str) -> Iterator[Begin]:
     with driving(pg, db, monkeypatch) as drive:
         # Tables join and leave at once. With less patience a batch would have fewer of the changes that a test makes.
-        monkeypatch.setattr(membership, "WATCH_SECONDS", 0.1)
+        monkeypatch.setattr(looks, "WATCH_SECONDS", 0.1)
 
         def begin(
             *statements: str,

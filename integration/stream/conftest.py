@@ -10,7 +10,8 @@ from driving import Drive, driving
 from obedient import Obedient
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.stream import membership, next_offset
+from pg_cdc_source.stream import next_offset
+from pg_cdc_source.stream.tables import looks
 
 
 @pytest.fixture
@@ -25,5 +26,5 @@ def obedient(pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> Call
     # Batches are asked for until all is there, so nothing is to be waited for and everything to be looked at.
     monkeypatch.setattr(next_offset, "PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(next_offset, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(looks, "WATCH_SECONDS", 0.0)
     return functools.partial(Obedient, pg, drive)

@@ -14,7 +14,8 @@ from layout_mirror import Mirror
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn, Position
-from pg_cdc_source.stream import membership, next_offset
+from pg_cdc_source.stream import next_offset
+from pg_cdc_source.stream.tables import looks
 
 TYPES = ("text", "varchar(20)")
 DEFAULTS = ("", " DEFAULT '7'", " DEFAULT 'seventy'")
@@ -77,7 +78,7 @@ def test_a_table_is_rebuilt_from_its_stream(
     # come as often among the steps as they do where each step takes a second.
     monkeypatch.setattr(next_offset, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(next_offset, "PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.2)
+    monkeypatch.setattr(looks, "WATCH_SECONDS", 0.2)
     run(pg, "CREATE TABLE t (id int PRIMARY KEY, a text, b text)",
         "INSERT INTO t SELECT n, n, n FROM generate_series(1, 20) AS n")  # fmt: skip
     rng, mirror, columns = random.Random(seed), Mirror(), ["a", "b"]

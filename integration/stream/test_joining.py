@@ -33,12 +33,12 @@ from pg_cdc_source.postgres.locks import begin_locking, lock_relations
 from pg_cdc_source.protocol.decoding_messages import Asked, write_request
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
-from pg_cdc_source.stream import joins, membership
+from pg_cdc_source.stream import joins
 from pg_cdc_source.stream.batch_reading import BatchReading
 from pg_cdc_source.stream.layouts import schema_history
 from pg_cdc_source.stream.membership import Membership
 from pg_cdc_source.stream.next_offset import NextOffset
-from pg_cdc_source.stream.tables import slot_history
+from pg_cdc_source.stream.tables import looks, slot_history
 from pg_cdc_source.stream.tables.look_pace import LookPace
 
 Drive = Callable[..., Driver]
@@ -362,7 +362,7 @@ def test_all_tables_wait_for_another_snapshot_where_the_publication_is_altered_m
 def test_the_slot_moves_on_where_a_table_is_gone_whose_snapshot_came_to_nothing(
     pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(looks, "WATCH_SECONDS", 0.0)
     driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*")
     refused = threading.Event()
     monkeypatch.setattr(joins, "_with_their_files", lambda *_: refused.set())
@@ -375,7 +375,7 @@ def test_the_slot_moves_on_where_a_table_is_gone_whose_snapshot_came_to_nothing(
 def test_the_slot_moves_on_though_spark_does_not_name_the_batch_in_which_a_table_joined(
     pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(looks, "WATCH_SECONDS", 0.0)
     driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*")
     driver.names_commits = False
     run(pg, *U)
@@ -390,7 +390,7 @@ def test_what_the_checkpoint_may_not_have_yet_is_there_after_a_crash(
     pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new reader of the slot, as one for another plan, begins where only Spark's memory is."""
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(looks, "WATCH_SECONDS", 0.0)
     driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*")
     kept = json.dumps(driver.offset.to_json())
     driver.names_commits = False
@@ -566,7 +566,7 @@ def test_nothing_is_kept_for_a_table_that_was_dropped_while_it_waited(pg: Sessio
 def test_a_table_that_waits_at_a_start_and_is_dropped_before_it_joins_is_said_to_have_left(
     policy: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(looks, "WATCH_SECONDS", 0.0)
     driver = standing(drive, pg, *T, *U, BOTH, tables="public.*", onSchemaChange=policy)
     driver.stop()
     run(pg, "ALTER PUBLICATION s DROP TABLE u", "INSERT INTO u VALUES (3, 'c')", "ALTER PUBLICATION s ADD TABLE u")
@@ -989,7 +989,7 @@ def test_a_gap_that_was_said_ends_with_the_rows_though_its_cause_is_gone(
     if down:
         driver.start()
     else:
-        until = time.monotonic() + 3 * membership.WATCH_SECONDS
+        until = time.monotonic() + 3 * looks.WATCH_SECONDS
         going_on(driver, lambda: time.monotonic() > until)
         assert driver.offset.gaps
     late.set()
@@ -1011,7 +1011,7 @@ def test_no_gap_is_left_where_all_rows_come_again(pg: Session, drive: Drive, mon
     going_on(driver, lambda: driver.offset.gaps == ("public.u",))
     lose_slot(pg)
     going_on(driver, lambda: values(driver.rows, "_table", "_change_type").count(("public.u", "truncate")) == 1)
-    until = time.monotonic() + 3 * membership.WATCH_SECONDS
+    until = time.monotonic() + 3 * looks.WATCH_SECONDS
     going_on(driver, lambda: time.monotonic() > until)
     assert driver.offset.gaps == ()
     assert sum('"gap"' in (row["after"] or "") for row in driver.rows) == 1

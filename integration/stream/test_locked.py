@@ -12,8 +12,7 @@ from driving import SLOT, Drive, run
 from psycopg2.extensions import connection as Session
 from watch import wait_until
 
-from pg_cdc_source.stream import membership
-from pg_cdc_source.stream.tables import look_pace
+from pg_cdc_source.stream.tables import look_pace, looks
 
 LOCKED_SECONDS = 3.0
 
@@ -28,7 +27,7 @@ def test_ddl_that_goes_on_does_not_hold_up_other_tables(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Looks begin soon enough that one which waits for the lock would hold up changes for longer than they may be.
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.2)
+    monkeypatch.setattr(looks, "WATCH_SECONDS", 0.2)
     monkeypatch.setattr(look_pace, "_SAY_SECONDS", 0.5)
     run(pg, "CREATE TABLE busy (id int PRIMARY KEY)", "CREATE TABLE migrated (id int PRIMARY KEY)")
     run(pg, f"CREATE PUBLICATION {SLOT} FOR TABLE busy, migrated")

@@ -14,7 +14,6 @@ every few seconds while it runs.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -28,23 +27,18 @@ from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.horizon import read_horizon
-from pg_cdc_source.postgres.lock_waits import describe_lockers, waiting_for_nobody
 from pg_cdc_source.postgres.minor_versions import has_stale_publications
-from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.snapshots import Held
 from pg_cdc_source.stream.layouts.schema_history import FOLLOW, READ_AGAIN
 from pg_cdc_source.stream.tables.leaving import Leaving
-from pg_cdc_source.stream.tables.look_pace import LookPace
+from pg_cdc_source.stream.tables.looks import Looks
 from pg_cdc_source.stream.tables.members import Difference, find_renamed, members_at
 from pg_cdc_source.stream.tables.publication_watch import NOTHING_FOUND, Found, PublicationWatch
 from pg_cdc_source.stream.tables.published_tables import PublishedTables
-from pg_cdc_source.stream.tables.second_look import settled
 from pg_cdc_source.stream.tables.source_session import SourceSession
 from pg_cdc_source.stream.tables.stream_plan import PlannedTable, StreamPlan
 
 log = logging.getLogger(__name__)
-
-WATCH_SECONDS = 2.0
 
 
 class Membership:
@@ -60,10 +54,9 @@ class Membership:
         self._source = source
         self._plan: StreamPlan | None = None
         self._is_compared = False  # with the catalog, in this process
-        self._pace = LookPace()
         self._watch = PublicationWatch(options, self.published)
-        self._found = NOTHING_FOUND  # at the last look
-        self._found_before = self._found  # the snapshot for those that join was begun
+        self._looks = Looks(options, source, self._watch)
+        self._found_before = NOTHING_FOUND  # the snapshot for those that join was begun
 
     @property
     def plan(self) -> StreamPlan:
@@ -100,9 +93,9 @@ class Membership:
             return False
         before = self._plan
         # What is seen here need not be looked at again at once.
-        self._pace.rest(WATCH_SECONDS)
+        self._looks.rest()
         whole, mark, difference = self._source.ask(lambda session: self._compare(session, offset))
-        self._found = Found.of(mark, difference)
+        self._looks.found = Found.of(mark, difference)
         self._settle(whole, mark, difference, offset, is_present=True)
         self._is_compared = True
         if before is None:
@@ -223,26 +216,17 @@ class Membership:
 
     def look_sometimes(self) -> bool:
         """Look at the publication, unless that was done within the last seconds. Return whether that was possible."""
-        return self._pace.is_due() and self.look()
+        return self._looks.is_due and self.look()
 
     def look(self) -> bool:
         """Find out which tables have joined and left; return whether that was possible.
 
         Raises SchemaChangedError as :meth:`resume` does.
         """
-        self._pace.rest(WATCH_SECONDS)
         try:
-            with self._source.asking() as session:
-                began = time.monotonic()
-                # DDL may go on for hours, and the other tables' changes would wait behind the look.
-                with translated("looking at the publication"), session.cursor() as cursor, waiting_for_nobody(cursor):
-                    self._found, difference = settled(
-                        lambda: self._watch.look(session, self.plan, self.mark, self._found)
-                    )
-                self._pace.took(time.monotonic() - began)
-        except TransientError as error:
+            difference = self._looks.look(self.plan, self.mark)
+        except TransientError:
             # The next look is soon enough.
-            self._note_failure(error)
             return False
         if difference is None:
             # What waited may be gone again.
@@ -255,17 +239,6 @@ class Membership:
             anew = {joined.member.name for joined in difference.joined}
             self._note_left([member for member in difference.left if member.name not in anew])
         return True
-
-    def _note_failure(self, error: TransientError) -> None:
-        """A look was not possible. Say so once that lasts, and whom it waits for."""
-        if (seconds := self._pace.failed()) is None:
-            return
-        lockers = self._source.ask_in_passing(describe_lockers)
-        why = f"{error.what} (locked: {lockers})" if lockers else error.what
-        log.warning(
-            "publication %s could not be looked at for %.0f s: %s. Changes go on; no table joins or leaves the stream",
-            *(quoted(self._options.publication), seconds, why),
-        )
 
     def _refuse(self, difference: Difference) -> None:
         if self._options.on_new_table == "snapshot":
@@ -298,7 +271,7 @@ class Membership:
 
     def begin_join(self) -> None:
         """Note what is published before a snapshot is begun: what joins later has to wait for another one."""
-        self._found_before = self._found
+        self._found_before = self._looks.found
 
     def plan_join(self, held: Held, due: Collection[int]) -> tuple[tuple[PlannedTable, ...], str]:
         """The tables that join at the point of ``held``, and the publication's mark there.
@@ -311,13 +284,13 @@ class Membership:
         published = publication.require_publication(session, self._options.publications)
         whole, mark = self.published.plan_of(session, self.plan.members, published, read_horizon(session, point))
         followed = [planned.member for planned in self.plan.planned]
-        difference = self._watch.compare(session, followed, self.mark, whole.members, mark, self._found)
+        difference = self._watch.compare(session, followed, self.mark, whole.members, mark, self._looks.found)
         self._refuse(difference)
         before, found = self._found_before, Found.of(mark, difference)
         late = {oid for oid, _ in found.joined.keys() - before.joined.keys()}
         if late or mark != before.mark:
             # The next one is begun behind another look.
-            self._pace.hurry()
+            self._looks.hurry()
         if mark != before.mark:
             name = quoted(self._options.publication)
             raise TransientError(f"publication {name} was altered while a snapshot was taken for tables that join it")
