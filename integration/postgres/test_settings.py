@@ -398,6 +398,7 @@ def test_a_server_whose_platform_cannot_see_that_a_client_is_gone_has_all_other_
     with contextlib.closing(opened(parse_connection_options({"url": db}), "test")) as session:
         assert run(session, "SHOW default_transaction_read_only") == [("on",)]
         assert run(session, "SHOW extra_float_digits") == [("1",)]
+        assert run(session, "SHOW client_min_messages") == [("error",)]
 
 
 def test_money_has_the_decimals_that_the_database_says(server: str) -> None:

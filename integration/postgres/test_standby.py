@@ -24,7 +24,8 @@ from watch import keeper_sessions, readers, slots, wait_until
 
 from pg_cdc_source.errors import OptionError, ServerSetupError, SlotLostError, SnapshotLostError, TransientError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
-from pg_cdc_source.postgres import snapshots
+from pg_cdc_source.postgres import snapshots, standby_snapshots
+from pg_cdc_source.postgres.minor_versions import INCOMPLETE_EXPORT
 from pg_cdc_source.snapshot import reader, receiving
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import make_plan
@@ -140,6 +141,49 @@ def test_all_scans_of_an_action_see_one_snapshot_of_a_standby(spark: SparkSessio
         assert len(keeper_sessions(session)) == 1
 
 
+@contextlib.contextmanager
+def with_many_subtransactions(primary: str) -> Iterator[Session]:
+    """A transaction on the primary with more subtransactions than a standby keeps track of."""
+    with connect(primary) as many:
+        run(many, "BEGIN", *("SAVEPOINT s; INSERT INTO many VALUES (1); RELEASE s" for _ in range(70)))
+        yield many
+        run(many, "ROLLBACK")
+
+
+def test_a_standby_that_leaves_out_running_transactions_is_not_read(
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who imports its snapshot would see rows of two points, and break the standby's pages for everybody."""
+    with connect(pair.primary) as admin, role(admin, pair.standby.url) as poor:
+        pair.write("CREATE TABLE many (id int)", "CREATE TABLE few AS SELECT 1 AS id")
+        with connect(pair.primary) as other, with_many_subtransactions(pair.primary):
+            run(other, "BEGIN", "UPDATE few SET id = 2")
+            # So that those which run are not behind the end of a snapshot.
+            pair.write("INSERT INTO many VALUES (2)")
+            with connect(pair.standby.url) as session:
+                run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ")
+                if INCOMPLETE_EXPORT.is_in(session.server_version):
+                    with pytest.raises(TransientError, match="more than 64 subtransactions"):
+                        snapshots.export_snapshot(session)
+                else:
+                    snapshots.export_snapshot(session)
+            monkeypatch.setattr(standby_snapshots, "_has_said", False)
+            with connect(conninfo(poor)) as session:
+                for _ in range(2):
+                    run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ")
+                    snapshots.export_snapshot(session)
+                    run(session, "ROLLBACK")
+                is_said = "may export snapshots that lack transactions" in caplog.text
+                assert is_said == INCOMPLETE_EXPORT.is_in(session.server_version)
+                assert caplog.text.count("may export snapshots that lack transactions") <= 1
+            run(other, "ROLLBACK")
+    pair.standby.catch_up(pair.primary)
+    with connect(pair.standby.url) as session:
+        run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ")
+        assert snapshots.export_snapshot(session)
+    pair.write("DROP TABLE many, few")
+
+
 def test_sessions_that_would_be_serializable_read_a_standby(pair: Pair) -> None:
     with connect(pair.primary) as session, role(session, pair.standby.url) as login:
         user = login["user"]
@@ -234,9 +278,9 @@ def test_rows_that_a_standby_removes_while_a_slot_gives_up_its_snapshot_are_miss
             return
         exported = snapshots.export_snapshot
 
-        def export_and_remove(exporter: Session) -> str:
+        def export_and_remove(exporter: Session, **options: bool) -> str:
             monkeypatch.setattr(snapshots, "export_snapshot", exported)
-            snapshot_id = exported(exporter)
+            snapshot_id = exported(exporter, **options)
             begin_to_remove(pair)
             return snapshot_id
 

@@ -180,16 +180,34 @@ def test_tables_that_inherit_are_not_read_one_by_one_where_timescaledb_is(db: st
             assert [not scan_range.pieces for scan_range in found[2]] == [whole]
 
 
-def test_a_chunk_of_timescaledb_that_was_decompressed_since_the_snapshot_is_noticed(db: str, pg: Session) -> None:
-    """It is empty to the snapshot. As far as the catalog shows it."""
-    run(pg, "CREATE TABLE h (id int)", "CREATE TABLE chunk () INHERITS (h)", "INSERT INTO chunk VALUES (1)",
-        "CREATE VIEW v AS SELECT * FROM h", "CREATE SCHEMA _timescaledb_catalog",
+# Where TimescaleDB says which chunks are compressed, before and from its 2.29 on; then how it says that one is no more.
+CHUNKS = {
+    "2.28": (
         "CREATE TABLE _timescaledb_catalog.chunk (schema_name name, table_name name, compressed_chunk_id int)",
-        "INSERT INTO _timescaledb_catalog.chunk VALUES ('public', 'chunk', 7)")  # fmt: skip
+        "INSERT INTO _timescaledb_catalog.chunk VALUES ('public', 'chunk', 7)",
+        "UPDATE _timescaledb_catalog.chunk SET compressed_chunk_id = NULL",
+    ),
+    "2.29": (
+        "CREATE TABLE _timescaledb_catalog.chunk (id int, relid regclass);"
+        "CREATE TABLE _timescaledb_catalog.compression_settings (relid regclass, compress_relid regclass)",
+        "INSERT INTO _timescaledb_catalog.compression_settings VALUES ('chunk', 'h')",
+        "DELETE FROM _timescaledb_catalog.compression_settings",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", CHUNKS)
+def test_a_chunk_of_timescaledb_that_was_decompressed_since_the_snapshot_is_noticed(
+    version: str, db: str, pg: Session
+) -> None:
+    """It is empty to the snapshot. As far as the catalog shows it."""
+    create, compress, decompress = CHUNKS[version]
+    run(pg, "CREATE TABLE h (id int)", "CREATE TABLE chunk () INHERITS (h)", "INSERT INTO chunk VALUES (1)",
+        "CREATE VIEW v AS SELECT * FROM h", "CREATE SCHEMA _timescaledb_catalog", create, compress)  # fmt: skip
     with open_snapshot(db, tables=[]) as opened:
         found = planned(opened, dbtable="v")
         assert ids(found) == [1]
-        run(pg, "UPDATE _timescaledb_catalog.chunk SET compressed_chunk_id = NULL")
+        run(pg, decompress)
         with pytest.raises(SchemaChangedError, match="chunk got or lost a partition or child"):
             ids(found)
 

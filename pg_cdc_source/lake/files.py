@@ -110,6 +110,7 @@ class FileWriter:
             filesystem=filesystem,
             compression="zstd",
             metadata_collector=self._footers,
+            write_statistics=[field.name for field in schema if _has_statistics(field.type)],
         )
 
     def close(self) -> Iterator[pa.RecordBatch]:
@@ -160,8 +161,19 @@ def _statistics(footer: pq.FileMetaData) -> Iterator[tuple[pa.Field, list[pq.Sta
         # Behind a nested column, places of Parquet's columns are others.
         if pa.types.is_nested(field.type):
             return
+        if not _has_statistics(field.type):
+            continue
         groups = [footer.row_group(i).column(place) for i in range(footer.num_row_groups)]
         yield field, [group.statistics for group in groups if group.statistics.null_count < group.num_values]
+
+
+def _has_statistics(kind: pa.DataType) -> bool:
+    """Whether files say the least and the greatest value of a column.
+
+    Not of floats: PyArrow leaves NaN out of these, and readers leave a file out by them. To Spark, as to PostgreSQL,
+    NaN is the greatest.
+    """
+    return not (pa.types.is_nested(kind) or pa.types.is_floating(kind))
 
 
 def with_own_columns(rows: pa.RecordBatch, shape: Shape, changes: pa.RecordBatch) -> pa.RecordBatch:

@@ -26,6 +26,7 @@ from pg_cdc_source.lake.unfollowed import keyless_error
 from pg_cdc_source.lake.variants import require_exact
 from pg_cdc_source.protocol.layout import UNCHANGED_TYPE
 from pg_cdc_source.values.arrow import from_numpy, from_texts
+from pg_cdc_source.values.wire import MAX_OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,12 @@ class LastLayout:
         """The values of a run in a column that it does not have: rows behind a drop have nothing in it."""
         texts, fill = pa.nulls(run.num_rows, pa.string()), self.changes.fill_of(column)
         if fill is not None and self.changes.is_before(begin, column):
+            if len(fill.encode()) * run.num_rows > MAX_OFFSET:
+                raise SchemaChangedError(
+                    f"{self._table}: the default of column {column.name} is too long for the rows from before it was "
+                    "added",
+                    remedy=RESNAPSHOT,
+                )
             texts = from_texts([fill]).take(from_numpy(np.zeros(run.num_rows, np.int32)))
         return _typed(self._table, column, texts, run, self._shape)
 

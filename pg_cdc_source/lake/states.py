@@ -26,6 +26,7 @@ from pg_cdc_source.lake.segment import CHANGE_NAMES, KIND, LSN, SEQ, UNCHANGED, 
 from pg_cdc_source.lake.shape import DELETED_LSN, REPLACED, Shape
 from pg_cdc_source.values.arrow import from_numpy, to_numpy
 from pg_cdc_source.values.ndarrays import Flags, Ints
+from pg_cdc_source.values.wire import MAX_OFFSET
 
 # A name that no column of PostgreSQL can have: it is longer than 63 bytes.
 IS_DELETE = "is_delete".ljust(64, "_")
@@ -139,32 +140,46 @@ def values_of_last(
 
 
 def taken(column: pa.ChunkedArray, places: Ints) -> pa.ChunkedArray:
-    """Return the values at these places; of texts, there may be more than the 2 GB that one array can have."""
-    try:
+    """Return the values at these places; of texts, there may be more than the 2 GB that one array can have.
+
+    Nothing is tried: PyArrow before 26 gives other values then (apache/arrow#50840).
+    """
+    sizes = np.concatenate([np.zeros(0, np.int64), *map(_sizes, column.chunks)])
+    wanted = sizes[places]
+    if sizes.sum() <= MAX_OFFSET and wanted.sum() <= MAX_OFFSET:
         return column.take(from_numpy(places))
-    except pa.ArrowInvalid:
-        # PyArrow writes all chunks together first, also for a few values.
-        ends = np.cumsum([len(chunk) for chunk in column.chunks])
-    pieces: list[pa.Array] = []
-    waiting = [places] if len(places) else []
-    while waiting:
-        wanted = waiting.pop()
-        chunks = np.searchsorted(ends, wanted, side="right")
-        order = np.argsort(chunks, kind="stable")
-        parts = []
-        for i in np.unique(chunks):
-            chunk = column.chunk(int(i))
-            parts.append(chunk.take(from_numpy(wanted[order][chunks[order] == i] - int(ends[i]) + len(chunk))))
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        try:
-            pieces.append(pa.concat_arrays(parts).take(from_numpy(back)))
-        except pa.ArrowInvalid:
-            if len(wanted) == 1:
-                raise
-            half = len(wanted) // 2
-            waiting += [wanted[half:], wanted[:half]]
-    return pa.chunked_array(pieces, column.type)
+    # PyArrow writes all chunks together first, also for a few values.
+    ends = np.cumsum([len(chunk) for chunk in column.chunks])
+    cuts = np.flatnonzero(np.diff(np.cumsum(wanted) // (MAX_OFFSET // 4))) + 1
+    pieces = [_taken_piece(column, ends, piece) for piece in np.split(places, cuts)]
+    return pa.chunked_array([piece for piece in pieces if len(piece)], column.type)
+
+
+def _taken_piece(column: pa.ChunkedArray, ends: Ints, places: Ints) -> pa.Array:
+    """The values at places, which are few enough for one array; ``ends`` are the ends of the column's chunks."""
+    chunks = np.searchsorted(ends, places, side="right")
+    order = np.argsort(chunks, kind="stable")
+    parts = [pa.nulls(0, column.type)]
+    for i in np.unique(chunks):
+        chunk = column.chunk(int(i))
+        parts.append(chunk.take(from_numpy(places[order][chunks[order] == i] - int(ends[i]) + len(chunk))))
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return pa.concat_arrays(parts).take(from_numpy(back))
+
+
+def _sizes(array: pa.Array) -> Ints:
+    """How many bytes and items each value has that are counted in 32 bits."""
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return to_numpy(pc.fill_null(pc.binary_length(array), 0)).astype(np.int64)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        items = [array.keys, array.items] if pa.types.is_map(kind) else [array.values]
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(1 + sum(map(_sizes, items)))])
+        offsets: Ints = to_numpy(array.offsets)
+        sizes: Ints = ends[offsets[1:]] - ends[offsets[:-1]]
+        return sizes
+    return np.zeros(len(array), np.int64)
 
 
 @dataclass(frozen=True, slots=True)

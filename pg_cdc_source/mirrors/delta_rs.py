@@ -18,9 +18,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
+from deltalake import ColumnProperties, CommitProperties, DeltaTable, Field, WriterProperties, write_deltalake
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError
+from deltalake.table import TableMerger
 from deltalake.transaction import AddAction
 from pyarrow.fs import FileType
 
@@ -183,9 +184,14 @@ class DeltaRsTable(DeltaRsCommits):
         self._overwrite(pa.RecordBatchReader.from_batches(wanted, batches()))
 
     def _overwrite(self, rows: pa.Table | pa.RecordBatchReader, step: Step | None = None) -> None:
-        commit = self._commit(step, behind_nobody=True)
         write_deltalake(
-            self.table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[], commit_properties=commit
+            self.table,
+            rows,
+            mode="overwrite",
+            schema_mode="overwrite",
+            partition_by=[],
+            writer_properties=writing(rows.schema),
+            commit_properties=self._commit(step, behind_nobody=True),
         )
 
     # --- rows ---------------------------------------------------------------------------------------------------------
@@ -227,21 +233,23 @@ class DeltaRsTable(DeltaRsCommits):
         paths = [f"{root}/{file['name']}" for file in part.files]
         keys = ds.dataset(paths, filesystem=filesystem, format="parquet").scanner(list(key)).to_reader()
         on = " AND ".join(f"t.{_sql(name)} = s.{_sql(name)}" for name in key)
-        merge = self.table.merge(keys, on, source_alias="s", target_alias="t", commit_properties=self._commit())
+        merge = self._merging(keys, on, self._commit())
         merge.when_matched_delete().execute()
 
     def empty(self, step: Step, part: Emptied) -> None:
         commit, before = self._commit(step), self.table.version()
         if self._shape.has_versions:
             # Of states that were never there from one commit to the next, and of those that come again.
-            self.table.delete(f"{_sql(VALID_FROM)} >= {part.lsn}", commit_properties=self._commit())
+            ours = writing(self.table.schema())
+            self.table.delete(f"{_sql(VALID_FROM)} >= {part.lsn}", ours, commit_properties=self._commit())
             before = self.table.version()
             ends = {VALID_TO: str(part.lsn), VALID_TO_TS: _time(part.at)}
             is_open = f"{_sql(VALID_TO)} IS NULL OR {_sql(VALID_TO)} > {part.lsn}"
-            self.table.update(ends, predicate=is_open, commit_properties=commit)
+            self.table.update(ends, predicate=is_open, writer_properties=ours, commit_properties=commit)
         elif self._shape.is_soft:
             gone = {self._shape.deleted: "true", DELETED_LSN: str(part.lsn)}
-            self.table.update(gone, predicate=f"NOT {_sql(self._shape.deleted)}", commit_properties=commit)
+            is_there, ours = f"NOT {_sql(self._shape.deleted)}", writing(self.table.schema())
+            self.table.update(gone, predicate=is_there, writer_properties=ours, commit_properties=commit)
         else:
             self._overwrite(pa.schema(self.table.schema().to_arrow()).empty_table(), step)
         self._record(commit, before)
@@ -280,7 +288,10 @@ class DeltaRsTable(DeltaRsCommits):
         commit, before = self._commit(step), self.table.version()
         schema = pa.schema(self.table.schema().to_arrow())
         if self._shape.is_log:
-            write_deltalake(self.table, _in(schema, states.rows), mode="append", commit_properties=commit)
+            rows = _in(schema, states.rows)
+            write_deltalake(
+                self.table, rows, mode="append", writer_properties=writing(schema), commit_properties=commit
+            )
             return
         if states.emptied:
             self._overwrite(_in(schema, states.upserted), step)
@@ -303,7 +314,7 @@ class DeltaRsTable(DeltaRsCommits):
             return theirs
 
         is_delete = f"s.{_sql(IS_DELETE)}"
-        merge = self.table.merge(states.rows, on, source_alias="s", target_alias="t", commit_properties=commit)
+        merge = self._merging(states.rows, on, commit)
         updates = {_sql(name): value(name) for name in (schema.names if DROPPED in states.kept else names)}
         if self._shape.has_versions:
             # Of a state that was never there from one commit to the next, as where a large commit is cut.
@@ -317,6 +328,12 @@ class DeltaRsTable(DeltaRsCommits):
             merge = merge.when_matched_delete(is_delete).when_matched_update(updates, f"NOT {is_delete}")
         inserts = {_sql(name): f"s.{_sql(name)}" for name in names}
         merge.when_not_matched_insert(inserts, f"NOT {is_delete}").execute()
+
+    def _merging(self, rows: pa.Table | pa.RecordBatchReader, on: str, commit: CommitProperties) -> TableMerger:
+        ours = writing(self.table.schema())
+        return self.table.merge(
+            rows, on, source_alias="s", target_alias="t", writer_properties=ours, commit_properties=commit
+        )
 
     def age(self, version: int | None) -> int:
         return version or 0
@@ -410,7 +427,21 @@ def _bounds(states: States) -> Iterator[str]:
 def compact(table: DeltaTable, commit: CommitProperties) -> None:
     """Write a table's small files together."""
     # One after another: a task has the memory of one.
-    table.optimize.compact(target_size=SMALL_BYTES, max_concurrent_tasks=1, commit_properties=commit)
+    ours = writing(table.schema())
+    table.optimize.compact(
+        target_size=SMALL_BYTES, max_concurrent_tasks=1, writer_properties=ours, commit_properties=commit
+    )
+
+
+def writing(schema: pa.Schema | DeltaSchema) -> WriterProperties:
+    """Return how files with these columns are written: without the least and the greatest of floats.
+
+    delta-rs leaves NaN out of these, and readers leave a file out by them. To Spark, as to PostgreSQL, NaN is the
+    greatest.
+    """
+    floats = [field.name for field in pa.schema(schema) if pa.types.is_floating(field.type)]
+    unknown = ColumnProperties(statistics_enabled="NONE")
+    return WriterProperties(compression="SNAPPY", column_properties=dict.fromkeys(floats, unknown))
 
 
 def read_at(path: str, version: int) -> tuple[list[str], pa.Schema]:

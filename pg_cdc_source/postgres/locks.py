@@ -311,8 +311,8 @@ def check_expansion(session: Session, present: Session, oids: Collection[int], d
     The session has them locked. The rows of the catalog by which PostgreSQL expands them are compared with those that
     ``present`` sees, a session without a snapshot.
     """
-    parts = [*_READ_PARTS, *([_READ_CHUNKS] if _has_chunks(present, doing) else [])]
-    then, now = (_read_parts(of, " UNION ALL ".join(parts), list(oids), doing) for of in (session, present))
+    query = " UNION ALL ".join(_part_queries(present, doing))
+    then, now = (_read_parts(of, query, list(oids), doing) for of in (session, present))
     if then != now:
         with translated(doing), present.cursor() as cursor:
             cursor.execute("SELECT %s::oid::regclass::text", (min(then ^ now)[0],))
@@ -337,20 +337,38 @@ _READ_PARTS = (
     WHERE ev_class = ANY(%(oids)s::oid[])
     """,
 )
-# TimescaleDB's own. A chunk that was decompressed is empty to a snapshot from before (timescale/timescaledb#6841).
-_READ_CHUNKS = """
+# TimescaleDB's own, by where it says which chunks are compressed; before and from its 2.29 on. A chunk that was
+# decompressed is empty to a snapshot from before (timescale/timescaledb#6841).
+_READ_CHUNKS = {
+    ("chunk", "compressed_chunk_id"): """
     SELECT c.oid::text, coalesce(chunk.compressed_chunk_id::text, ''), ''
     FROM _timescaledb_catalog.chunk AS chunk
     JOIN pg_catalog.pg_namespace AS n ON n.nspname = chunk.schema_name
     JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = chunk.table_name
     WHERE c.oid = ANY(%(oids)s::oid[])
+    """,
+    ("compression_settings", "compress_relid"): """
+    SELECT relid::oid::text, coalesce(compress_relid::oid::text, ''), ''
+    FROM _timescaledb_catalog.compression_settings
+    WHERE relid = ANY(%(oids)s::oid[])
+    """,
+}
+_FIND_CHUNKS = """
+SELECT c.relname, a.attname
+FROM pg_catalog.pg_namespace AS n
+JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND NOT a.attisdropped
+WHERE n.nspname = '_timescaledb_catalog'
+    AND has_schema_privilege(n.oid, 'USAGE')
+    AND has_table_privilege(c.oid, 'SELECT')
 """
 
 
-def _has_chunks(session: Session, doing: str) -> bool:
+def _part_queries(session: Session, doing: str) -> list[str]:
     with translated(doing), session.cursor() as cursor:
-        cursor.execute("SELECT to_regclass('_timescaledb_catalog.chunk') IS NOT NULL")
-        return bool(cursor.fetchone()[0])
+        cursor.execute(_FIND_CHUNKS)
+        columns = set(cursor)
+    return [*_READ_PARTS, *[query for place, query in _READ_CHUNKS.items() if place in columns][:1]]
 
 
 def _read_parts(session: Session, query: str, oids: list[int], doing: str) -> set[tuple[str, ...]]:

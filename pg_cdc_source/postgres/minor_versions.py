@@ -65,6 +65,15 @@ SERVER_DEFECTS = (
 )
 
 
+# Of a standby alone (postgres/standby_snapshots.py). Seen in 18.6, and not in 15.20; others by the days of releases. 13
+# has no later version.
+INCOMPLETE_EXPORT = ServerDefect(
+    "rows that are read from a standby may not be of one point, while a transaction on its primary has more than 64 "
+    "subtransactions",
+    (190001, 180007, 170012, 160016, 150020, 140025, 139999),
+)
+
+
 def defects_of(version: int) -> list[ServerDefect]:
     """Return the defects that a server with this ``server_version_num`` has."""
     return [defect for defect in SERVER_DEFECTS if defect.is_in(version)]
@@ -72,8 +81,17 @@ def defects_of(version: int) -> list[ServerDefect]:
 
 def newest_known(version: int) -> str:
     """Return the first minor version of the same major one that is known to have none of them, as ``17.6``."""
-    major = version // 10000
-    return f"{major}.{max(fixed for d in SERVER_DEFECTS for fixed in d.fixed if _is_same(fixed, version)) % 10000}"
+    return _shown(max(fixed for d in SERVER_DEFECTS for fixed in d.fixed if _is_same(fixed, version)))
+
+
+def newest_without(defect: ServerDefect, version: int) -> str:
+    """Return the first version without the defect, of the same major one if there is one."""
+    fixed = next(fixed for fixed in defect.fixed if _is_same(fixed, version))
+    return _shown(fixed) if fixed % 10000 < 9999 else "of a newer major version"
+
+
+def _shown(version: int) -> str:
+    return f"{version // 10000}.{version % 10000}"
 
 
 def may_begin_within_transactions(session: Session) -> bool:

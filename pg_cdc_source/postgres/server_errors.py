@@ -407,7 +407,9 @@ def _slot_error(code: str, where: str, source_function: str | None) -> PgCdcErro
     if code == "55000" and source_function == _DECODING_IN:
         # A standby does not show the setting of its primary.
         return ServerSetupError(
-            where, remedy="set wal_level=logical, for a standby also on its primary, and restart PostgreSQL"
+            where,
+            remedy="set wal_level=logical, for a standby also on its primary, and restart PostgreSQL; from 19 on, it "
+            "is enough for a standby that its primary has a logical slot",
         )
     if code == "42501" and source_function == _PLUGIN_LOADED_IN:
         # Only roles with pg_read_all_settings see the setting.

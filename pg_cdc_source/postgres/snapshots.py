@@ -54,6 +54,7 @@ from pg_cdc_source.postgres.slot_creation import (
     lacks_for_slot,
     refuse_existing_slot,
 )
+from pg_cdc_source.postgres.standby_snapshots import require_complete
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class Held:
 
     def begin_holding(self, session: Session, name_for: Callable[[str], str]) -> None:
         """Make a session that is in the snapshot's transaction a holder of it."""
-        own_id = export_snapshot(session)
+        own_id = export_snapshot(session, of_slot=self.lsn is not None)
         announce(session, self.lsn, self.announced, name_for(own_id))
         begin_locking(session)
         self.holders.append(Holder(session, own_id))
@@ -285,7 +286,7 @@ def _at_new_slot(
             created = True
             with translated("preparing a session"):
                 cursor.execute("SET lock_timeout = %s", (SESSION_SETTINGS["lock_timeout"],))
-            snapshot_id = export_snapshot(session)
+            snapshot_id = export_snapshot(session, of_slot=True)
             if slot.temporary:
                 with translated(f"dropping the temporary slot {slot.name}"):
                     cursor.execute(f'DROP_REPLICATION_SLOT "{slot.name}"')
@@ -368,11 +369,23 @@ def announce(session: Session, lsn: Lsn | None, keys: Sequence[LockKey], name: s
         )
 
 
-def export_snapshot(session: Session) -> str:
-    """Export the transaction's snapshot, or the statement's under READ COMMITTED; valid until the transaction ends."""
+def export_snapshot(session: Session, *, of_slot: bool = False) -> str:
+    """Export the transaction's snapshot, or the statement's under READ COMMITTED; valid until the transaction ends.
+
+    Raises TransientError where those who import it would see other rows; ``of_slot``: decoding has made the snapshot.
+    """
     with translated("exporting a snapshot"), session.cursor() as cursor:
-        cursor.execute("SELECT pg_catalog.pg_export_snapshot()")
-        return str(cursor.fetchone()[0])
+        cursor.execute(
+            """
+            SELECT pg_catalog.pg_export_snapshot(),
+                pg_is_in_recovery() AND pg_snapshot_xmin(present) < pg_snapshot_xmax(present)
+            FROM pg_catalog.pg_current_snapshot() AS present
+            """
+        )
+        snapshot_id, may_lack_some = cursor.fetchone()
+    if may_lack_some and not of_slot:
+        require_complete(session, snapshot_id)
+    return str(snapshot_id)
 
 
 def import_snapshot(session: Session, snapshot_id: str) -> bool:

@@ -159,10 +159,8 @@ def _columns(lists: pa.ListArray, count: int, has_items: Flags | None = None) ->
     if has_items is None:
         return [items.take(from_numpy(np.arange(i, n * count, count))) for i in range(count)]
     first: Ints = (np.cumsum(has_items) - 1) * count
-    return [
-        pc.if_else(from_numpy(has_items), items.take(from_numpy(np.where(has_items, first + i, 0))), null(pa.string()))
-        for i in range(count)
-    ]
+    # Not some item in the place of none: it may be large, and be there as often as there are rows.
+    return [items.take(pa.array(first + i, mask=~has_items)) for i in range(count)]
 
 
 def read_run(data: bytes) -> pa.RecordBatch:

@@ -98,11 +98,12 @@ class Adoption:
         self._source.close()
 
     def _require_database(self) -> None:
-        theirs, ours = self._offset.identity.database, self._history.identify().database
+        theirs, ours = self._history.as_named_now(self._offset.identity).database, self._history.identify().database
         if ours != theirs:
             raise DefiniteError(
                 f"the checkpoint is of database {quoted(theirs)}, the connection leads to {quoted(ours)}",
-                remedy="connect to the database of that name",
+                remedy="connect to the database of that name; one that was renamed needs it back, or its query started "
+                "once under the new name before pg_upgrade",
             )
 
     def _published(self) -> tuple[Publication, str]:

@@ -109,7 +109,7 @@ class Beginning:
             return False
         self._history.forget_identity()
         ours = self._history.identify()
-        return replace(self._history.as_named_now(offset.identity), timeline=ours.timeline) == ours
+        return replace(offset.identity, timeline=ours.timeline) == ours
 
     def done_after_next(self, tables: Sequence[str], done: int) -> int:
         """How many of ``tables`` are read behind the next batch: the next one, and with it what a batch may hold."""

@@ -130,13 +130,8 @@ class Membership:
         self._settle(whole, end.publication, difference, start, is_present=False)
         anew = {joined.member.oid for joined in difference.joined} if self.has_waiting else set()
         anew |= {planned.oid for planned in self.plan.with_oids(start.gap_oids - end.gap_oids)}
-        if self._source.ask(has_stale_publications) and anew:
-            log.warning(
-                "%s joins the stream at the end of a batch. This version of PostgreSQL may not send what transactions "
-                "that are open now do to it later: %s",
-                listed(planned.name for planned in whole.with_oids(anew)),
-                "update the server, or ask for its rows by pg-cdc resnapshot once they have ended",
-            )
+        if joining := whole.with_oids(anew):
+            self._warn_of_stale(joining)
         # Those of an end that knew its start are still due there.
         oids = anew | {planned.oid for planned in self.plan.with_oids(start.due_oids - end.due_oids)}
         point = end.position.next_lsn
@@ -153,6 +148,15 @@ class Membership:
                 # The end does not have them any more: this is the last time that they are missed.
                 self.leave()
         return tuple(member for member in map(since, end.members) if member.oid in oids)
+
+    def _warn_of_stale(self, joining: Sequence[PlannedTable]) -> None:
+        if self._source.ask(has_stale_publications):
+            log.warning(
+                "%s joins the stream at the end of a batch. This version of PostgreSQL may not send what transactions "
+                "that are open now do to it later: %s",
+                listed(planned.name for planned in joining),
+                "update the server, or ask for its rows by pg-cdc resnapshot once they have ended",
+            )
 
     def guess(self, since: Lsn) -> tuple[tuple[Member, ...], str, Horizon]:
         """All tables that the stream would have now, the publication's mark, and what both were found behind.

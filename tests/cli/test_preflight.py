@@ -13,6 +13,8 @@ import pyarrow
 import pytest
 
 import pg_cdc_source
+from pg_cdc_source.cli.preflight.findings import Checks
+from pg_cdc_source.cli.preflight.installation import check_installation
 from pg_cdc_source.values import native
 
 COMMAND = str(Path(sys.executable).with_name("pg-cdc"))
@@ -69,6 +71,14 @@ def test_a_checkout_has_no_accelerator(tmp_path: Path) -> None:
     assert found["status"] == "warning"
     assert found["text"].startswith(f"not compiled in {package}, a checkout and not an installed package")
     assert found["remedy"].startswith("install the package (pip install .)")
+
+
+def test_a_pyarrow_that_reads_files_wrongly_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyarrow, "__version__", "25.0.0")
+    checks = Checks()
+    check_installation(checks)
+    (finding,) = (finding for finding in checks.findings if finding.check == "pyarrow")
+    assert (finding.status, finding.text) == ("warning", "25.0.0 reads Parquet files wrongly on ARM")
 
 
 def test_an_installation_without_a_compiler_has_no_accelerator(tmp_path: Path) -> None:

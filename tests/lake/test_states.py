@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trials import examples
 
 from pg_cdc_source.errors import SchemaChangedError
+from pg_cdc_source.lake import states
 from pg_cdc_source.lake.segment import COMMIT_TS, KIND, LSN, SEQ, UNCHANGED, Segment
 from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, kept_name, states_of, taken
@@ -388,37 +390,46 @@ def test_columns_may_have_the_names_of_change_columns() -> None:
     assert states_of(table.segment(), nothing_fetched).upserted.to_pylist() == [{"_seq": 1, "_change_type": "delete"}]
 
 
-@given(
-    chunks=st.lists(st.lists(st.text(max_size=3), max_size=5), min_size=1, max_size=4),
-    most=st.integers(1, 4),
-    data=st.data(),
-)
-def test_texts_are_taken_in_pieces_where_one_array_cannot_have_them_all(
-    chunks: list[list[str]], most: int, data: st.DataObject
+TEXTS = st.none() | st.text(max_size=3)
+KINDS = {
+    pa.string(): TEXTS,
+    pa.binary(): st.none() | st.binary(max_size=3),
+    pa.list_(pa.string()): st.none() | st.lists(TEXTS, max_size=3),
+    pa.list_(pa.list_(pa.int32())): st.none() | st.lists(st.lists(st.integers(0, 9), max_size=2), max_size=3),
+    pa.map_(pa.string(), pa.string()): st.none() | st.lists(st.tuples(st.text(max_size=2), TEXTS), max_size=3),
+    pa.int32(): st.integers(0, 9),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@given(most=st.integers(4, 40), data=st.data())
+def test_values_are_taken_in_pieces_where_one_array_cannot_have_them_all(
+    kind: pa.DataType, most: int, data: st.DataObject
 ) -> None:
+    chunks = data.draw(st.lists(st.lists(KINDS[kind], max_size=5), min_size=1, max_size=4))
     values = [value for chunk in chunks for value in chunk]
     places = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=12) if values else st.just([]))
-
-    class Large(list[pa.Array]):
-        """A column that cannot be written together."""
-
-        type = pa.string()
-        chunks = property(lambda self: self)
-
-        def take(self, _: pa.Array) -> pa.ChunkedArray:
-            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
-
-        def chunk(self, i: int) -> pa.Array:
-            return self[i]
-
-    concatenated = pa.concat_arrays
-
-    def concat(parts: list[pa.Array]) -> pa.Array:
-        if sum(map(len, parts)) > most:
-            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
-        return concatenated(parts)
-
+    # Parts of larger ones, as batches have them.
+    arrays = [pa.array([chunk[0], *chunk], kind)[1:] if chunk else pa.array([], kind) for chunk in chunks]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pa, "concat_arrays", concat)
-        found = taken(Large([pa.array(chunk, pa.string()) for chunk in chunks]), np.array(places, np.int64))
+        patched.setattr(states, "MAX_OFFSET", most)
+        found = taken(pa.chunked_array(arrays, kind), np.array(places, np.int64))
+    assert found.type == kind
     assert found.to_pylist() == [values[place] for place in places]
+
+
+def test_a_large_text_that_many_rows_have_is_theirs() -> None:
+    """All together are more than one array can have."""
+    column = pa.chunked_array([["a" * 100_000_000, "b"], ["c" * 100_000_000]])
+    places = np.array([1, *[0, 2] * 11, 1])
+    found = taken(column, places)
+    assert set(pc.binary_length(found).to_pylist()) == {1, 100_000_000}
+    firsts = [
+        chr(memoryview(chunk.buffers()[2])[offset.as_py()]) for chunk in found.chunks for offset in _begins(chunk)
+    ]
+    assert firsts == ["b", *["a", "c"] * 11, "b"]
+
+
+def _begins(texts: pa.StringArray) -> pa.Array:
+    """Where each text begins in the array's bytes."""
+    return pa.Array.from_buffers(pa.int32(), len(texts), [None, texts.buffers()[1]], offset=texts.offset)

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
@@ -488,6 +489,37 @@ def test_a_table_that_is_written_anew_has_nothing_of_before_where_somebody_optim
     assert optimized[0] > 1
     assert lake.set_aside() == {}
     assert sorted((row["id"], row["v"], row.get("n")) for row in lake.rows()) == expected
+
+
+@pytest.mark.parametrize(
+    "shape", [*map(Shape, ("merge", "append", "history")), Shape(is_soft=True)], ids=lambda s: s.text
+)
+def test_no_file_says_the_greatest_of_floats(shape: Shape, tmp_path: Path) -> None:
+    """It would be that of all but NaN, which is greater, and a query would leave the file out."""
+    floats = layout([(1, "id", "int4"), (2, "v", "float8"), (3, "w", "float4")], name="public.t")
+    wide = layout([(1, "id", "int4"), (2, "v", "float8"), (3, "w", "float4"), (4, "n", "int4")], name="public.t")
+    lake = Lake(tmp_path, shape)
+    lake.apply(0, snapshot(5, ["1", "1", "NaN"], ["2", "NaN", "3"], table=floats))
+    lake.apply(
+        1, changed(floats, Change("update", (20, 1), ["1", "NaN", "4"]), Change("insert", (21, 1), ["4", "5", "6"]))
+    )
+    lake.apply(2, changed(floats, Change("delete", (30, 1), ["2", None, None])))
+    DeltaRsTable(f"{tmp_path}/t", "public.t", Mark("q", 2), shape).compact()
+    added = announced(wide, (40, 1), {"change": "added", "attnum": 4, "name": "n", "fill": "7"})
+    lake.apply(3, [added, *changed(wide, Change("insert", (40, 2), ["5", "7", "8", "9"]))])
+    lake.apply(4, [truncated(wide, (50, 1)), *changed(wide, Change("insert", (50, 2), ["6", "NaN", "1", "1"]))])
+    lake.apply(5, [{**truncated(wide, (60, 0)), "_xid": None}, *snapshot(61, ["1", "NaN", "2", "3"], table=wide)])
+    assert lake.set_aside() == {}
+    bounded = set()
+    for path in (tmp_path / "t").glob("*.parquet"):
+        footer = pq.read_metadata(path)
+        for column in (footer.row_group(0).column(i) for i in range(footer.num_columns)):
+            if column.statistics is not None and column.statistics.has_min_max:
+                bounded.add(column.path_in_schema)
+    for action in actions(tmp_path, "add"):
+        bounded |= json.loads(action["stats"]).get("maxValues", {}).keys()
+    assert "id" in bounded
+    assert bounded.isdisjoint({"v", "w"})
 
 
 def test_transactions_have_the_time_by_which_delta_lets_them_expire(tmp_path: Path) -> None:

@@ -21,7 +21,12 @@ def check_installation(checks: Checks) -> bool:
     checks.add("package", "ok", f"pg-cdc-source {pg_cdc_source.__version__}")
     checks.add("Python", "ok", platform.python_version())
     has_spark = _check_pyspark(checks)
-    checks.add("pyarrow", "ok", pyarrow.__version__)
+    if pyarrow.__version__ == "25.0.0":
+        checks.add(
+            "pyarrow", "warning", "25.0.0 reads Parquet files wrongly on ARM", "install another version of pyarrow"
+        )
+    else:
+        checks.add("pyarrow", "ok", pyarrow.__version__)
     libpq = psycopg2.extensions.libpq_version()
     version = psycopg2.__version__.split()[0]
     checks.add("psycopg2", "ok", f"{version} with libpq {libpq // 10000}.{libpq % 10000}")

@@ -13,6 +13,7 @@ from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import catalog, search_path, slot_creation, snapshots
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.minor_versions import INCOMPLETE_EXPORT, newest_without
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.snapshot import scan
 
@@ -75,6 +76,14 @@ def _find_snapshot(options: SnapshotOptions) -> str:
 def _check_point(reached: Reached[SnapshotOptions]) -> None:
     checks, options, server = reached.checks, reached.options, reached.server
     wanted, slot = (options().consistent_point, options().slot) if options.values else ("require", None)
+    if wanted != "require" and server.values and server().in_recovery and INCOMPLETE_EXPORT.is_in(server().version_num):
+        fixed = newest_without(INCOMPLETE_EXPORT, server().version_num)
+        checks.add(
+            "standby",
+            "warning",
+            INCOMPLETE_EXPORT.effect,
+            f"set consistentPoint=require (PostgreSQL 16); or update to PostgreSQL {fixed}, or read the primary",
+        )
     if wanted == "off" or (wanted == "auto" and server.values and (server().in_recovery or server().decodes_on_demand)):
         checks.add("replication", "ok", f"not used: consistentPoint={wanted}; the snapshot's LSN is not known")
         return

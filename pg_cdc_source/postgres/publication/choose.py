@@ -314,7 +314,7 @@ def _unstreamable_error(tree: Sequence[Node]) -> OptionError | None:
         return OptionError(
             f"{relation} is a hypertable of TimescaleDB: its rows and changes are those of its chunks, and none comes "
             "under its own name",
-            remedy=f"leave it out (tables=…, -{relation}), and read it with the format pgsnapshot",
+            remedy=f"read it with the format pgsnapshot; where a pattern has it, leave it out (tables=…, -{relation})",
         )
     for node in below:
         if node.relation.kind == "f" or node.persistence == "u":

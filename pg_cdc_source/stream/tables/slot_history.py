@@ -80,17 +80,21 @@ class SlotHistory:
     def as_named_now(self, theirs: SlotIdentity) -> SlotIdentity:
         """Return an identity with the name that its database has now, if that was renamed.
 
-        A slot stays with its database. One that was made again in another database is past the checkpoint.
+        A slot stays with its database, so it has to be here. One that was made again in another database is past the
+        checkpoint.
         """
         ours = self.identify()
 
-        def is_gone(session: Session) -> bool:
+        def is_renamed(session: Session) -> bool:
             with translated("looking for the database of the checkpoint"), session.cursor() as cursor:
                 cursor.execute("SELECT FROM pg_catalog.pg_database WHERE datname = %s", (theirs.database,))
-                return cursor.fetchone() is None
+                if cursor.fetchone() is not None:
+                    return False
+            slot = read_slot(session, ours.slot)
+            return slot is not None and slot.database == ours.database
 
         is_another = (theirs.system, theirs.slot) != (ours.system, ours.slot)
-        if theirs.database == ours.database or is_another or not self._source.ask(is_gone):
+        if theirs.database == ours.database or is_another or not self._source.ask(is_renamed):
             return theirs
         log.info("database %s is called %s now", quoted(theirs.database), quoted(ours.database))
         return replace(theirs, database=ours.database)

@@ -1,0 +1,65 @@
+"""Whether those who import a snapshot that a standby has exported see the same rows as who exported it.
+
+On a standby, a snapshot has all transactions that were running among its subtransactions. While one on the primary has
+more than 64 of these, PostgreSQL exports none of them, before the minor versions of November 2026. Whoever imports such
+a snapshot takes all that were running for ended. It sees what commits meanwhile, or not, by when it reads. And it may
+note on the standby's pages that those which still run were rolled back, which everybody believes from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from psycopg2.extensions import connection as Session
+
+from pg_cdc_source.errors import TransientError
+from pg_cdc_source.postgres.minor_versions import INCOMPLETE_EXPORT, newest_without
+from pg_cdc_source.postgres.server_errors import translated
+
+log = logging.getLogger(__name__)
+
+_has_said = False
+
+
+def require_complete(session: Session, snapshot_id: str) -> None:
+    """Raise TransientError for a snapshot of a standby's that was exported without transactions which were running.
+
+    Where the role cannot see that, and the server's version may do it, the log says so once in this process.
+    """
+    with translated("looking at an exported snapshot"), session.cursor() as cursor:
+        cursor.execute("SELECT has_function_privilege('pg_catalog.pg_read_file(text)', 'EXECUTE')")
+        if not cursor.fetchone()[0]:
+            _say_once(session.server_version)
+            return
+        cursor.execute("SELECT pg_catalog.pg_read_file(%s)", (f"pg_snapshots/{snapshot_id}",))
+        [text] = cursor.fetchone()
+    if is_complete(text):
+        return
+    raise TransientError(
+        "this standby cannot export a snapshot now: a transaction on its primary has more than 64 subtransactions "
+        "(savepoints, or blocks with EXCEPTION in PL/pgSQL), and who imports the snapshot would see other rows",
+        remedy=f"run the action again when that has ended; or {_OTHERWISE}",
+    )
+
+
+def is_complete(text: str) -> bool:
+    """Whether the file of an exported snapshot has all transactions that were running."""
+    fields = dict(line.partition(":")[::2] for line in text.splitlines())
+    return fields.get("rec") != "1" or fields.get("sof") != "1" or "sxcnt" in fields
+
+
+_OTHERWISE = "set consistentPoint=require (PostgreSQL 16), update the standby, or read the primary"
+
+
+def _say_once(version: int) -> None:
+    global _has_said
+    if not INCOMPLETE_EXPORT.is_in(version) or _has_said:
+        return
+    _has_said = True
+    log.warning(
+        "this standby may export snapshots that lack transactions which are running, while one of them has more than "
+        "64 subtransactions: then the rows of an action are not of one point, and other clients of the standby may see "
+        "rows of before. This role cannot see whether that is so (pg_read_file). %s\n  Remedy: %s",
+        f"PostgreSQL {newest_without(INCOMPLETE_EXPORT, version)} does not do it",
+        _OTHERWISE,
+    )
