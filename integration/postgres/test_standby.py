@@ -25,11 +25,12 @@ from watch import keeper_sessions, readers, slots, wait_until
 from pg_cdc_source.errors import OptionError, ServerSetupError, SlotLostError, SnapshotLostError, TransientError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
 from pg_cdc_source.postgres import snapshots, standby_snapshots
+from pg_cdc_source.postgres.instances import read_instance
 from pg_cdc_source.postgres.minor_versions import INCOMPLETE_EXPORT
 from pg_cdc_source.snapshot import reader, receiving
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.snapshot.scan import make_plan
-from pg_cdc_source.snapshot.source import plan_ranges
+from pg_cdc_source.snapshot.source import GivenSnapshot, plan_ranges
 from pg_cdc_source.spark import pgcdc
 from pg_cdc_source.spark.open_snapshot import OpenSnapshot, open_snapshot
 
@@ -162,9 +163,14 @@ def test_a_standby_that_leaves_out_running_transactions_is_not_read(
             pair.write("INSERT INTO many VALUES (2)")
             with connect(pair.standby.url) as session:
                 run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ")
+                [(given,)] = run(session, "SELECT pg_export_snapshot()")
                 if INCOMPLETE_EXPORT.is_in(session.server_version):
                     with pytest.raises(TransientError, match="more than 64 subtransactions"):
                         snapshots.export_snapshot(session)
+                    with connect(pair.standby.url) as reading:
+                        source = GivenSnapshot(given, read_instance(reading))
+                        with pytest.raises(TransientError, match="more than 64 subtransactions"):
+                            source.import_into(reading, "test", "reading t")
                 else:
                     snapshots.export_snapshot(session)
             monkeypatch.setattr(standby_snapshots, "_has_said", False)

@@ -427,13 +427,16 @@ def _bounds(states: States) -> Iterator[str]:
 def compact(table: DeltaTable, commit: CommitProperties) -> None:
     """Write a table's small files together."""
     # One after another: a task has the memory of one.
-    ours = writing(table.schema())
+    # Compressed as delta-rs does it by itself.
+    ours = writing(table.schema(), "ZSTD", 4)
     table.optimize.compact(
         target_size=SMALL_BYTES, max_concurrent_tasks=1, writer_properties=ours, commit_properties=commit
     )
 
 
-def writing(schema: pa.Schema | DeltaSchema) -> WriterProperties:
+def writing(
+    schema: pa.Schema | DeltaSchema, compression: Literal["SNAPPY", "ZSTD"] = "SNAPPY", level: int | None = None
+) -> WriterProperties:
     """Return how files with these columns are written: without the least and the greatest of floats.
 
     delta-rs leaves NaN out of these, and readers leave a file out by them. To Spark, as to PostgreSQL, NaN is the
@@ -441,7 +444,9 @@ def writing(schema: pa.Schema | DeltaSchema) -> WriterProperties:
     """
     floats = [field.name for field in pa.schema(schema) if pa.types.is_floating(field.type)]
     unknown = ColumnProperties(statistics_enabled="NONE")
-    return WriterProperties(compression="SNAPPY", column_properties=dict.fromkeys(floats, unknown))
+    return WriterProperties(
+        compression=compression, compression_level=level, column_properties=dict.fromkeys(floats, unknown)
+    )
 
 
 def read_at(path: str, version: int) -> tuple[list[str], pa.Schema]:

@@ -39,5 +39,7 @@ SESSION_SETTINGS = {
     "synchronize_seqscans": "off",
     "enable_tidscan": "on",
     "jit": "off",
+    # Nobody reads notices. psycopg2 keeps those of a COPY until it ends, and functions may send one for each row.
+    "client_min_messages": "error",
     "synchronous_commit": "off",  # these sessions commit nothing but notifications
 }

@@ -45,12 +45,7 @@ _DEFAULT_KEYWORDS = {
     "tcp_user_timeout": "60000",
 }
 
-_SETTINGS = {
-    **SESSION_SETTINGS,
-    "search_path": search_path.OWN,
-    # Nobody reads notices. psycopg2 keeps those of a COPY until it ends, and functions may send one for each row.
-    "client_min_messages": "error",
-}
+_SETTINGS = {**SESSION_SETTINGS, "search_path": search_path.OWN}
 
 # The versions that some of them came with. Asking pg_settings which ones exist takes more than twice as long.
 _SETTINGS_SINCE = {

@@ -54,7 +54,7 @@ from pg_cdc_source.postgres.slot_creation import (
     lacks_for_slot,
     refuse_existing_slot,
 )
-from pg_cdc_source.postgres.standby_snapshots import require_complete
+from pg_cdc_source.postgres.standby_snapshots import MAY_LACK_SOME, require_complete
 
 log = logging.getLogger(__name__)
 
@@ -372,16 +372,10 @@ def announce(session: Session, lsn: Lsn | None, keys: Sequence[LockKey], name: s
 def export_snapshot(session: Session, *, of_slot: bool = False) -> str:
     """Export the transaction's snapshot, or the statement's under READ COMMITTED; valid until the transaction ends.
 
-    Raises TransientError where those who import it would see other rows; ``of_slot``: decoding has made the snapshot.
+    Raises IncompleteSnapshotError where those who import it would see other rows. ``of_slot``: decoding has made it.
     """
     with translated("exporting a snapshot"), session.cursor() as cursor:
-        cursor.execute(
-            """
-            SELECT pg_catalog.pg_export_snapshot(),
-                pg_is_in_recovery() AND pg_snapshot_xmin(present) < pg_snapshot_xmax(present)
-            FROM pg_catalog.pg_current_snapshot() AS present
-            """
-        )
+        cursor.execute(f"SELECT pg_catalog.pg_export_snapshot(), ({MAY_LACK_SOME})")
         snapshot_id, may_lack_some = cursor.fetchone()
     if may_lack_some and not of_slot:
         require_complete(session, snapshot_id)

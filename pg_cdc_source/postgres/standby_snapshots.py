@@ -21,21 +21,47 @@ log = logging.getLogger(__name__)
 _has_said = False
 
 
+class IncompleteSnapshotError(TransientError):
+    """A snapshot was exported without transactions that were running. The transaction that exported it goes on."""
+
+
+# Whether the statement's snapshot may be exported without some: where nothing runs, there are none.
+MAY_LACK_SOME = """
+    SELECT pg_is_in_recovery() AND pg_snapshot_xmin(present) < pg_snapshot_xmax(present)
+    FROM pg_catalog.pg_current_snapshot() AS present
+"""
+
+
+def require_complete_import(session: Session, snapshot_id: str) -> None:
+    """As :func:`require_complete`, for a session that has imported the snapshot, and that has read no row yet."""
+    with translated("looking at an imported snapshot"), session.cursor() as cursor:
+        cursor.execute(MAY_LACK_SOME)
+        [may_lack_some] = cursor.fetchone()
+    if may_lack_some:
+        require_complete(session, snapshot_id)
+
+
+def may_look(session: Session) -> bool:
+    """Whether the role can see what an exported snapshot has."""
+    with translated("looking at rights"), session.cursor() as cursor:
+        cursor.execute("SELECT has_function_privilege('pg_catalog.pg_read_file(text)', 'EXECUTE')")
+        return bool(cursor.fetchone()[0])
+
+
 def require_complete(session: Session, snapshot_id: str) -> None:
-    """Raise TransientError for a snapshot of a standby's that was exported without transactions which were running.
+    """Raise IncompleteSnapshotError for a snapshot that a standby has exported without transactions that were running.
 
     Where the role cannot see that, and the server's version may do it, the log says so once in this process.
     """
+    if not may_look(session):
+        _say_once(session.server_version)
+        return
     with translated("looking at an exported snapshot"), session.cursor() as cursor:
-        cursor.execute("SELECT has_function_privilege('pg_catalog.pg_read_file(text)', 'EXECUTE')")
-        if not cursor.fetchone()[0]:
-            _say_once(session.server_version)
-            return
         cursor.execute("SELECT pg_catalog.pg_read_file(%s)", (f"pg_snapshots/{snapshot_id}",))
         [text] = cursor.fetchone()
     if is_complete(text):
         return
-    raise TransientError(
+    raise IncompleteSnapshotError(
         "this standby cannot export a snapshot now: a transaction on its primary has more than 64 subtransactions "
         "(savepoints, or blocks with EXCEPTION in PL/pgSQL), and who imports the snapshot would see other rows",
         remedy=f"run the action again when that has ended; or {_OTHERWISE}",

@@ -19,6 +19,7 @@ from pg_cdc_source.options.snapshot_options import SnapshotOptions
 from pg_cdc_source.postgres import snapshots
 from pg_cdc_source.postgres.instances import Instance, require_instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
+from pg_cdc_source.postgres.standby_snapshots import require_complete_import
 from pg_cdc_source.snapshot import board
 from pg_cdc_source.snapshot.connections import Planning, bound, planning_session
 from pg_cdc_source.snapshot.driver_files import context_number, lsn_file
@@ -59,6 +60,9 @@ class GivenSnapshot:
         require_instance(session, self.instance, doing)
         lsn = snapshots.announced_lsn(session, self.snapshot_id)
         on_standby = snapshots.import_snapshot(session, self.snapshot_id)
+        # Of those with an LSN, decoding has made the snapshot.
+        if on_standby and lsn is None:
+            require_complete_import(session, self.snapshot_id)
         return Imported(self.snapshot_id, lsn, on_standby)
 
 

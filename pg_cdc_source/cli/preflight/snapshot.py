@@ -15,6 +15,7 @@ from pg_cdc_source.postgres import catalog, search_path, slot_creation, snapshot
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.minor_versions import INCOMPLETE_EXPORT, newest_without
 from pg_cdc_source.postgres.server_errors import translated
+from pg_cdc_source.postgres.standby_snapshots import may_look, require_complete_import
 from pg_cdc_source.snapshot import scan
 
 
@@ -43,10 +44,26 @@ def check_snapshot(reached: Reached[SnapshotOptions]) -> None:
             remedy="; ".join(f"REVOKE CREATE ON SCHEMA {quoted(schema)} FROM PUBLIC" for schema in schemas)
             + "; or set the role's search_path to pg_catalog, and qualify names in such SQL",
         )
+    _check_standby(reached)
     if options.values and options().snapshot is not None:
         checks.run("snapshot", lambda: _find_snapshot(options()))
     else:
         _check_point(reached)
+
+
+def _check_standby(reached: Reached[SnapshotOptions]) -> None:
+    """Warn of a standby that may export snapshots without transactions that were running."""
+    server = reached.server
+    required = reached.options.values and reached.options().consistent_point == "require"
+    if required or not (server.values and server().in_recovery and INCOMPLETE_EXPORT.is_in(server().version_num)):
+        return
+    fixed = newest_without(INCOMPLETE_EXPORT, server().version_num)
+    remedy = f"set consistentPoint=require (PostgreSQL 16); or update to PostgreSQL {fixed}, or read the primary"
+    if may_look(reached.session()):
+        while_so = "while a transaction on its primary has more than 64 subtransactions"
+        reached.checks.add("standby", "warning", f"actions fail {while_so}", remedy)
+    else:
+        reached.checks.add("standby", "warning", INCOMPLETE_EXPORT.effect, remedy)
 
 
 def _runs_users_sql(spec: scan.ScanSpec) -> bool:
@@ -69,21 +86,14 @@ def _open_schemas(session: Session) -> list[str]:
 
 def _find_snapshot(options: SnapshotOptions) -> str:
     with contextlib.closing(connect(options.connection, NAME)) as importing:
-        snapshots.import_snapshot(importing, options.snapshot or "")
+        if snapshots.import_snapshot(importing, options.snapshot or ""):
+            require_complete_import(importing, options.snapshot or "")
     return f"{options.snapshot} exists"
 
 
 def _check_point(reached: Reached[SnapshotOptions]) -> None:
     checks, options, server = reached.checks, reached.options, reached.server
     wanted, slot = (options().consistent_point, options().slot) if options.values else ("require", None)
-    if wanted != "require" and server.values and server().in_recovery and INCOMPLETE_EXPORT.is_in(server().version_num):
-        fixed = newest_without(INCOMPLETE_EXPORT, server().version_num)
-        checks.add(
-            "standby",
-            "warning",
-            INCOMPLETE_EXPORT.effect,
-            f"set consistentPoint=require (PostgreSQL 16); or update to PostgreSQL {fixed}, or read the primary",
-        )
     if wanted == "off" or (wanted == "auto" and server.values and (server().in_recovery or server().decodes_on_demand)):
         checks.add("replication", "ok", f"not used: consistentPoint={wanted}; the snapshot's LSN is not known")
         return

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pg_cdc_source.errors import DefiniteError, PgCdcError
 from pg_cdc_source.options.conninfo import ConnectionOptions
@@ -29,6 +30,7 @@ from pg_cdc_source.postgres.snapshots import (
     make_snapshot,
     open_exporter,
 )
+from pg_cdc_source.postgres.standby_snapshots import IncompleteSnapshotError
 from pg_cdc_source.snapshot.board import Request, execution_key, holder_name, snapshot_number
 from pg_cdc_source.snapshot.keeper.liveness import is_lost
 from pg_cdc_source.snapshot.keeper.workers import Finish, Workers
@@ -177,6 +179,9 @@ class SnapshotWork:
         session, first_id = pool.held.first
         try:
             snapshot_id = export_snapshot(session)
+        except IncompleteSnapshotError as error:
+            # The others that the pool has are as they were.
+            return partial(refused, error)
         except PgCdcError:
 
             def lose() -> None:
