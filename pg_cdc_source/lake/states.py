@@ -307,8 +307,9 @@ def key_numbers(columns: Sequence[pa.ChunkedArray], names: Sequence[str]) -> Int
         if column.null_count:
             raise SchemaChangedError(
                 f"the key's column {name} is NULL in a change",
-                remedy=f"give the table a primary key, and {RESNAPSHOT}. PostgreSQL before 14.3 and 13.7 does not say "
-                "a key that is stored out of line: there, update the server, or set REPLICA IDENTITY FULL",
+                remedy=f"give the table a primary key, and {RESNAPSHOT}. Old minor versions of PostgreSQL do not "
+                "say some keys: before 14.3 and 13.7 those stored out of line; before 16.2 and 15.6, under REPLICA "
+                "IDENTITY FULL, those of columns with a DEFAULT that were added",
             )
         if pa.types.is_floating(column.type):
             # Of -0.0 it makes 0.0.

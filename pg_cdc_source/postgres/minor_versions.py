@@ -58,6 +58,16 @@ SERVER_DEFECTS = (
         (170006, 160010, 150014, 140019, 130022),
     ),
     PARTIAL_TRANSACTION,
+    # pgoutput copied the layouts of tables without the values of columns that were added (commit of November 2023).
+    ServerDefect(
+        "under REPLICA IDENTITY FULL, the old row of a change has NULL in a column with a DEFAULT that was added "
+        "behind it; with a row filter on such a column, deletes are not sent",
+        (160002, 150006),
+    ),
+    ServerDefect(
+        "where a column list leaves out columns, the stream may end at an UPDATE of a key",
+        (150002,),
+    ),
     ServerDefect(
         "an UPDATE does not say the key of its row, where that is so large that it is stored out of line",
         (140003, 130007),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from psycopg2.extensions import connection as Session
 from psycopg2.extensions import cursor as Cursor
 
+from pg_cdc_source.errors import UnrepresentableError
+from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres import search_path
@@ -94,7 +96,7 @@ ORDER BY a.attrelid, a.attnum
 
 # As the stream's walsender would print them: a search_path changes what regclass and its like look like.
 _READ_MISSING = """
-SELECT a.attrelid::pg_catalog.int8, a.attname, a.attmissingval::pg_catalog.text
+SELECT a.attrelid::pg_catalog.int8, a.attname, pg_catalog.textsend(a.attmissingval::pg_catalog.text)
 FROM pg_catalog.pg_attribute AS a
 WHERE a.attrelid OPERATOR(pg_catalog.=) ANY (%s::pg_catalog.oid[]) AND a.atthasmissing
 """
@@ -190,7 +192,7 @@ def _read(
     texts: dict[tuple[int, str], str] = {}
     if of := {part for *_, missing in rows for part in missing or ()}:
         search_path.execute_by_role(cursor, _READ_MISSING, (sorted(of),))
-        texts = {(part, name): text for part, name, text in cursor}
+        texts = {(part, name): _missing_text(name, bytes(octets)) for part, name, octets in cursor}
     for oid, attnum, name, type_oid, typmod, not_null, generated, missing in rows:
         is_sent = not generated or (generated == "s" and generated_are_sent)
         column = CatalogColumn(
@@ -213,6 +215,17 @@ def _read(
         facts = last, files, altered, primary, insides.get(oid) or ""
         found[oid] = CatalogLayout(tuple(columns[oid]), identity.kind, key, *facts)
     return found
+
+
+def _missing_text(name: str, octets: bytes) -> str:
+    try:
+        return octets.decode()
+    except UnicodeDecodeError:
+        # A database in SQL_ASCII has what it was given.
+        raise UnrepresentableError(
+            f"column {quoted(name)}: the DEFAULT that rows from before it was added have is not UTF-8",
+            remedy="VACUUM FULL the table, which writes it into the rows; or leave the table out",
+        ) from None
 
 
 def _only_element(array: str) -> str:

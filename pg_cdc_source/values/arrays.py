@@ -34,6 +34,8 @@ from pg_cdc_source.values.wire import WireBuffer
 # utils/array.h: MAXDIM.
 _MAX_DIMENSIONS = 6
 _HEADER_BYTES = 12
+# text, varchar and bpchar, whose values are the same bytes: pg_type.dat
+_TEXTS = (25, 1043, 1042)
 _DIMENSION_BYTES = 8
 
 
@@ -84,25 +86,27 @@ class Array(Decoder):
             raise MalformedError(f"expected 0 to {_MAX_DIMENSIONS} dimensions, got {int(wrong)}")
         if flags.min() < 0 or flags.max() > 1:
             raise MalformedError("expected the flag 0 or 1 for NULLs, got other bits")
-        unlike = values.present(element_oid != self.element_oid)
-        if unlike.any():
-            got = int(element_oid[unlike.argmax()])
-            raise MalformedError(f"expected elements of the type with oid {self.element_oid}, got oid {got}")
+        # What an extension has written may say another type than the column's, and PostgreSQL reads it all the same.
+        alike = _TEXTS if self.element_oid in _TEXTS else (self.element_oid,)
+        unlike = values.present(~np.isin(element_oid, alike))
         empty, line = dimensions == 0, dimensions == 1
         wrong_size = (length < _HEADER_BYTES + _DIMENSION_BYTES * dimensions) | (empty & (length != _HEADER_BYTES))
         expect_length(values, wrong_size, "the bytes of its header")
         many = dimensions > 1
         # An empty one that was an int2vector begins at 0, and is printed as any other.
         shifted = line & (lower_bound != 1) & (count != 0)
-        count = np.where(line & ~shifted, count, 0)
+        is_read = line & ~shifted & ~unlike
+        count = np.where(is_read, count, 0)
         if count.min() < 0:
             raise MalformedError(f"expected 0 or more elements, got {int(count.min())}")
         # This also keeps a false count from asking for more memory than the received bytes can need.
         rest = length - (_HEADER_BYTES + _DIMENSION_BYTES)
-        wrong_size = np.where(count > 0, LENGTH_BYTES * count > rest, line & ~shifted & (rest != 0))
+        wrong_size = np.where(count > 0, LENGTH_BYTES * count > rest, is_read & (rest != 0))
         expect_length(values, wrong_size, "the bytes of its elements")
         refused = refusals(
-            (many, "an array of more than one dimension"), (shifted, "an array whose lower bound is not 1")
+            (many, "an array of more than one dimension"),
+            (shifted & ~unlike, "an array whose lower bound is not 1"),
+            (unlike & ~many, "an array whose elements are not of the column's type"),
         )
         return count, flags == 1, refused
 

@@ -16,6 +16,9 @@ from pg_cdc_source.postgres.minor_versions import SERVER_DEFECTS, STALE_PUBLICAT
         (160003, 3),
         (160004, 2),
         (150014, 0),
+        (150005, 4),  # and old rows
+        (150001, 5),  # and column lists
+        (160001, 4),
         (140002, 4),
         (130021, 2),
         (130022, 0),

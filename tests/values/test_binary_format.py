@@ -337,6 +337,9 @@ def test_arrays_of_other_dimensions_or_bounds_are_errors_or_null() -> None:
         (array(23, one, lower_bound=0), "lower bound is not 1"),
         (array(23, None, one, lower_bound=2), "lower bound is not 1"),
         (two_dimensions, "more than one dimension"),
+        (array(25, one), "elements are not of the column's type"),
+        (array(25), "elements are not of the column's type"),
+        (array(25, one, lower_bound=0), "elements are not of the column's type"),
     ):
         with pytest.raises(RefusedValueError, match=reason) as refused:
             decode(how, array(23, one), None, sent)
@@ -441,10 +444,20 @@ def test_malformed_numerics_are_wire_errors(how: Codec, sent: bytes) -> None:
 
 
 FIVE = struct.pack(">i", 5)
+
+
+def test_arrays_of_texts_may_say_another_one_of_the_types_of_texts() -> None:
+    """As extensions write them; PostgreSQL reads them so."""
+    how = codec("text", array=True)
+    rows = [array(oid, b"abc", None) for oid in (25, 1043, 1042)]
+    assert decode(how, *rows) == [["abc", None]] * 3
+    with pytest.raises(RefusedValueError, match="elements are not of the column's type"):
+        decode(how, array(23, b"abcd"))
+
+
 BAD_ARRAYS = [
     b"",
     bytes(11),
-    struct.pack(">iiI", 0, 0, 25),
     struct.pack(">iiI", -1, 0, 23),
     struct.pack(">iiI", 7, 0, 23),
     struct.pack(">iiI", 0, 2, 23),
