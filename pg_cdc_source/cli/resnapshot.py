@@ -20,7 +20,7 @@ from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.decoding_messages import MESSAGES_VERSION, emit_message
 from pg_cdc_source.postgres.publication import read_publication
 from pg_cdc_source.postgres.slot_checks import check_slot
-from pg_cdc_source.postgres.slots import Slot, read_slot
+from pg_cdc_source.postgres.slots import Slot, read_slot, wait_for_end_of_wal
 from pg_cdc_source.protocol.decoding_messages import EVERY_TABLE, OWN_PREFIX, Asked, write_request
 
 
@@ -53,7 +53,9 @@ def resnapshot(
             found = _find_slot(session, slot)
             published = _find_published(session, name)
             tables = (EVERY_TABLE,) if every else _find_tables(session, name, published, table or [])
-            lsn = emit_message(session, OWN_PREFIX, write_request(Asked(tables, slot)))
+            written = emit_message(session, OWN_PREFIX, write_request(Asked(tables, slot)))
+            # Aurora may say an LSN of another sequence.
+            lsn = min(written, wait_for_end_of_wal(session))
     except PgCdcError as error:
         raise failed(error) from None
     if json:

@@ -51,6 +51,9 @@ _OTHERWISE = _Failure((), TransientError, "check that the server runs and that t
 
 # Of every method that takes a password: "password authentication failed for user", "PAM authentication failed", ….
 _REFUSED_LOGIN = "authentication failed"
+# RDS Proxy's. The second one says what the first one does, and is over in a moment.
+_REFUSED_BY_PROXY = "password that was provided for the role"
+_BUSY_LOGIN = "too many competing requests"
 # Of "the database system is shutting down".
 _SHUTTING_DOWN = "system is shutting down"
 
@@ -66,6 +69,7 @@ _WITHOUT_TLS = (", no encryption", ", SSL off")
 # libpq gives no SQLSTATE for a failed connection, so texts decide, the first match first. An unknown one counts as
 # transient and is tried again within the caller's bound.
 _FAILURES = (
+    _Failure((_BUSY_LOGIN,), _OTHERWISE.error, "let fewer tasks connect at a time"),
     _Failure(
         _WITHOUT_TLS,
         ConnectError,
@@ -73,7 +77,7 @@ _FAILURES = (
         "require",
     ),
     _Failure(
-        (_REFUSED_LOGIN, "no password supplied", "pg_hba.conf"),
+        (_REFUSED_LOGIN, "no password supplied", "pg_hba.conf", _REFUSED_BY_PROXY, "no credentials for the role"),
         ConnectError,
         "check user, password (or what gives it) and the server's pg_hba.conf",
     ),
@@ -85,7 +89,11 @@ _FAILURES = (
         "host and on every executor",
     ),
     _Failure(
-        ("does not exist", "is not permitted to log in"),
+        # And the words of pgbouncer and Supavisor.
+        (
+            *("does not exist", "is not permitted to log in", "no such user", "no such database"),
+            *("enant or user not found", "tenant/user"),
+        ),
         ConnectError,
         "check the database and role names in the connection options",
     ),
@@ -114,6 +122,7 @@ _FAILURES = (
         _OTHERWISE.remedy,
     ),
     _NO_ADDRESS,
+    _Failure(("requires TLS connections",), ConnectError, "set sslmode=verify-full, or require"),
     _Failure(
         ("certificate", "SSL", "channel binding"),
         ConnectError,
@@ -122,13 +131,19 @@ _FAILURES = (
     ),
     _IN_SETTINGS,
     _Failure(
-        ("unsupported startup parameter: replication",),
+        ("unsupported startup parameter: replication", "support streaming replication mode"),
         ServerSetupError,
         NO_REPLICATION,
     ),
+    # pgbouncer 1.23 asks auth_query over a replication connection.
+    _Failure(
+        ("bouncer config error",),
+        ServerSetupError,
+        f"see the log of pgbouncer; {NO_REPLICATION}; or update pgbouncer, where it has an auth_query",
+    ),
     # pgbouncer's words, and those of RDS Proxy.
     _Failure(
-        ("unsupported startup parameter", "support command-line options"),
+        ("unsupported startup parameter", "support command-line options", "support the option"),
         ServerSetupError,
         "a pooler does not pass settings on, as those in the connection option options, in currentSchema of a JDBC URL "
         "or in the environment (PGTZ, PGDATESTYLE, PGGEQO): leave them out, or connect to PostgreSQL itself",
@@ -148,7 +163,10 @@ _FAILURES = (
     _Failure(
         (
             *("too many connections", "too many clients", "remaining connection slots", "no more connections allowed"),
-            "max clients reached",  # Supavisor's
+            # Supavisor's, and those of RDS Proxy.
+            *("max clients reached", "max client connections reached", "Max client connections reached"),
+            *("client connections to the proxy exceeded", "Rate of connection to proxy"),
+            "waiting to acquire database connection",
         ),
         ServerFullError,
         "let fewer tasks read at a time, or raise max_connections, the role's or database's CONNECTION LIMIT, or the "
@@ -167,7 +185,8 @@ _ORDER = (*_FAILURES, _OTHERWISE)
 
 def is_refused_login(error: psycopg2.Error) -> bool:
     """Whether the server has refused the password, as far as libpq's text tells."""
-    return _REFUSED_LOGIN in with_english(str(error))
+    text = with_english(str(error))
+    return any(words in text for words in (_REFUSED_LOGIN, _REFUSED_BY_PROXY)) and _BUSY_LOGIN not in text
 
 
 def is_shutting_down(error: PgCdcError) -> bool:

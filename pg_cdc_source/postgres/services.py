@@ -33,7 +33,8 @@ _OF_AMAZON = (
 SERVICES = {
     "rds_superuser": Service(
         "Amazon RDS",
-        "set rds.logical_replication=1 in the DB parameter group and reboot the instance",
+        "set rds.logical_replication=1 in the DB parameter group (of an Aurora cluster, in the cluster's) and reboot "
+        "the instance",
         "GRANT rds_replication TO {role}",
         "rds.logical_replication",
         _OF_AMAZON,

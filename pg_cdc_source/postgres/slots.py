@@ -89,6 +89,9 @@ def read_usages(session: Session) -> list[Usage]:
         names: dict[str | None, dict[int, str]] = defaultdict(dict)
         for database, pid, name in cursor:
             names[database][pid] = name
+    if not slots:
+        # A server that does not write for logical decoding may refuse to say how far its WAL is, as Aurora does.
+        return []
     # Read after the slots, which only move forward, so that none is ahead of it.
     end = read_end_of_wal(session)
     return [

@@ -155,6 +155,37 @@ def test_several_hosts_are_tried_again_where_one_of_them_may_let_in_later(text: 
             ServerSetupError,
             ["a pooler does not pass settings on"],
         ),
+        *(
+            (said_of("pg-0", f"FATAL:  {text}"), error, [remedy])
+            for text, error, remedy in (
+                ("(EMAXCONN) max client connections reached, limit: 200", ServerFullError, "let fewer tasks read"),
+                (
+                    "The maximum number of client connections to the proxy exceeded 100.",
+                    ServerFullError,
+                    "let fewer tasks read",
+                ),
+                ("Timed-out waiting to acquire database connection", ServerFullError, "let fewer tasks read"),
+                (
+                    "Feature not supported: RDS Proxy currently doesn't support streaming replication mode",
+                    ServerSetupError,
+                    "a pooler does not pass replication on",
+                ),
+                (
+                    "Feature not supported: RDS Proxy currently doesn't support the option geqo",
+                    ServerSetupError,
+                    "a pooler does not pass settings on",
+                ),
+                ("The password that was provided for the role me is wrong.", ConnectError, "check user, password"),
+                ("Tenant or user not found", ConnectError, ROLE_NAMES),
+                ('no such user: "me"', ConnectError, ROLE_NAMES),
+                ("This RDS Proxy requires TLS connections", ConnectError, "set sslmode=verify-full"),
+                (
+                    "The IAM authentication failed because of too many competing requests.",
+                    TransientError,
+                    "let fewer tasks connect",
+                ),
+            )
+        ),
         (UNKNOWN_HOST + UNKNOWN_HOST.replace("pg-0", "pg-1"), ConnectError, [HOST_NAME]),
         (
             UNKNOWN_HOST + said_of("pg-1", 'FATAL:  database "shop" does not exist'),
