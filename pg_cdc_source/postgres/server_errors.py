@@ -400,6 +400,12 @@ def classified(
         return QueryError(with_hint, remedy="sessions of this format only read: leave out what writes")
     if code in ("53400", "0A000"):
         return ServerSetupError(where)
+    if code == "57014":
+        return DefiniteError(
+            with_hint,
+            remedy="run the action or start the query again. Somebody has cancelled the statement, as pg_repack does "
+            "where it waits for a lock (--no-kill-backend)",
+        )
     return DefiniteError(with_hint)
 
 

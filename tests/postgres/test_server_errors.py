@@ -363,6 +363,7 @@ def test_asterisks_do_not_tell_a_password_that_is_not_there(password: str) -> No
         ("0A000", "not supported", None, ServerSetupError),
         ("53400", "all replication slots are in use", None, ServerSetupError),
         ("XX000", "internal error", None, DefiniteError),
+        ("57014", "canceling statement due to user request", None, DefiniteError),
     ],
 )
 def test_an_error_of_the_server_is_told_by_its_sqlstate(
