@@ -173,6 +173,9 @@ def test_a_standby_that_leaves_out_running_transactions_is_not_read(
                             source.import_into(reading, "test", "reading t")
                 else:
                     snapshots.export_snapshot(session)
+                run(session, "ROLLBACK")
+                with pytest.raises(SnapshotLostError, match=f"snapshot {given} has ended"):
+                    standby_snapshots.require_complete(session, given)
             monkeypatch.setattr(standby_snapshots, "_has_said", False)
             with connect(conninfo(poor)) as session:
                 for _ in range(2):

@@ -1,6 +1,7 @@
-"""Defects of the server that lose or stop a stream, by the minor versions that have them.
+"""Defects of the server that lose or stop a read or a stream, by the minor versions that have them.
 
-By PostgreSQL's release notes; nothing here is a defect that the stream itself meets on a server that is up to date.
+By PostgreSQL's release notes and commits, and by what servers did where a comment says so. A server of the newest minor
+version has none of them.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ SERVER_DEFECTS = (
         (170006, 160010, 150014, 140019, 130022),
     ),
     PARTIAL_TRANSACTION,
-    # pgoutput copied the layouts of tables without the values of columns that were added (commit of November 2023).
+    # pgoutput copied the layouts of tables without the values of columns that were added. Seen in 15.1, 15.5 and 16.1,
+    # and not in 15.6 and 16.2.
     ServerDefect(
         "under REPLICA IDENTITY FULL, the old row of a change has NULL in a column with a DEFAULT that was added "
         "behind it; with a row filter on such a column, deletes are not sent",
         (160002, 150006),
     ),
+    # The old key has more columns than the Relation message says. Seen in 15.1, and not in 15.3.
     ServerDefect(
         "where a column list leaves out columns, the stream may end at an UPDATE of a key",
         (150002,),
@@ -75,8 +78,8 @@ SERVER_DEFECTS = (
 )
 
 
-# Of a standby alone (postgres/standby_snapshots.py). Seen in 18.6, and not in 15.20; others by the days of releases. 13
-# has no later version.
+# Of a standby alone (postgres/standby_snapshots.py). Seen in 13.23, 16.14, 17.10 and 18.6, and not in 15.20, so that
+# those which came out with that are taken to be without it. 13 has no later version.
 INCOMPLETE_EXPORT = ServerDefect(
     "rows that are read from a standby may not be of one point, while a transaction on its primary has more than 64 "
     "subtransactions",

@@ -12,11 +12,15 @@ import logging
 
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import TransientError
+from pg_cdc_source.errors import SnapshotLostError, TransientError
 from pg_cdc_source.postgres.minor_versions import INCOMPLETE_EXPORT, newest_without
 from pg_cdc_source.postgres.server_errors import translated
 
 log = logging.getLogger(__name__)
+
+# The file of a snapshot names each transaction that was running, which are some thousands at most.
+_READ_FILE = "pg_catalog.pg_read_file(text, bigint, bigint, boolean)"
+_MOST_BYTES = 1 << 24
 
 _has_said = False
 
@@ -44,21 +48,25 @@ def require_complete_import(session: Session, snapshot_id: str) -> None:
 def may_look(session: Session) -> bool:
     """Whether the role can see what an exported snapshot has."""
     with translated("looking at rights"), session.cursor() as cursor:
-        cursor.execute("SELECT has_function_privilege('pg_catalog.pg_read_file(text)', 'EXECUTE')")
+        cursor.execute("SELECT has_function_privilege(%s, 'EXECUTE')", (_READ_FILE,))
         return bool(cursor.fetchone()[0])
 
 
 def require_complete(session: Session, snapshot_id: str) -> None:
     """Raise IncompleteSnapshotError for a snapshot that a standby has exported without transactions that were running.
 
-    Where the role cannot see that, and the server's version may do it, the log says so once in this process.
+    Raises SnapshotLostError where it has ended meanwhile. Where the role cannot see that, and the server's version may
+    do it, the log says so once in this process.
     """
     if not may_look(session):
         _say_once(session.server_version)
         return
     with translated("looking at an exported snapshot"), session.cursor() as cursor:
-        cursor.execute("SELECT pg_catalog.pg_read_file(%s)", (f"pg_snapshots/{snapshot_id}",))
+        place = f"pg_snapshots/{snapshot_id}"
+        cursor.execute("SELECT pg_catalog.pg_read_file(%s, 0, %s, true)", (place, _MOST_BYTES))
         [text] = cursor.fetchone()
+    if text is None:
+        raise SnapshotLostError(f"snapshot {snapshot_id} has ended: nobody can see any more whether it is complete")
     if is_complete(text):
         return
     raise IncompleteSnapshotError(
