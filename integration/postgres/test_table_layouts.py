@@ -122,6 +122,38 @@ def test_a_rewrite_by_ddl_is_told_from_others(
     assert (after.files != before.files, after.altered != before.altered) == (is_rewritten, is_altered)
 
 
+ADDED = "ALTER TABLE t ADD b int DEFAULT 5"
+
+
+@pytest.mark.parametrize(
+    ("before", "statement", "is_altered"),
+    [
+        ([ADDED], "VACUUM FULL t", False),
+        ([ADDED], "CLUSTER t USING t_pkey", False),
+        ([ADDED], "ALTER TABLE t ALTER b TYPE int USING b * 2", True),
+        ([ADDED, "VACUUM FULL t"], "ALTER TABLE t ALTER b TYPE int USING b * 2", True),
+        ([ADDED, "ALTER TABLE t ALTER b DROP DEFAULT"], "ALTER TABLE t ALTER b TYPE int USING b * 2", True),
+        # Nothing in the catalog tells it from ALTER TYPE.
+        ([ADDED, "ALTER TABLE t ALTER b DROP DEFAULT"], "VACUUM FULL t", True),
+        (
+            ["ALTER TABLE t ADD b int GENERATED ALWAYS AS (id * 2) STORED"],
+            "ALTER TABLE t ALTER b SET EXPRESSION AS (id)",
+            True,
+        ),
+    ],
+)
+def test_a_default_that_is_written_into_the_rows_is_no_ddl(
+    before: list[str], statement: str, is_altered: bool, pg: Session
+) -> None:
+    if "SET EXPRESSION" in statement and pg.server_version < 170000:
+        pytest.skip("SET EXPRESSION came with 17")
+    run(pg, *TABLE, *before)
+    known = layout(pg)
+    run(pg, statement)
+    after = layout(pg)
+    assert (after.files != known.files, after.altered != known.altered) == (True, is_altered)
+
+
 def test_partitions_know_what_old_rows_have(pg: Session) -> None:
     run(pg, "CREATE TABLE r (id int PRIMARY KEY, a text) PARTITION BY RANGE (id)",
         "CREATE TABLE r_1 PARTITION OF r DEFAULT", "INSERT INTO r VALUES (1, 'x')")  # fmt: skip

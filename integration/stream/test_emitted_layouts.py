@@ -276,6 +276,10 @@ def test_what_rewrites_a_table_without_a_change_is_not_said(pg: Session, drive: 
     assert said(driver.take(1)) == [{"id": 3, "a": 30, "b": "c"}]
     run(pg, "ALTER TABLE t ADD c int", "INSERT INTO t VALUES (4, 40, 'd')")
     assert said(driver.take(2)) == [("id a b c", ["added 4 c"]), {"id": 4, "a": 40, "b": "d", "c": None}]
+    run(pg, "ALTER TABLE t ADD d int DEFAULT 7", "INSERT INTO t VALUES (5, 50, 'e')")
+    assert said(driver.take(2))[0] == ("id a b c d", ["added 5 d 7"])
+    run(pg, "VACUUM FULL t", "INSERT INTO t VALUES (6, 60, 'f')")
+    assert said(driver.take(1)) == [{"id": 6, "a": 60, "b": "f", "c": None, "d": 7}]
 
 
 @pytest.mark.skipif(not HAS_LIMITS, reason="this Spark says what is rewritten when the batch is over")

@@ -26,15 +26,18 @@ from pg_cdc_source.values.spark_names import spark_name
 # file has its oid for a number (heap.c, heap_create), so those that count are later ones; and the columns in which
 # old rows may have several values: a partition that was attached may have a DEFAULT of its own, which is none that
 # older ones had. Not by pg_relation_filenode(), which tells of the present file in a transaction that sees older
-# columns, too. A row of pg_attribute has another xmin after each ALTER TABLE of its column. A partition may be given
+# columns, too. A row of pg_attribute has another xmin after each ALTER TABLE of its column, but also after the VACUUM
+# FULL that writes a missing value into the rows (RelationClearMissing). Where there is a DEFAULT or an expression,
+# ALTER TYPE and SET EXPRESSION make its row of pg_attrdef anew, and VACUUM FULL does not. A partition may be given
 # another expression for a stored generated column alone.
 _READ_TABLES = f"""
 {PARTITIONS}
 SELECT c.oid::bigint, left(md5(concat_ws(' ', f.later, several.attnums)), 12),
     left(md5(concat(
         (
-            SELECT string_agg(a.attnum || ':' || a.xmin, ',' ORDER BY a.attnum)
+            SELECT string_agg(a.attnum || ':' || coalesce('d' || d.oid, a.xmin::text), ',' ORDER BY a.attnum)
             FROM pg_catalog.pg_attribute AS a
+            LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
             WHERE a.attrelid = c.oid AND a.attnum > 0
         ),
         expressions.said
