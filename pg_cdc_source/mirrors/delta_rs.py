@@ -31,27 +31,29 @@ from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
 from pg_cdc_source.lake.files import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
-from pg_cdc_source.lake.kept_columns import (
-    is_wider,
-    numbers_in_log,
-    other_type_remedy,
-    places_among,
-    require_allowed,
-    with_kept,
-)
+from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, require_allowed
 from pg_cdc_source.lake.key_bounds import bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed
 from pg_cdc_source.lake.segment import Segment
-from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_TO, VALID_TO_TS, Shape
+from pg_cdc_source.lake.shape import DELETED_LSN, VALID_FROM, VALID_TO, VALID_TO_TS
 from pg_cdc_source.lake.shape_of_table import OF_TABLE, properties_of, require_table
 from pg_cdc_source.lake.states import DROPPED, IS_DELETE, Key, States, kept_name, rows_that_stay
 from pg_cdc_source.lake.tasks import Task
+from pg_cdc_source.mirrors.delta_rs_columns import (
+    ATTNUM,
+    described,
+    kept_in,
+    number_of,
+    numbered_types,
+    places_in,
+    renumbered,
+    schema_of,
+    with_columns_of,
+)
 from pg_cdc_source.mirrors.delta_rs_commits import DeltaRsCommits
 from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
 from pg_cdc_source.options.names import listed
 from pg_cdc_source.values.arrow import from_numpy
-
-ATTNUM = "pgcdc.attnum"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class DeltaRsTable(DeltaRsCommits):
     # --- columns ------------------------------------------------------------------------------------------------------
 
     def prepare(self, layout: MirroredLayout, fills: Mapping[int, str | None], *, anew: bool) -> None:
-        wanted = _schema(layout, self._shape)
+        wanted = schema_of(layout, self._shape)
         if self._table is None:
             self._table = DeltaTable.create(
                 self.path,
@@ -106,20 +108,20 @@ class DeltaRsTable(DeltaRsCommits):
         require_table(self._name, metadata.configuration, layout)
         # Only somebody else makes it so. Files with all columns are added to it, and rows with NULL.
         is_altered = bool(metadata.partition_columns) or not all(field.nullable for field in present)
-        if _told(present) == _told(wanted) and not is_altered:
+        if numbered_types(present) == numbered_types(wanted) and not is_altered:
             return
         there = present
         if self._shape.is_log:
-            present = _renumbered(wanted, present)
-        require_allowed(self._name, self._shape, _described(wanted), _described(present))
+            present = renumbered(wanted, present)
+        require_allowed(self._name, self._shape, described(wanted), described(present))
         if anew and not self._shape.keeps_columns:
             self._overwrite(wanted.empty_table())
             return
         if self._shape.keeps_columns:
-            wanted = _with_kept(self._name, self._shape, wanted, present)
+            wanted = kept_in(self._name, self._shape, wanted, present)
         # Columns are added behind those that are there, the table's own ones included.
         told = sorted(
-            zip(_places(wanted, present), wanted, strict=True), key=lambda c: len(present) if c[0] is None else c[0]
+            zip(places_in(wanted, present), wanted, strict=True), key=lambda c: len(present) if c[0] is None else c[0]
         )
         places, wanted = [place for place, _ in told], pa.schema([field for _, field in told])
         for place, field in told:
@@ -135,19 +137,19 @@ class DeltaRsTable(DeltaRsCommits):
                     remedy=other_type_remedy(self._shape),
                 )
         for was, field in zip(there, present, strict=True):
-            if _number(was) != _number(field):
-                said = {ATTNUM: str(_number(field))}
+            if number_of(was) != number_of(field):
+                said = {ATTNUM: str(number_of(field))}
                 self.table.alter.set_column_metadata(field.name, said, commit_properties=self._commit())
-        if _told(present) == _told(wanted) and not is_altered:
+        if numbered_types(present) == numbered_types(wanted) and not is_altered:
             return
-        if _told(wanted)[: len(present)] == _told(present) and not is_altered:
+        if numbered_types(wanted)[: len(present)] == numbered_types(present) and not is_altered:
             self._add(wanted, len(present), layout, fills)
         else:
             self._rewrite(wanted, places, layout, fills)
 
     def _add(self, wanted: pa.Schema, first: int, layout: MirroredLayout, fills: Mapping[int, str | None]) -> None:
         new = [wanted.field(i) for i in range(first, len(wanted))]
-        if any(fills.get(_number(field)) is not None for field in new):
+        if any(fills.get(number_of(field)) is not None for field in new):
             # In one commit, so that no crash can leave the column without its values.
             self._rewrite(wanted, [*range(first), *(None for _ in new)], layout, fills)
             return
@@ -175,7 +177,7 @@ class DeltaRsTable(DeltaRsCommits):
                 for place, field in zip(places, wanted, strict=True):
                     if place is not None:
                         arrays.append(batch.column(place).cast(field.type))
-                    elif (number := _number(field)) in filled:
+                    elif (number := number_of(field)) in filled:
                         arrays.append(pa.array([filled[number]] * batch.num_rows, field.type))
                     else:
                         arrays.append(pa.nulls(batch.num_rows, field.type))
@@ -288,13 +290,13 @@ class DeltaRsTable(DeltaRsCommits):
         commit, before = self._commit(step), self.table.version()
         schema = pa.schema(self.table.schema().to_arrow())
         if self._shape.is_log:
-            rows = _in(schema, states.rows)
+            rows = with_columns_of(schema, states.rows)
             write_deltalake(
                 self.table, rows, mode="append", writer_properties=writing(schema), commit_properties=commit
             )
             return
         if states.emptied:
-            self._overwrite(_in(schema, states.upserted), step)
+            self._overwrite(with_columns_of(schema, states.upserted), step)
             return
         self._merge(states, schema, commit)
         self._record(commit, before)
@@ -364,51 +366,6 @@ class DeltaRsTable(DeltaRsCommits):
             wanted = is_open if wanted is None else wanted & is_open
         # Of several columns, and of floats, more rows than were asked for.
         return dataset.to_table(filter=wanted)
-
-
-def _schema(layout: MirroredLayout, shape: Shape) -> pa.Schema:
-    fields = [(column.attnum or 0, pa.field(column.name, column.type)) for column in layout.columns]
-    return pa.schema([field.with_metadata({ATTNUM: str(number)}) for number, field in [*fields, *shape.fields()]])
-
-
-def _with_kept(table: str, shape: Shape, wanted: pa.Schema, present: pa.Schema) -> pa.Schema:
-    found = with_kept(table, shape, *([(_number(field), field) for field in schema] for schema in (wanted, present)))
-    return pa.schema([field.with_metadata({ATTNUM: str(number)}) for number, field in found])
-
-
-def _renumbered(wanted: pa.Schema, present: pa.Schema) -> pa.Schema:
-    """Return the columns of a log with the numbers that those have which come again."""
-    numbers = numbers_in_log(*map(_numbered, (wanted, present)))
-    return pa.schema([f.with_metadata({ATTNUM: str(number)}) for f, number in zip(present, numbers, strict=True)])
-
-
-def _in(schema: pa.Schema, rows: pa.Table) -> pa.Table:
-    """Rows with a table's columns; NULL in one that PostgreSQL has dropped and that has stayed."""
-    arrays = []
-    for field in schema:
-        found = rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows)
-        arrays.append(found.cast(field.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _number(field: pa.Field) -> int:
-    return int((field.metadata or {}).get(ATTNUM.encode(), b"0"))
-
-
-def _places(wanted: pa.Schema, present: pa.Schema) -> list[int | None]:
-    return places_among(*map(_numbered, (wanted, present)))
-
-
-def _numbered(schema: pa.Schema) -> list[tuple[int, str]]:
-    return [(_number(field), field.name) for field in schema]
-
-
-def _described(schema: pa.Schema) -> list[tuple[int, str, str]]:
-    return [(number, name, str(kind)) for number, name, kind in _told(schema)]
-
-
-def _told(schema: pa.Schema) -> list[tuple[int, str, pa.DataType]]:
-    return [(_number(field), field.name, field.type) for field in schema]
 
 
 def _time(at: datetime | None) -> str:

@@ -2,8 +2,8 @@
 
 - Sessions: ``connection`` opens them (``passwords``, ``services``, ``backoff``), ``kept_session`` keeps one,
   ``answers`` bounds how long it is waited for. ``libpq`` has what psycopg2 lacks, ``search_path`` says whose names a
-  statement means; ``server_errors`` and ``translated_messages`` turn what the server says into this package's errors.
-  ``instances`` tells servers apart.
+  statement means; ``connect_errors``, ``server_errors`` and ``translated_messages`` turn what libpq and the server say
+  into this package's errors. ``instances`` tells servers apart.
 - The catalog: ``catalog``, ``first_look``, ``columns``, ``trees``, ``table_layouts``, ``attached``, ``lasting_keys``;
   ``horizon`` says which transactions such a look has seen, ``xids`` how long ago they were.
 - ``publication``: what is published, by a map of its own.

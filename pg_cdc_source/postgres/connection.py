@@ -21,14 +21,9 @@ from pg_cdc_source.options.session_settings import SESSION_SETTINGS
 from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.connect_errors import NO_REPLICATION, connect_error, is_refused_login
 from pg_cdc_source.postgres.passwords import ask_password
-from pg_cdc_source.postgres.server_errors import (
-    NO_REPLICATION,
-    connect_error,
-    is_refused_login,
-    translate,
-    translated,
-)
+from pg_cdc_source.postgres.server_errors import translate, translated
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import psycopg2
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import PgCdcError, TransientError
-from pg_cdc_source.postgres.server_errors import is_shutting_down
+from pg_cdc_source.postgres.connect_errors import is_shutting_down
 
 # The buffer of a backlog is full again with each batch.
 KEPT_SECONDS = 60.0
