@@ -319,6 +319,12 @@ def test_a_lake_that_was_moved_is_read_where_it_is(
 ) -> None:
     run(pg, *SHOP)
     start(once=True).awaitTermination()
+    run(pg, "UPDATE items SET line = line WHERE line = 2")
+    ((present,),) = run(pg, "SELECT pg_current_wal_lsn()")
+    start(once=True).awaitTermination()
+    # Until the next run, PostgreSQL keeps what comes behind this one, and nothing of before.
+    slot = "FROM pg_replication_slots WHERE slot_type = 'logical'"
+    assert run(pg, f"SELECT confirmed_flush_lsn >= '{present}' {slot}") == [(True,)]
     (tmp_path / "lake").rename(tmp_path / "moved to")
     run(pg, "DELETE FROM items WHERE line = 1")
     start(once=True, target=f"{tmp_path}/moved to/{{table}}").awaitTermination()

@@ -101,6 +101,7 @@ def test_each_run_takes_what_is_there(wrapper: str, spark: SparkSession, db: str
     spark.conf.set(WRAPPER, wrapper)
     try:
         for i in range(1, 4):
+            ((present,),) = run(pg, "SELECT pg_current_wal_lsn()")
             rows = load_stream(spark, db, dbtable="t", slot="scheduled")
             writer = rows.writeStream.foreachBatch(lambda batch, _: found.extend(row["id"] for row in batch.collect()))
             query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
@@ -109,6 +110,10 @@ def test_each_run_takes_what_is_there(wrapper: str, spark: SparkSession, db: str
             finally:
                 query.stop()
             assert found == list(range(i))
+            if HAS_LIMITS:
+                # Until the next run, PostgreSQL keeps what comes behind this one, and nothing of before.
+                slot = "FROM pg_replication_slots WHERE slot_name = 'scheduled'"
+                assert run(pg, f"SELECT confirmed_flush_lsn >= '{present}' {slot}") == [(True,)]
             run(pg, f"INSERT INTO t VALUES ({i})")
     finally:
         spark.conf.set(WRAPPER, before or "false")

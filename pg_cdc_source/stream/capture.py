@@ -58,6 +58,10 @@ class Capture:
             if start is None or not parts.beginning.may_be_anew(start):
                 raise
             end = self._begin_anew(error)
+        if self._next.has_target and end == start:
+            # The last question of a run that ends where the server stood. Spark asks it behind the commit of the last
+            # batch, and says nothing of that: the slot would keep WAL from the start of this run to the next one's.
+            self.commit(start)
         if parts.source.in_recovery and (start is None or end.position != start.position):
             # A timeline that is asked for only now is at or after that of everything up to the end.
             parts.history.forget_identity()

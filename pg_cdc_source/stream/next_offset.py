@@ -32,6 +32,11 @@ class NextOffset:
         # What waits for a stream that starts comes at once: it may be started more often than at an interval.
         self._batch_at = -math.inf
 
+    @property
+    def has_target(self) -> bool:
+        """Whether the batches end where the server stood at a moment."""
+        return self._target is not None
+
     def stop_at_present(self) -> None:
         """Take nothing that is committed from now on."""
         self._target = Position.before(self._parts.source.wait_for_end_of_wal())

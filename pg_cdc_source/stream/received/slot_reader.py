@@ -332,6 +332,8 @@ class SlotReader:
                 # A large message takes long to come in.
                 if stream.wait(self._wake, IDLE_ASK_SECONDS):
                     heard = time.monotonic()
+        # What was released a moment ago, at the end of a run.
+        answers.confirm(self._confirmed)
 
     def _is_full(self) -> bool:
         return not self._unlimited and self._buffer.is_full
