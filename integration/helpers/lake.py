@@ -8,6 +8,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from pg_cdc_source.lake.bring import Mark, Step
 from pg_cdc_source.lake.files import FileWriter
-from pg_cdc_source.lake.first_files import FirstFiles
+from pg_cdc_source.lake.first_files import FIRST_FILES, FirstFiles
 from pg_cdc_source.lake.ledger import Ledger, LedgerRow
 from pg_cdc_source.lake.shape import REPLACED, Shape, Shapes
 from pg_cdc_source.lake.sink import Sink
@@ -51,6 +52,7 @@ class Lake(ABC):
 
     def __init__(self, drive: Drive, files: FirstFiles, targets: Targets, ledger: Ledger, shapes: Shapes) -> None:
         self.driver = drive(files)
+        self._files = files
         self.shapes = shapes
         self.targets = targets
         self.ledger = ledger
@@ -83,6 +85,7 @@ class Lake(ABC):
         """Start again, with tables of other shapes."""
         self.shapes = shapes
         self.compacts = compacts
+        self.driver.restart(**{FIRST_FILES: replace(self._files, shapes=shapes).text})
         self.restart()
 
     @abstractmethod

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from psycopg2.extensions import connection as Session
 from watch import wait_until
 
 from pg_cdc_source.lake.ledger import LedgerRow
+from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.standing import caught_up_at
 from pg_cdc_source.mirrors import spark_commits
 from pg_cdc_source.postgres.publication import identity
@@ -501,6 +503,40 @@ def test_a_table_whose_first_rows_the_lake_cannot_have_does_not_stop_the_others(
     last = lake.ledger.last()
     assert last is not None
     assert last.set_aside == {}
+
+
+def test_what_the_lake_cannot_have_may_be_text_or_null(pg: Session, begin: Begin, format: str) -> None:
+    """``asString``, ``numericAs`` and ``unrepresentable``: of first rows and of changes, in a table that is there."""
+    if pg.server_version < 140000:
+        pytest.skip("PostgreSQL 14 has messages, by which an operator asks for rows")
+    d = "CREATE TABLE d (id int PRIMARY KEY, day date, fee numeric(8, 2), rate numeric, at timestamptz[])"
+    lake = begin(*T, d, "INSERT INTO d VALUES (1, '2026-11-23', 1.50, 2.5, NULL)")
+    run(pg, "UPDATE d SET day = 'infinity'")
+
+    def set_aside() -> str:
+        lake.step()
+        last = lake.ledger.last()
+        return "" if last is None else last.set_aside.get("public.d", "")
+
+    assert "asString=schema.table.column" in wait_until(set_aside)
+    wanted = {"as_string": "public.d.day, public.d.at", "numeric_as": "decimal(12, 3)", "unrepresentable": "null"}
+    lake.begin_as(Shapes.of("merge", "hard", format, **wanted))
+    ask = json.dumps({"snapshot": ["public.d"]})
+    run(pg, "INSERT INTO d VALUES (2, '-infinity', 'NaN', 'NaN', '{infinity}')",
+        f"SELECT pg_logical_emit_message(true, 'pgcdc', '{ask}')")  # fmt: skip
+    first = [
+        {"id": 1, "day": "infinity", "fee": Decimal("1.50"), "rate": Decimal("2.500"), "at": None},
+        {"id": 2, "day": "-infinity", "fee": None, "rate": None, "at": "{infinity}"},
+    ]
+
+    def has(rows: list[dict[str, object]]) -> bool:
+        lake.step()
+        last = lake.ledger.last()
+        return last is not None and not last.set_aside and lake.found("d") == rows
+
+    wait_until(lambda: has(first))
+    run(pg, "UPDATE d SET fee = 'NaN', rate = 'NaN', at = '{-infinity}' WHERE id = 1", "DELETE FROM d WHERE id = 2")
+    wait_until(lambda: has([{**first[0], "fee": None, "rate": None, "at": "{-infinity}"}]))
 
 
 def until_planned(lake: Lake) -> None:

@@ -40,6 +40,9 @@ _HAS_ITS_OWN = {
         "once": "--once",
         "onschemachange": "--on-schema-change",
         "jsonas": "--json-as",
+        "asstring": "--as-string",
+        "numericas": "--numeric-as",
+        "unrepresentable": "--unrepresentable",
         "interval": "--interval",
     },
     **{"autocompact": "--no-auto-compact", "on_batch": "mirror() in Python", "spark": "spark-submit"},
@@ -77,6 +80,18 @@ def mirror(
     json_as: Annotated[
         str, typer.Option(help="What json and jsonb are in the lake: string or variant (delta and iceberg).")
     ] = "string",
+    as_string: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SCHEMA.TABLE.COLUMN", help="A column that has PostgreSQL's text in the lake. May be repeated."
+        ),
+    ] = None,
+    numeric_as: Annotated[
+        str, typer.Option(help="What numeric without a precision is in the lake: string or decimal(p,s).")
+    ] = "string",
+    unrepresentable: Annotated[
+        str, typer.Option(help="What a value becomes that the lake's type cannot hold: error (sets aside) or null.")
+    ] = "error",
     once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
     interval: Annotated[
         str, typer.Option(help="The least time between two batches, unless more waits than a batch may hold.")
@@ -125,6 +140,9 @@ def mirror(
             onSchemaChange=on_schema_change,  # type: ignore[arg-type]
             autoCompact=auto_compact,
             jsonAs=json_as,  # type: ignore[arg-type]
+            asString=as_string or (),
+            numericAs=numeric_as,
+            unrepresentable=unrepresentable,  # type: ignore[arg-type]
             once=once,
             interval=interval,
             on_batch=batches.put,

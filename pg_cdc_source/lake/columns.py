@@ -11,13 +11,14 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import RESNAPSHOT, UnrepresentableError
+from pg_cdc_source.lake.shape import Shape, Unrepresentable
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.refused import RefusedValueError, accept, in_words
 from pg_cdc_source.values import registry
 from pg_cdc_source.values.arrow import field_of, from_texts
 from pg_cdc_source.values.registry import Codec, Column
 
-NUMERIC_AS = NumericAs("string")
+_NUMERIC_AS = NumericAs("string")
 _JSON_OIDS = (114, 3802)  # json, jsonb: pg_type.dat
 
 
@@ -25,7 +26,8 @@ def unrepresentable_error(what: str) -> UnrepresentableError:
     """Return the error for a value that the lake's type cannot hold."""
     return UnrepresentableError(
         what,
-        remedy=f"give the column another type or the row another value in PostgreSQL, and {RESNAPSHOT}",
+        remedy=f"start the mirror with asString=schema.table.column, which has the column as text, or with "
+        f"unrepresentable=null (not for keys); or give the row another value in PostgreSQL; then {RESNAPSHOT}",
     )
 
 
@@ -36,6 +38,8 @@ class MirroredColumn:
     attnum: int | None
     codec: Codec
     key: bool
+    as_string: bool = False
+    unrepresentable: Unrepresentable = "error"
 
     @property
     def name(self) -> str:
@@ -47,7 +51,7 @@ class MirroredColumn:
 
     @property
     def is_json(self) -> bool:
-        return self.codec.column.type_oid in _JSON_OIDS
+        return self.codec.column.type_oid in _JSON_OIDS and not self.as_string
 
     def value_of(self, text: str) -> Any:
         """Return what PostgreSQL's text is. Raises as :meth:`values_of` does."""
@@ -60,7 +64,9 @@ class MirroredColumn:
         """
         of_table = f"{table}, " if table else ""
         try:
-            return accept(of_table, "error", self.codec.column, self.codec.decode_text, field_of(texts))
+            # Two keys would become one.
+            unrepresentable = "error" if self.key else self.unrepresentable
+            return accept(of_table, unrepresentable, self.codec.column, self.codec.decode_text, field_of(texts))
         except RefusedValueError as refused:
             raise unrepresentable_error(
                 f"{of_table}{in_words(refused.column)}, {place(refused.row)}: {refused.reason}"
@@ -100,15 +106,32 @@ class MirroredLayout:
 
 @functools.lru_cache(maxsize=64)
 def read_layout(text: str) -> MirroredLayout:
-    """Read what a run says of its columns (``protocol.packed.layout_text``)."""
+    """Read what a run says of its columns (``protocol.packed.layout_text``, ``as_wanted``)."""
     said = json.loads(text)
+    numeric_as = NumericAs.parse(said.get("numeric_as", "string"))
     columns = []
     for given in said["columns"]:
         found = registry.catalog_type(given["catalog"])
         column = Column(given["name"], given["attnum"] or 0, found, given["type"], not given["nullable"])
-        codec = registry.plan(column, as_string=is_kept_as_text(column), numeric_as=NUMERIC_AS)
-        columns.append(MirroredColumn(given["attnum"], codec, given["key"]))
+        as_string = given.get("as_string", False)
+        codec = registry.plan(column, as_string=as_string or is_kept_as_text(column), numeric_as=numeric_as)
+        unrepresentable = said.get("unrepresentable", "error")
+        columns.append(MirroredColumn(given["attnum"], codec, given["key"], as_string, unrepresentable))
     return MirroredLayout(said["oid"], said["identity"], tuple(columns), text)
+
+
+@functools.lru_cache(maxsize=256)
+def as_wanted(text: str, shape: Shape) -> str:
+    """Return what a run says of its columns, with what the mirror's user wants them to be in the lake."""
+    said = json.loads(text)
+    for column in said["columns"]:
+        if column["name"] in shape.as_string:
+            column["as_string"] = True
+    if shape.numeric_as != "string":
+        said["numeric_as"] = shape.numeric_as
+    if shape.unrepresentable != "error":
+        said["unrepresentable"] = shape.unrepresentable
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
 
 
 def with_dropped(last: MirroredLayout, layouts: Sequence[MirroredLayout]) -> MirroredLayout:
@@ -126,7 +149,7 @@ def with_dropped(last: MirroredLayout, layouts: Sequence[MirroredLayout]) -> Mir
 
 def is_kept_as_text(column: Column) -> bool:
     """Whether Delta and Iceberg lack the column's type, so that they have PostgreSQL's text."""
-    return not is_storable(registry.plan(column, as_string=False, numeric_as=NUMERIC_AS).arrow_type)
+    return not is_storable(registry.plan(column, as_string=False, numeric_as=_NUMERIC_AS).arrow_type)
 
 
 def is_storable(found: pa.DataType) -> bool:

@@ -19,7 +19,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pg_cdc_source.errors import PgCdcError
-from pg_cdc_source.lake.columns import read_layout
+from pg_cdc_source.lake.columns import as_wanted, read_layout
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.last_layout import typed_columns
 from pg_cdc_source.lake.rows_of_batch import FILE, REFUSED
@@ -55,6 +55,7 @@ class FileWriter:
                 if row["_change_type"] != SNAPSHOT:
                     others.append(row)
                     continue
+                row["layout"] = as_wanted(row["layout"], self._files.shapes[row["_table"]])
                 try:
                     yield from self.write(row, self._rows(row))
                 except PgCdcError as error:

@@ -50,5 +50,5 @@ class FirstFiles:
         return cls(
             None if targets is None else Targets(**targets),
             said["directory"],
-            Shapes(Shape(**shapes["others"]), {name: Shape(**shape) for name, shape in shapes["by_table"].items()}),
+            Shapes(Shape.of(shapes["others"]), {name: Shape.of(shape) for name, shape in shapes["by_table"].items()}),
         )

@@ -14,14 +14,22 @@ from typing import Any
 import pyarrow as pa
 
 from pg_cdc_source.errors import OptionError, UnrepresentableError
-from pg_cdc_source.lake.columns import NUMERIC_AS, MirroredColumn, is_kept_as_text, read_layout, unrepresentable_error
+from pg_cdc_source.lake.columns import (
+    MirroredColumn,
+    as_wanted,
+    is_kept_as_text,
+    read_layout,
+    unrepresentable_error,
+)
 from pg_cdc_source.lake.files import FileWriter, with_own_columns
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.rows_of_batch import INEXACT, REFUSED
 from pg_cdc_source.lake.unfollowed import altered_later_error
 from pg_cdc_source.lake.variants import require_exact
-from pg_cdc_source.protocol.layout import CHANGE_FIELDS, RUNS_SCHEMA
+from pg_cdc_source.options.numeric_as import NumericAs
+from pg_cdc_source.protocol.layout import CHANGE_FIELDS, RUNS_SCHEMA, StreamedTable
 from pg_cdc_source.protocol.packed import layout_text
+from pg_cdc_source.protocol.refused import in_words
 from pg_cdc_source.protocol.stream_rows import columns_of_snapshot, with_unsent
 from pg_cdc_source.snapshot.reader import read_range
 from pg_cdc_source.stream.first_rows.held_snapshot import SnapshotPart
@@ -38,7 +46,7 @@ def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) ->
     """
     writer = FileWriter(files)
     for part in parts:
-        layout = layout_text(part.table)
+        layout = as_wanted(layout_text(part.table), files.shapes[part.table.name])
         of = {
             **dict.fromkeys(RUNS_SCHEMA.names),
             "_table": part.table.name,
@@ -71,8 +79,14 @@ def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) ->
 def _values(part: SnapshotPart, files: FirstFiles, layout: str, execution: str) -> Iterator[pa.RecordBatch]:
     """Rows of a range, with all columns of the lake's table."""
     shape, columns = files.shapes[part.table.name], read_layout(layout).columns
-    kept_as_text = tuple(column.name for column in part.scan.columns if is_kept_as_text(column))
-    plan = replace(part.scan, spec=replace(part.scan.spec, as_string=kept_as_text, numeric_as=NUMERIC_AS))
+    as_text = (c.name for c in part.scan.columns if c.name in shape.as_string or is_kept_as_text(c))
+    spec = replace(
+        part.scan.spec,
+        as_string=tuple(as_text),
+        numeric_as=NumericAs.parse(shape.numeric_as),
+        unrepresentable=shape.unrepresentable,
+    )
+    plan = replace(part.scan, spec=spec)
     types = [column.type for column in columns]
     for batch in read_range(plan, part.source, part.range, execution):
         found = with_unsent(batch, part.table, types) if part.table.unsent else batch
@@ -81,6 +95,7 @@ def _values(part: SnapshotPart, files: FirstFiles, layout: str, execution: str) 
             _as_described(part.table.name, column, values)
             for column, values in zip(columns, found.columns[: len(columns)], strict=True)
         ]
+        _require_keys(part.table, columns, arrays)
         rows = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
         for column, values in zip(columns, rows.columns, strict=True):
             if shape.has_variants and column.is_json:
@@ -90,6 +105,15 @@ def _values(part: SnapshotPart, files: FirstFiles, layout: str, execution: str) 
             names = [field.name for field in CHANGE_FIELDS]
             rows = with_own_columns(rows, shape, pa.RecordBatch.from_arrays(changes, names=names))
         yield rows
+
+
+def _require_keys(table: StreamedTable, columns: Iterable[MirroredColumn], arrays: Iterable[pa.Array]) -> None:
+    """Raise UnrepresentableError where a key is NULL: with unrepresentable=null, two of them would become one."""
+    for column, values in zip(columns, arrays, strict=True):
+        if column.key and values.null_count and column.name not in table.unsent:
+            raise UnrepresentableError(
+                f"{table.name}, {in_words(column.codec.column)}: a value of its key cannot be kept as {column.type}"
+            )
 
 
 def _as_described(table: str, column: MirroredColumn, values: pa.Array) -> pa.Array:

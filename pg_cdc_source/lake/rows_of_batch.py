@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pg_cdc_source.lake.columns import MirroredLayout, read_layout
-from pg_cdc_source.lake.shape import Shape
+from pg_cdc_source.lake.columns import MirroredLayout, as_wanted, read_layout
+from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.protocol.packed import CHANGES, read_run
 
 # What ``_change_type`` says of a file that a task has written of rows of a snapshot.
@@ -41,11 +41,13 @@ class BatchRow:
     after: str | None
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> BatchRow:
+    def of(cls, row: Mapping[str, Any], shapes: Shapes) -> BatchRow:
         """Read a row with the columns of ``RUNS_SCHEMA``."""
         place = row["_commit_lsn"], row["_seq"]
-        said = (row[name] for name in ("rows", "layout", "data", "after"))
-        return cls(row["_table"], row["_change_type"], place, row["_commit_ts"], row["_xid"], *said)
+        rows, layout, data, after = (row[name] for name in ("rows", "layout", "data", "after"))
+        if layout is not None:
+            layout = as_wanted(layout, shapes[row["_table"]])
+        return cls(row["_table"], row["_change_type"], place, row["_commit_ts"], row["_xid"], rows, layout, data, after)
 
     @property
     def layout(self) -> MirroredLayout:

@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from pg_cdc_source.errors import OptionError
-from pg_cdc_source.options.names import QualifiedName
+from pg_cdc_source.options.names import QualifiedName, parse_columns_of_tables
+from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.layout import CHANGE_FIELDS, COMMIT_TS_TYPE
 
 # No column of PostgreSQL's tables has such a number: users' begin with 1, and those of the system end with -6.
@@ -42,6 +44,8 @@ _MODES = ("merge", "append", "history")
 _DELETES = ("hard", "soft")
 _CHANGES = ("evolve", "additive", "fail")
 _JSON_AS = ("string", "variant")
+_UNREPRESENTABLE = ("error", "null")
+Unrepresentable = Literal["error", "null"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,14 @@ class Shape:
     on_schema_change: str = "evolve"
     json_as: str = "string"
     format: str = ""
+    as_string: tuple[str, ...] = ()  # columns
+    numeric_as: str = "string"
+    unrepresentable: Unrepresentable = "error"
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Shape:
+        """Read what ``dataclasses.asdict`` has made of one, by way of JSON."""
+        return cls(**{**said, "as_string": tuple(said["as_string"])})
 
     @property
     def text(self) -> str:
@@ -138,6 +150,9 @@ class Shapes:
         format: str,
         on_schema_change: str = "evolve",
         json_as: str = "string",
+        as_string: str = "",
+        numeric_as: str = "string",
+        unrepresentable: str = "error",
     ) -> Shapes:
         """Read the arguments of ``mirror``; ``mode`` is for all tables, or by table. Raises OptionError."""
         # Iceberg has a column _deleted of its own in every table.
@@ -154,6 +169,22 @@ class Shapes:
             raise OptionError(
                 "jsonAs=variant: the format deltalake cannot write VARIANT", remedy="use the format delta or iceberg"
             )
+        if unrepresentable not in _UNREPRESENTABLE:
+            raise OptionError(
+                f"unrepresentable={unrepresentable!r} is none that mirror() has",
+                remedy=f"use {' or '.join(_UNREPRESENTABLE)}",
+            )
+        if NumericAs.parse(numeric_as).kind == "double":
+            # Rows that PostgreSQL tells apart would have one key.
+            raise OptionError("numericAs=double is none that mirror() has", remedy="use string or decimal(p,s)")
+        of_all = Shape(
+            on_schema_change=on_schema_change,
+            deleted=deleted,
+            json_as=json_as,
+            format=format,
+            numeric_as=numeric_as,
+            unrepresentable=unrepresentable,  # type: ignore[arg-type]
+        )
         modes = {"*": mode} if isinstance(mode, str) else dict(mode)
         shapes = {}
         for table, wanted in modes.items():
@@ -161,14 +192,18 @@ class Shapes:
                 raise OptionError(f"mirror() has no mode {wanted!r}", remedy=f"use {', '.join(_MODES)}")
             name = table if table == "*" else _full_name(table)
             is_soft = wanted == "merge" and deletes == "soft"
-            shapes[name] = Shape(wanted, is_soft, deleted, on_schema_change, json_as, format)
-        others = Shape("merge", deletes == "soft", deleted, on_schema_change, json_as, format)
-        return cls(shapes.pop("*", others), shapes)
+            shapes[name] = replace(of_all, mode=wanted, is_soft=is_soft)
+        others = shapes.pop("*", replace(of_all, is_soft=deletes == "soft"))
+        for table, columns in (parse_columns_of_tables(as_string) if as_string else {}).items():
+            shapes[table] = replace(shapes.get(table, others), as_string=columns)
+        return cls(others, shapes)
 
     @property
     def digest(self) -> str:
         """Tells whether the tables are to keep the same as others were. A metastore may not take a longer text."""
-        texts = {"*": self.others.text, **{table: shape.text for table, shape in self.by_table.items()}}
+        others = self.others.text
+        texts = {table: shape.text for table, shape in self.by_table.items() if shape.text != others}
+        texts["*"] = others
         return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
     def __getitem__(self, table: str) -> Shape:

@@ -69,8 +69,8 @@ class Task(ABC):
     def outcomes(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return what became of each table, in rows of ``OUTCOME_SCHEMA``; ``rows`` are of ``RUNS_SCHEMA``."""
         by_table: dict[str | None, list[BatchRow]] = {}
-        for row in map(BatchRow.of, rows):
-            by_table.setdefault(row.table, []).append(row)
+        for row in rows:
+            by_table.setdefault(row["_table"], []).append(BatchRow.of(row, self.shapes))
         return [self._outcome(table, found) for table, found in by_table.items()]
 
     def _outcome(self, table: str | None, rows: list[BatchRow]) -> dict[str, Any]:

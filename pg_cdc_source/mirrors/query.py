@@ -51,6 +51,9 @@ def mirror(
     onSchemaChange: Literal["evolve", "additive", "fail"] = "evolve",  # noqa: N803 (options are named as Spark's are)
     autoCompact: bool = True,  # noqa: N803
     jsonAs: Literal["string", "variant"] = "string",  # noqa: N803
+    asString: str | Sequence[str] = (),  # noqa: N803
+    numericAs: str = "string",  # noqa: N803
+    unrepresentable: Literal["error", "null"] = "error",
     once: bool = False,
     interval: str | int = "0s",
     on_batch: Callable[[Applied], None] | None = None,
@@ -63,10 +66,12 @@ def mirror(
     ``iceberg`` are written by Spark's SQL, ``deltalake`` by delta-rs in Spark's tasks. ``mode`` is for all tables or by
     their names and with ``*`` for all others. ``onSchemaChange``: which changes of columns are taken over.
     ``autoCompact``: small files of a table are written together after every 50 commits to it. ``jsonAs``: what ``json``
-    and ``jsonb`` are in the lake. With ``once``, what is there is taken, and the query ends. ``interval``: how long to
-    wait at least between two batches, as in ``30s``, unless more waits than a batch may hold. ``on_batch`` is called
-    after each batch, with its row of the ledger and how many rows it had of each table. Other options are those of
-    ``pgcdc``.
+    and ``jsonb`` are in the lake. ``asString``: columns that have PostgreSQL's text there, as ``schema.table.column``.
+    ``numericAs``: what ``numeric`` without a precision is. ``unrepresentable``: whether a value that the lake's type
+    cannot hold sets its table aside, or is NULL. With ``once``, what is there is taken, and the query ends.
+    ``interval``: how long to wait at least between two batches, as in ``30s``, unless more waits than a batch may hold.
+    ``on_batch`` is called after each batch, with its row of the ledger and how many rows it had of each table. Other
+    options are those of ``pgcdc``.
 
     With Spark Connect, a process of the server's applies the batches, and calls ``on_batch``, which is pickled for it.
 
@@ -75,8 +80,14 @@ def mirror(
     for name in options:
         if name.lower() in _OWN_OPTIONS:
             raise OptionError(f"mirror() sets the option {name} itself", remedy="leave it out")
+        if name.lower() == _MESSAGES:
+            raise OptionError(
+                f"{name} is not used in a mirror, whose lake has no place for messages",
+                remedy="read them by a stream of their own, with its own slot and checkpoint",
+            )
     seconds = _interval(interval, once)
-    shapes = Shapes.of(mode, deletes, format, onSchemaChange, jsonAs)
+    as_string = asString if isinstance(asString, str) else ", ".join(asString)
+    shapes = Shapes.of(mode, deletes, format, onSchemaChange, jsonAs, as_string, numericAs, unrepresentable)
     texts = option_texts({"url": url, "tables": tables, "slot": slot, **options})
     if format != "deltalake" and "maxbytesperbatch" not in map(str.lower, texts):
         texts["maxBytesPerBatch"] = _BYTES_PER_MERGE
@@ -131,6 +142,8 @@ def _stop_when_done(query: StreamingQuery) -> None:
 # Spark's merges have a cost for each batch, and a batch of this size is one that Spark's tasks share.
 _BYTES_PER_MERGE = "512MB"
 _OWN_OPTIONS = frozenset(("envelope", "onschemachange", "dbtable"))
+# Messages are in no table.
+_MESSAGES = "messageprefixes"
 # With these the stream lacks rows that PostgreSQL has, or says nothing of rows that are gone.
 _OF_LOGS = {"startfrom": ("slot", "now"), "onnewtable": ("changes",), "ontruncate": ("ignore",)}
 
@@ -147,13 +160,13 @@ def _interval(interval: str | int, once: bool) -> float:
 
 
 def _require_known(tables: str, shapes: Shapes) -> None:
-    """Raise OptionError where a table that is given a mode is none that the stream may have."""
+    """Raise OptionError where a table that mode or asString names is none that the stream may have."""
     patterns = parse_tables(tables)
     for table in shapes.by_table:
         schema, name = QualifiedName.parse(table).parts
         if not any(pattern.matches(schema, name) for pattern in patterns):
             raise OptionError(
-                f"the mode of {table}: the option tables ({tables}) does not have it",
+                f"mode or asString names {table}, and the option tables ({tables}) does not have it",
                 remedy="name a table of the mirror as schema.table, as PostgreSQL spells it",
             )
 

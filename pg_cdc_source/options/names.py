@@ -217,6 +217,20 @@ def parse_columns(text: str) -> tuple[str, ...]:
     return columns
 
 
+def parse_columns_of_tables(text: str) -> dict[str, tuple[str, ...]]:
+    """Read a comma-separated list of columns as ``schema.table.column``; the columns by table."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in _parse_names(text):
+        if len(name) != 3:
+            raise OptionError(
+                f"{dotted(*name)} is not a column's name with its table and schema",
+                remedy=f"write schema.table.column, as in public.orders.{quoted(name[-1])}",
+            )
+        table = dotted(*name[:2])
+        found[table] = (*found.get(table, ()), name[2])
+    return found
+
+
 def parse_tables(text: str) -> tuple[TablePattern, ...]:
     """Read a comma-separated list of tables, ``schema.table`` or ``schema.*``; a star in quotes is an ordinary name.
 

@@ -156,7 +156,8 @@ def _contradictions_of_rows(given: Given) -> Iterator[OptionError]:
             if name in names:
                 yield OptionError(
                     f"{name} is not used with tables, whose rows hold PostgreSQL's own text in JSON",
-                    remedy=f"remove {name} here and pass it to project(), which gives the typed rows of one table",
+                    remedy=f"remove {name} here and pass it to project(), which gives the typed rows of one table"
+                    + (" (mirror() has an argument of that name)" if name != "beforeImage" else ""),
                 )
     elif "messagePrefixes" in names:
         yield OptionError(

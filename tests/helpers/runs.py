@@ -12,7 +12,7 @@ import pyarrow as pa
 from messages import catalog_type
 
 from pg_cdc_source.lake.rows_of_batch import BatchRow
-from pg_cdc_source.lake.shape import REPLACED, Shape
+from pg_cdc_source.lake.shape import REPLACED, Shape, Shapes
 from pg_cdc_source.lake.table_batch import TableBatch
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.layout import CHANGE_TYPES, PACKED_SCHEMA, UNCHANGED_TYPE, Layout, StreamedTable
@@ -99,4 +99,5 @@ def written(
 
 def batch_of(rows: Iterable[Row], shape: Shape = REPLACED, *, stands_still: bool = False) -> TableBatch:
     """What rows of one batch are of the table ``public.t``."""
-    return TableBatch.of("public.t", map(BatchRow.of, rows), shape, stands_still=stands_still)
+    found = (BatchRow.of(row, Shapes(shape)) for row in rows)
+    return TableBatch.of("public.t", found, shape, stands_still=stands_still)

@@ -355,7 +355,7 @@ def test_a_value_that_its_type_cannot_hold_is_refused_with_its_place() -> None:
     text = str(caught.value)
     assert "public.t, column d (date), the change with _commit_lsn 10, _seq 2: " in text
     assert "pg-cdc resnapshot" in text
-    assert "asString" not in text
+    assert "asString=schema.table.column" in text
 
 
 def test_values_that_a_row_has_only_under_its_old_key_are_told() -> None:

@@ -60,10 +60,18 @@ def test_what_leaves_nothing_out_is_taken() -> None:
 ])  # fmt: skip
 def test_a_mode_is_that_of_a_table_that_the_mirror_may_have(tables: str, table: str) -> None:
     session: Any = Session()
-    with pytest.raises(OptionError, match=f"the mode of {table}: the option tables"):
+    with pytest.raises(OptionError, match=f"mode or asString names {table}, and the option tables"):
         mirror(session, **GIVEN, tables=tables, mode={table: "history"})
+    with pytest.raises(OptionError, match=f"mode or asString names {table}, and the option tables"):
+        mirror(session, **GIVEN, tables=tables, asString=[f"{table}.c"])
     with pytest.raises(Begun):
         mirror(session, **GIVEN, tables=f"{tables}, {table}", mode={table: "history"})
+
+
+def test_messages_have_no_place_in_a_lake() -> None:
+    session: Any = Session()
+    with pytest.raises(OptionError, match="messagePrefixes is not used in a mirror"):
+        mirror(session, **GIVEN, tables="public.*", messagePrefixes="outbox")
 
 
 def test_a_target_that_delta_rs_cannot_have_is_refused() -> None:
