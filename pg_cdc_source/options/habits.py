@@ -7,8 +7,8 @@ from pg_cdc_source.options.declared import Group
 _FROM_LOAD = "load() takes no path here; name the table in the option dbtable"
 _KERBEROS = "leave it out: libpq takes Kerberos credentials from the ticket cache; krbsrvname is an option"
 _IN_SPARK = (
-    "leave it out: a stream has the columns and rows that its publication has (PostgreSQL 15: column lists, row filters); "
-    "or select and filter the DataFrame"
+    "leave it out: a stream has the columns and rows that its publication has (PostgreSQL 15: column lists, row "
+    "filters); or select and filter the DataFrame"
 )
 _START = "use startFrom: snapshot, slot or now; after a restart the query continues from its checkpoint"
 ONE_OR_SEVERAL_TABLES = "use dbtable for one table, or tables for several: schema.table, schema.*"

@@ -39,11 +39,35 @@ def sent(columns: dict[str, int] = COLUMNS, **changed: Any) -> RelationMessage:
 OTHER_KEY = tuple(replace(column, is_key=not column.is_key) for column in sent().columns)
 
 
-@pytest.mark.parametrize("lsn", [BEFORE, AFTER])
-def test_columns_are_found_by_name(lsn: Lsn) -> None:
-    found = match_relation(plan(onSchemaChange="ignore"), SentRelation(sent({"new": 25, **COLUMNS}), lsn, XID))
+@pytest.mark.parametrize(
+    ("columns", "lsn", "index"),
+    [({"gone": 25, **COLUMNS}, BEFORE, (1, 2)), ({**COLUMNS, "new": 25}, AFTER, (0, 1))],
+)
+def test_columns_are_found_by_name(columns: dict[str, int], lsn: Lsn, index: tuple[int, ...]) -> None:
+    found = match_relation(plan(onSchemaChange="ignore"), SentRelation(sent(columns), lsn, XID))
     assert found is not None
-    assert (found.table, found.index) == (TABLE, (1, 2))
+    assert (found.table, found.index) == (TABLE, index)
+
+
+@pytest.mark.parametrize("on_schema_change", ["fail", "ignore"])
+def test_a_name_that_an_added_column_took_over_is_a_change(on_schema_change: str) -> None:
+    """``RENAME a TO b``, then ``ADD a``: PostgreSQL adds columns behind all others."""
+    columns = {"id": 23, "b": 25, "a": 25}
+    planned = plan(onSchemaChange=on_schema_change)
+    with pytest.raises(SchemaChangedError, match="before the commit at 0/96 the names a went to other columns"):
+        match_relation(planned, SentRelation(sent(columns), AFTER, XID))
+
+
+def test_a_name_that_an_added_column_took_over_later_is_a_change() -> None:
+    table = streamed(7, "public.t", {"id": "int4", "b": "text", "a": "text"}, ["id"])
+    planned = replace(plan(), planned=(replace(plan().planned[0], table=table),))
+    with pytest.raises(SchemaChangedError, match="after the commit at 0/32 the names a went to other columns"):
+        match_relation(planned, SentRelation(sent(), BEFORE, XID))
+    # A generated column that is not sent stands where it was.
+    planned = replace(plan(), planned=(replace(plan().planned[0], table=replace(table, unsent=("b",))),))
+    found = match_relation(planned, SentRelation(sent(), BEFORE, XID))
+    assert found is not None
+    assert found.index == (0, None, 1)
 
 
 @pytest.mark.parametrize("on_schema_change", ["fail", "ignore"])
@@ -133,7 +157,7 @@ def test_another_relation_is_not_read() -> None:
     ],
 )
 def test_what_the_plan_could_not_see_is_a_change(lsn: Lsn, xid: int, is_history: bool) -> None:
-    added = SentRelation(sent({"new": 25, **COLUMNS}), lsn, xid)
+    added = SentRelation(sent({**COLUMNS, "new": 25}), lsn, xid)
     if is_history:
         assert match_relation(plan(), added) is not None
     else:

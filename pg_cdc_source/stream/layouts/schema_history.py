@@ -163,12 +163,16 @@ def _refuse_other_columns(
     missing = [column for column in known if column not in place and column not in table.unsent]
     # PostgreSQL keeps columns in the order in which they were added, whatever they are called.
     common = zip([column for column in known if column in place], [c for c in place if c in known], strict=True)
-    others = sorted(column for column, found in common if column != found)
+    others = {column for column, found in common if column != found}
+    # So none that is new stands before one that was there; but a generated column may have come to be published.
+    later, new = (known, missing) if is_history else (list(place), added)
+    if new and not (added if is_history else missing):
+        others |= {column for column in later[later.index(new[0]) :] if column in place and column in known}
     if is_history:
         if others and fails:
             raise SchemaChangedError(
-                f"{table.name}: after the commit at {lsn} the names {listed_names(others)} went to other columns, "
-                "which had been renamed, or dropped and added again",
+                f"{table.name}: after the commit at {lsn} the names {listed_names(sorted(others))} went to other "
+                "columns, which had been renamed, or dropped and added again",
                 remedy=f"{START_OVER}; or, with onSchemaChange=ignore, take these changes under the old names",
             )
         if added and missing and fails:
@@ -185,7 +189,7 @@ def _refuse_other_columns(
         )
     if others:
         raise SchemaChangedError(
-            f"{table.name}: before the commit at {lsn} the names {listed_names(others)} went to other columns, "
+            f"{table.name}: before the commit at {lsn} the names {listed_names(sorted(others))} went to other columns, "
             "which were renamed, or dropped and added again; rows from before have the values of the old ones",
             remedy=f"{LOAD_AGAIN}; pg-cdc resnapshot reads the table's rows again",
         )
