@@ -15,8 +15,11 @@ from driving import Drive, Driver, Row, kinds, run, values
 from layout_mirror import Mirror
 from psycopg2.extensions import connection as Session
 from replica import Replica, rows_of
+from synchronous import waiting_for_a_standby
 from watch import wait_until
 
+from pg_cdc_source.postgres import horizon
+from pg_cdc_source.postgres.backoff import Backoff
 from pg_cdc_source.protocol.table_layout import from_text
 from pg_cdc_source.spark.pgcdc import HAS_LIMITS
 from pg_cdc_source.stream.joining import Joining
@@ -280,6 +283,30 @@ def test_what_rewrites_a_table_without_a_change_is_not_said(pg: Session, drive: 
     assert said(driver.take(2))[0] == ("id a b c d", ["added 5 d 7"])
     run(pg, "VACUUM FULL t", "INSERT INTO t VALUES (6, 60, 'f')")
     assert said(driver.take(1)) == [{"id": 6, "a": 60, "b": "f", "c": None, "d": 7}]
+
+
+@pytest.mark.corner
+def test_ddl_that_waits_for_a_synchronous_standby_is_waited_for(
+    db: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The catalog that everybody sees has the columns of before, and as many: that would be a rename."""
+    if pg.server_version >= 160000:
+        pytest.skip("reading a publication waits for who has locked its tables")
+    monkeypatch.setattr(horizon, "_WAITING", Backoff(0.01, within_seconds=0.2))
+    run(pg, "CREATE TABLE t (id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (1, 'a')")
+    driver = drive(**EMIT)
+    take(driver, 2)
+    rows: list[Row] = []
+    altered = "ALTER TABLE t DROP a, ADD b text DEFAULT 'x'; INSERT INTO t VALUES (2, 'b')"
+    with waiting_for_a_standby(db, pg, altered):
+
+        def is_waited_for() -> bool:
+            rows.extend(driver.batch() or ())
+            return bool(rows) or "cannot be seen yet" in caplog.text
+
+        wait_until(is_waited_for)
+    rows.extend(take(driver, 2 - len(rows)))
+    assert said(rows) == [("id b", ["dropped 2 a", "added 3 b x", "rewritten"]), {"id": 2, "b": "b"}]
 
 
 @pytest.mark.skipif(not HAS_LIMITS, reason="this Spark says what is rewritten when the batch is over")

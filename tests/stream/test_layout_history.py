@@ -40,7 +40,7 @@ class Catalog:
         self.files = "file"
         self.last = 0
 
-    def look(self, sent: RelationMessage, asks: bool) -> tuple[CatalogLayout, TypeOf]:
+    def look(self, sent: RelationMessage, asks: bool, xid: int | None) -> tuple[CatalogLayout, TypeOf]:
         self.asked += 1
         columns = tuple(
             CatalogColumn("iabc".index(c.name[0]) + 1, c.name, 25, -1, nullable=True, fill=None, published=True)

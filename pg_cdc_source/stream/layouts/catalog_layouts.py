@@ -14,6 +14,7 @@ from pg_cdc_source.options.names import QualifiedName
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.horizon import wait_until_seen
 from pg_cdc_source.postgres.kept_session import KeptSession
 from pg_cdc_source.postgres.table_layouts import read_layouts, read_type_facts
 from pg_cdc_source.protocol.layout_match import TypeOf, find_layout
@@ -34,11 +35,21 @@ class CatalogLayouts:
         self._session = KeptSession(partial(connect, options.connection, session_name(options, "layouts")))
         self._types: dict[TypeKey, TypeFacts] = {}
 
-    def look(self, relation: RelationMessage, asks: bool) -> tuple[CatalogLayout | None, TypeOf]:
-        """What the catalog says of a table now, None where it is gone or nobody ``asks``; and what its types are."""
-        found = {}
-        if asks:
-            found = self._ask(lambda session: read_layouts(session, self._options.publications, [relation.oid]))
+    def look(
+        self, relation: RelationMessage, asks: bool, xid: int | None = None
+    ) -> tuple[CatalogLayout | None, TypeOf]:
+        """What the catalog says of a table now, None where it is gone or nobody ``asks``; and what its types are.
+
+        Where it is known which transaction ``xid`` has sent the relation, what that has done is seen. Raises
+        TransientError where it cannot be.
+        """
+
+        def read(session: Session) -> dict[int, CatalogLayout]:
+            if xid is not None:
+                wait_until_seen(session, xid)
+            return read_layouts(session, self._options.publications, [relation.oid])
+
+        found = self._ask(read) if asks else {}
         types = [(column.type_oid, column.typmod) for column in relation.columns]
         return found.get(relation.oid), self._types_of(types, self._ask)
 

@@ -276,7 +276,8 @@ class EmittedLayouts:
         def match(sent: SentRelation, position: Position) -> Described | None:
             relation = sent.relation
             if self.are_emitted and relation.oid in oids:
-                return self._history.describe(relation, position, oids, plan.since.get(relation.oid, Lsn(0)))
+                since = plan.since.get(relation.oid, Lsn(0))
+                return self._history.describe(relation, position, oids, since, sent.xid)
             return match_relation(plan, sent)
 
         return match

@@ -31,7 +31,7 @@ from pg_cdc_source.protocol.pgoutput import RelationMessage
 from pg_cdc_source.protocol.table_layout import CatalogLayout, LayoutChange, LayoutRecord, TableLayout, to_text
 
 # What the catalog says of a table now, None where it is gone or nobody asks (False); and what types are.
-Look = Callable[[RelationMessage, bool], tuple[CatalogLayout | None, TypeOf]]
+Look = Callable[[RelationMessage, bool, int | None], tuple[CatalogLayout | None, TypeOf]]
 
 _BEGINNING = Lsn(0)
 # Behind all rows of a commit: they are counted by LSNs.
@@ -100,19 +100,25 @@ class LayoutHistory:
         return next((record for record in reversed(self._of(oid)) if record.position <= position), None)
 
     def describe(
-        self, relation: RelationMessage, position: Position, oids: Collection[int], since: Lsn = _BEGINNING
+        self,
+        relation: RelationMessage,
+        position: Position,
+        oids: Collection[int],
+        since: Lsn = _BEGINNING,
+        xid: int | None = None,
     ) -> Described:
         """Return what rows of ``relation`` are from ``position`` on. Commits before ``since`` are left out.
 
-        ``oids`` are the stream's tables.
+        ``oids`` are the stream's tables, ``xid`` is the transaction that the relation was sent in. Raises
+        TransientError where the catalog is behind that.
         """
         index = tuple(range(len(relation.columns)))
         if position.lsn < since:
             # It is sent again before later rows, should its columns change in between.
-            layout = self._layout_at(relation, Position(since, 0))
+            layout = self._layout_at(relation, Position(since, 0), xid)
             return Described(layout.as_streamed(), relation, index, since=since)
         with self._turn:
-            record, is_new = self._find(relation, position)
+            record, is_new = self._find(relation, position, xid)
         announced = self.said(record, oids) if is_new else None
         return Described(record.layout.as_streamed(), relation, index, announced, since)
 
@@ -123,14 +129,14 @@ class LayoutHistory:
         taken = name is not None and any(other is not None and other.layout.name == name for other in others)
         return record.to_object(former_name_taken=taken)
 
-    def _layout_at(self, relation: RelationMessage, position: Position) -> TableLayout:
+    def _layout_at(self, relation: RelationMessage, position: Position, xid: int | None) -> TableLayout:
         """A layout of ``relation`` that no row begins."""
         last = self.last(relation.oid, position)
         if last is not None and last.layout.is_sent_as(relation.columns):
             return last.layout
-        return self._compare(relation, None if last is None else last.layout, position)[0]
+        return self._compare(relation, None if last is None else last.layout, position, xid)[0]
 
-    def _find(self, relation: RelationMessage, position: Position) -> tuple[LayoutRecord, bool]:
+    def _find(self, relation: RelationMessage, position: Position, xid: int | None) -> tuple[LayoutRecord, bool]:
         """The record that a row has, and whether it begins there."""
         known = self.last(relation.oid, position)
         if known is not None and (known.position == position or position <= self._settled):
@@ -141,7 +147,7 @@ class LayoutHistory:
                     remedy=START_OVER,
                 )
             return known, known.position == position
-        layout, changes = self._compare(relation, None if known is None else known.layout, position)
+        layout, changes = self._compare(relation, None if known is None else known.layout, position, xid)
         if known is not None and not changes and layout.columns == known.layout.columns:
             # VACUUM FULL, or another default: the next change is told from what is there now.
             self._put(replace(known, layout=layout), instead_of=known)
@@ -151,12 +157,12 @@ class LayoutHistory:
         return record, True
 
     def _compare(
-        self, relation: RelationMessage, known: TableLayout | None, position: Position
+        self, relation: RelationMessage, known: TableLayout | None, position: Position, xid: int | None = None
     ) -> tuple[TableLayout, tuple[LayoutChange, ...]]:
         # What looks has one session.
         with self._turn:
             is_known = position <= self._catalog_until
-            catalog, type_of = self._look(relation, not is_known)
+            catalog, type_of = self._look(relation, not is_known, xid)
             if is_known:
                 catalog = self._catalog.get(relation.oid)
             return find_layout(relation, known, catalog, type_of)
