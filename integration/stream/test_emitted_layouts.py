@@ -286,6 +286,21 @@ def test_what_rewrites_a_table_without_a_change_is_not_said(pg: Session, drive: 
 
 
 @pytest.mark.corner
+def test_rows_come_under_the_new_name_of_a_schema(pg: Session, drive: Drive) -> None:
+    """Before PostgreSQL 16 a session goes on with the old one."""
+    run(pg, "CREATE SCHEMA a", "CREATE TABLE a.t (id int PRIMARY KEY)", "INSERT INTO a.t VALUES (0)")
+    driver = drive(tables="*", onSchemaChange="emit")
+    driver.take(2)
+    run(pg, "INSERT INTO a.t VALUES (1)")
+    assert said(driver.take(1)) == [{"id": 1}]
+    run(pg, "ALTER SCHEMA a RENAME TO b")
+    assert said(driver.take(1)) == [("id", ["renamed b.t a.t"])]
+    run(pg, "INSERT INTO b.t VALUES (2)")
+    (row,) = driver.take(1)
+    assert (row["_table"], said([row])) == ("b.t", [{"id": 2}])
+
+
+@pytest.mark.corner
 def test_ddl_that_waits_for_a_synchronous_standby_is_waited_for(
     db: str, pg: Session, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

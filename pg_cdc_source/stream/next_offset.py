@@ -107,7 +107,8 @@ class NextOffset:
     def _look_for_altered(self, start: StreamOffset) -> None:
         altered = self._parts.altered
         coming = start.due_oids | start.gap_oids
-        altered.look([p.member for p in self._parts.membership.plan.planned if p.oid not in coming])
+        if altered.look([p.member for p in self._parts.membership.plan.planned if p.oid not in coming]):
+            self._parts.reader.close()
         if self._target is not None and altered.position is not None:
             # Who takes what is there has it altered, too. It is a moment ago that the target was set.
             self._target = max(self._target, altered.position)

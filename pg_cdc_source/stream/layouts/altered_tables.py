@@ -28,6 +28,10 @@ from pg_cdc_source.stream.layouts.emitted_layouts import EmittedLayouts, Present
 from pg_cdc_source.stream.tables.source_session import SourceSession
 
 
+# Before, a walsender goes on with a schema's old name until something else is altered in its tables.
+_NEW_NAMES_VERSION = 160000
+
+
 class AlteredTables:
     """Finds them. ``position`` is where the batch has to end that says it, None where there is nothing to say."""
 
@@ -37,14 +41,20 @@ class AlteredTables:
         self._source = source
         self._layouts = layouts
         self._found: tuple[PresentLayout, ...] = ()
+        self._sends_old_names = False
         self._mark = ""  # of the tables and the catalog, at the last look
 
-    def look(self, tables: Sequence[Member]) -> None:
-        """Look at the catalog, unless what it has is still to be said."""
+    def look(self, tables: Sequence[Member]) -> bool:
+        """Look at the catalog, unless what it has is still to be said.
+
+        Return whether the stream has to be read in another session, because this one sends old names of tables.
+        """
+        self._sends_old_names = False
         if self._layouts.are_emitted and self.position is None:
             self.were_looked_for = True
             # What cannot be had now is looked for again.
             self._source.ask_in_passing(lambda session: self._look(session, tables))
+        return self._sends_old_names
 
     def _look(self, session: Session, tables: Sequence[Member]) -> None:
         with translated("looking for tables that were altered"), session.cursor() as cursor, waiting_for_nobody(cursor):
@@ -56,6 +66,7 @@ class AlteredTables:
             end, found = self._layouts.read_present(
                 session, tables, lambda: Position.before(wait_for_end_of_wal(session))
             )
+            self._sends_old_names = session.server_version < _NEW_NAMES_VERSION and self._layouts.are_renamed(found)
         self._mark = mark
         if found:
             self.position, self._found = end, found

@@ -139,6 +139,11 @@ class EmittedLayouts:
         both = ((record, known[record.layout.oid]) for record in records)
         return end, tuple((r, last.position) for r, last in both if last is not None and last.layout != r.layout)
 
+    def are_renamed(self, found: Iterable[PresentLayout]) -> bool:
+        """Whether any of these tables has another name than its last rows had."""
+        known = ((present.layout, self._history.newest(present.layout.oid)) for present, _ in found)
+        return any(last is not None and last.layout.name != layout.name for layout, last in known)
+
     def is_rewrite_among(self, found: Iterable[PresentLayout]) -> bool:
         """Whether any of these says that its table is rewritten."""
         return any(self._history.rewrites(present, as_catalog(present), known_at) for present, known_at in found)
