@@ -1303,6 +1303,32 @@ def test_a_new_table_is_followed_behind_a_batch_that_is_repeated(mode: str, pg: 
     until_equal(driver, pg, "t", "u")
 
 
+@pytest.mark.parametrize("is_seen_first", [True, False], ids=["look", "row"])
+def test_a_table_whose_name_another_one_has_taken_over_is_followed_beside_it(
+    is_seen_first: bool, pg: Session, drive: Drive
+) -> None:
+    """As logs are rotated: nothing of either is missing."""
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes", onSchemaChange="emit")
+    rotated = ["ALTER TABLE t RENAME TO t_2025", "CREATE TABLE t (id int PRIMARY KEY, v text)"]
+    rows: list[Row] = []
+    if is_seen_first:
+        run(pg, *rotated)
+        rows += wait_until(driver.batch)
+    else:
+        driver.stop()
+        driver.start()
+        run(pg, *rotated)
+    run(pg, "INSERT INTO t VALUES (7, 'new')", "INSERT INTO t_2025 VALUES (8, 'late')")
+
+    def changes() -> list[tuple[str, str]]:
+        rows.extend(driver.batch() or ())
+        return sorted((row["_table"], row["after"]) for row in rows if row["_change_type"] == "insert")
+
+    both = [("public.t", '{"id":7,"v":"new"}'), ("public.t_2025", '{"id":8,"v":"late"}')]
+    wait_until(lambda: changes() == both)
+    assert ("public.t_2025", "schema") in values(rows, "_table", "_change_type")
+
+
 def before_end_of_wal(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
     """Run ``action`` when the tables of a batch are known, right before its end is found out."""
     end_of_wal = NextOffset._end_of_wal

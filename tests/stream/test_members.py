@@ -56,6 +56,12 @@ def test_another_table_of_the_name_joins_and_the_old_one_has_left() -> None:
     assert (found.joined, found.left) == ((Joined(other, "public.a was dropped and created again"),), (A,))
 
 
+def test_another_table_of_the_name_is_new_where_the_old_one_was_renamed_and_the_stream_says_so() -> None:
+    renamed, other = Member(A.oid, "public.a_old", NOW, ""), Member(13, "public.a", NOW, "")
+    found = compare((A,), "90 iudt 70", (renamed, other), "90 iudt 70", "p", says_names=True)
+    assert (found.joined, found.left) == ((Joined(other, ""),), ())
+
+
 def test_a_table_that_was_out_for_a_while_joins() -> None:
     back = Member(11, "public.a", NOW, "95")
     (joined,) = compare((A, B), "90 iudt 70", (back, *now(B)), "90 iudt 70", "p").joined

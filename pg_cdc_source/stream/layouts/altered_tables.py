@@ -27,7 +27,6 @@ from pg_cdc_source.postgres.table_layouts import read_mark
 from pg_cdc_source.stream.layouts.emitted_layouts import EmittedLayouts, PresentLayout
 from pg_cdc_source.stream.tables.source_session import SourceSession
 
-
 # Before, a walsender goes on with a schema's old name until something else is altered in its tables.
 _NEW_NAMES_VERSION = 160000
 

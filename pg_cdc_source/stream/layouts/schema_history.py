@@ -127,9 +127,11 @@ def _refuse_wanted(plan: StreamPlan, sent: SentRelation) -> None:
     name = dotted(relation.schema, relation.name)
     if options.on_new_table == "snapshot":
         return
-    if any(planned.name == name for planned in plan.planned):
+    is_later = not plan.horizon.has(sent.lsn, sent.xid)
+    # With emit, the table that had the name may have another one by now, which a look at the publication tells.
+    if any(planned.name == name for planned in plan.planned) and not (is_later and options.on_schema_change == "emit"):
         raise SchemaChangedError(f"{name} was dropped and created again {where}", remedy=READ_AGAIN)
-    if plan.horizon.has(sent.lsn, sent.xid) or not options.tables or not _is_wanted_now(options, sent):
+    if not is_later or not options.tables or not _is_wanted_now(options, sent):
         return
     if options.on_new_table == "fail":
         raise SchemaChangedError(f"{name} was added to the stream's tables {where}", remedy=FOLLOW)

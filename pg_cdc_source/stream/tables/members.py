@@ -91,12 +91,14 @@ def compare(
     changed = publication.find_change(mark, mark_now) if mark else ""
     before = {member.oid: member for member in then}
     names = {member.name: member.oid for member in then}
-    names_now = {member.name: member.oid for member in now}
+    names_now, oids_now = {member.name: member.oid for member in now}, {member.oid for member in now}
     kept, joined = [], []
     for member in now:
         known = before.get(member.oid)
         if known is None:
-            anew = f"{member.name} was dropped and created again" if member.name in names else ""
+            # One that was renamed is another table still.
+            is_anew = member.name in names and not (says_names and names[member.name] in oids_now)
+            anew = f"{member.name} was dropped and created again" if is_anew else ""
             joined.append(Joined(member, anew))
         elif why := changed or publication.find_table_change(known.entry, member.entry, member.name):
             joined.append(Joined(member, f"publication {quoted(publication_name)} {why}"))
@@ -104,8 +106,7 @@ def compare(
             joined.append(Joined(member, f"{known.name} was renamed to {member.name}, and one is another table's name"))
         else:
             kept.append(replace(member, since=known.since))
-    present = {member.oid for member in now}
-    return Difference(tuple(kept), tuple(joined), tuple(member for member in then if member.oid not in present))
+    return Difference(tuple(kept), tuple(joined), tuple(member for member in then if member.oid not in oids_now))
 
 
 _HAD_ROWS = {
