@@ -250,6 +250,8 @@ TYPES = (
     ("column", "alter"),
     [
         *((column, "TYPE mood RENAME VALUE 'ok' TO 'fine'") for column in ("mood", "moods", "feeling")),
+        # Rows that were written in between have the other label, and no other sign of it.
+        ("mood", "TYPE mood RENAME VALUE 'ok' TO 'fine'; ALTER TYPE mood RENAME VALUE 'fine' TO 'ok'"),
         ("feeling", "TYPE feeling ADD ATTRIBUTE why text"),
         ("feeling", "TYPE feeling DROP ATTRIBUTE since"),
         ("of_table", "TABLE inside ADD b int"),

@@ -129,11 +129,11 @@ _PARTS_OF_TYPE = """
     WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 """
 
-# Labels are in the order in which they came.
+# Labels are in the order in which they came. One that was renamed, and perhaps back, has another xmin.
 _INSIDE_OF_TYPE = """
     SELECT CASE
         WHEN t.typtype = 'e' THEN (
-            SELECT string_agg(left(md5(e.enumlabel), 6), '' ORDER BY e.oid)
+            SELECT 'x' || string_agg(left(md5(concat(e.enumlabel, ' ', e.xmin)), 6), '' ORDER BY e.oid)
             FROM pg_catalog.pg_enum AS e
             WHERE e.enumtypid = t.oid
         )

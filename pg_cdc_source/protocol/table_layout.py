@@ -204,14 +204,16 @@ def sent_of(column: RelationColumn) -> Sent:
 def has_other_texts(known: str, now: str) -> bool:
     """Whether values that are stored have other texts than when the ``insides`` of their types were ``known``.
 
-    These are types with what they have inside, as ``16400e1f3a…`` and ``16410c1,2``: hashes of an enum's labels, of
-    which some may come behind the others, and the numbers of a composite type's attributes.
+    These are types with what they have inside, as ``16400ex1f3a…`` and ``16410c1,2``: hashes of an enum's labels, of
+    which some may come behind the others, and the numbers of a composite type's attributes. Without the ``x`` they are
+    hashes of an earlier release, which cannot be compared.
     """
     insides = dict(map(_split_inside, now.split()))
     for oid, was in map(_split_inside, known.split()):
         # A type that is not used any more has no values.
         inside = insides.get(oid, was)
-        if not inside.startswith(was) if was.startswith("e") else inside != was:
+        is_earlier = was.startswith("e") and not was.startswith("ex")
+        if not is_earlier and (not inside.startswith(was) if was.startswith("e") else inside != was):
             return True
     return False
 

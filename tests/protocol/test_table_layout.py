@@ -51,12 +51,14 @@ def test_what_earlier_releases_did_not_write_is_kept(primary: int | None) -> Non
 @pytest.mark.parametrize(
     ("known", "now", "expected"),
     [
-        ("", "16400eabcdef", False),
-        ("16400eabcdef", "16400eabcdef", False),
-        ("16400eabcdef", "16400eabcdef012345", False),
-        ("16400eabcdef012345", "16400eabcdee012345", True),
-        ("16400eabcdef", "", False),
-        ("16410c1,2 16420e", "16410c1,2 16420eabcdef", False),
+        ("", "16400exabcdef", False),
+        ("16400exabcdef", "16400exabcdef", False),
+        ("16400exabcdef", "16400exabcdef012345", False),
+        ("16400exabcdef012345", "16400exabcdee012345", True),
+        ("16400exabcdef", "", False),
+        ("16410c1,2 16420e", "16410c1,2 16420exabcdef", False),
+        # Of an earlier release.
+        ("16400eabcdef", "16400ex012345", False),
         ("16410c1,2", "16410c1,2,3", True),
         ("16410c1,2", "16410c1", True),
         ("16410c1,2", "16411c1,2,3", False),
