@@ -339,10 +339,15 @@ def open_exporter(
     return session, instance
 
 
-def announce_one_more(session: Session, keys: Sequence[LockKey], name: str) -> None:
-    """As ``announce``, in a transaction that goes on where that fails."""
+def set_savepoint(session: Session) -> None:
+    """Have ``announce_one_more`` fail alone."""
     with translated("announcing a snapshot"), session.cursor() as cursor:
         cursor.execute("SAVEPOINT one_more")
+
+
+def announce_one_more(session: Session, keys: Sequence[LockKey], name: str) -> None:
+    """As ``announce``, in a transaction that goes on where that fails, from the savepoint on."""
+    with translated("announcing a snapshot"), session.cursor() as cursor:
         try:
             announce(session, None, keys, name)
         except PgCdcError:

@@ -285,6 +285,7 @@ def test_who_cannot_be_announced_in_a_pool_ends_alone(monkeypatch: pytest.Monkey
 
     line, pool = two_in_a_pool(monkeypatch)
     monkeypatch.setattr(snapshots, "export_snapshot", lambda _: "00000003-0000001B-2")
+    monkeypatch.setattr(snapshots, "set_savepoint", lambda _: None)
     monkeypatch.setattr(snapshots, "announce_one_more", refuse)
     line.workers.finish()
     line.executions.mend()
@@ -307,6 +308,26 @@ def test_a_pool_that_is_lost_takes_nobody_along_who_had_no_snapshot(monkeypatch:
     assert type(line.marks.shown["1"]) is SnapshotLostError
     assert line.serve() == [("2",)]
     assert line.shared("2") is not pool
+
+
+def test_whose_announcement_was_sent_has_no_other_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is lost before it has the answer: the server may have heard it, and tasks may read by it."""
+    line, pool = two_in_a_pool(monkeypatch)
+    assert pool.held is not None
+    session: Any = pool.held.first.session
+
+    def lose(*_: Any) -> None:
+        session.close()
+        raise TransientError("server closed the connection")
+
+    monkeypatch.setattr(snapshots, "export_snapshot", lambda _: "00000003-0000001B-2")
+    monkeypatch.setattr(snapshots, "set_savepoint", lambda _: None)
+    monkeypatch.setattr(snapshots, "announce_one_more", lose)
+    line.workers.finish()
+    line.executions.mend()
+    assert line.executions.get("2") is None
+    assert line.executions.tell_why_ended("2")
+    assert line.serve() == []
 
 
 def test_a_server_that_is_away_is_asked_again_for_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:

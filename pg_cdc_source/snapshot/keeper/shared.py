@@ -29,6 +29,7 @@ from pg_cdc_source.postgres.snapshots import (
     export_snapshot,
     make_snapshot,
     open_exporter,
+    set_savepoint,
 )
 from pg_cdc_source.postgres.standby_snapshots import IncompleteSnapshotError
 from pg_cdc_source.snapshot.board import Request, execution_key, holder_name, snapshot_number
@@ -179,6 +180,7 @@ class SnapshotWork:
         session, first_id = pool.held.first
         try:
             snapshot_id = export_snapshot(session)
+            set_savepoint(session)
         except IncompleteSnapshotError as error:
             # The others that the pool has are as they were.
             return partial(refused, error)
@@ -193,8 +195,9 @@ class SnapshotWork:
         try:
             announce_one_more(session, _keys_in_pool(keys, snapshot_id), self._namer(pool)(first_id))
         except PgCdcError as error:
-            why = None if is_lost(session) else error
-            return lambda: refused(why)
+            # The session may be lost, and the announcement heard all the same: tasks may read by this snapshot until
+            # the server notices. So the execution never gets another one.
+            return partial(refused, error)
         return lambda: self._have_exported(pool, keys, snapshot_id)
 
     def _have_exported(self, pool: Shared, keys: tuple[str, ...], snapshot_id: str) -> None:
