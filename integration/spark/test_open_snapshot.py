@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import signal
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg2
 import pytest
@@ -119,6 +121,26 @@ def test_no_slot_is_left_where_a_table_was_emptied_meanwhile(
     monkeypatch.setattr(Held, "lock", late)
     with pytest.raises(SchemaChangedError), open_snapshot(db, tables=[orders], slot="kept"):
         pass
+    assert slots(pg) == []
+
+
+def test_no_slot_is_left_where_ctrl_c_comes_while_it_is_made(db: str, pg: Session, orders: str) -> None:
+    """The interrupt is raised once the server has answered, when the slot is there."""
+    main = threading.get_ident()
+
+    def interrupt(writer: Session) -> None:
+        wait_until(lambda: slots(pg) != [])
+        signal.pthread_kill(main, signal.SIGINT)
+        writer.commit()
+
+    with connect(db) as writer, ThreadPoolExecutor(1) as pool:
+        writer.autocommit = False
+        with writer.cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id()")
+        interrupted = pool.submit(interrupt, writer)
+        with pytest.raises(KeyboardInterrupt), open_snapshot(db, tables=[orders], slot="kept"):
+            pass
+        interrupted.result()
     assert slots(pg) == []
 
 

@@ -282,8 +282,13 @@ def _at_new_slot(
                 # The slot waits for one transaction after the other, and slotTimeout is what bounds that.
                 cursor.execute("SET lock_timeout = 0")
                 cursor.execute(_BEGIN)
-            consistent_point = create_slot(cursor, slot, watcher, server)
+            # Ctrl-C that comes while it waits is raised behind it.
             created = True
+            try:
+                consistent_point = create_slot(cursor, slot, watcher, server)
+            except PgCdcError:
+                created = False
+                raise
             with translated("preparing a session"):
                 cursor.execute("SET lock_timeout = %s", (SESSION_SETTINGS["lock_timeout"],))
             snapshot_id = export_snapshot(session, of_slot=True)
