@@ -124,8 +124,8 @@ class Lake(ABC):
     def move_away(self, table: str) -> None:
         """Have a table no more."""
 
-    def _look(self, table: str, version: int) -> object:
-        return self._read(table.removeprefix("public."), version)
+    def _look(self, table: str) -> object:
+        return self._read(table.removeprefix("public."), None)
 
     @abstractmethod
     def ledger_rows(self) -> list[dict[str, Any]]:

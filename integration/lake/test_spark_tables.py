@@ -190,6 +190,30 @@ def test_a_table_that_fails_again_and_again_is_set_aside_and_all_of_them_end_the
 
 
 @pytest.mark.usefixtures("_short_pauses")
+def test_what_another_driver_removes_sets_no_table_aside(
+    pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was thought to be dead goes on, and begins or ends a batch."""
+    lake = begin(*T, *U)
+    assert isinstance(lake, CatalogLake)
+    whole = lake.kind.apply
+
+    def robbed(self: Any, *args: Any) -> None:
+        files.remove_directory(lake._lake._staging)
+        whole(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lake.kind, "apply", robbed)
+        run(pg, "INSERT INTO t VALUES (3, 'c')")
+        with pytest.raises(DefiniteError, match="another driver of this mirror applies batch"):
+            wait_until(is_same(lake, pg, "t", "u"))
+    last = lake.ledger.last()
+    assert last is not None
+    assert last.set_aside == {}
+    wait_until(is_same(lake, pg, "t", "u"))
+
+
+@pytest.mark.usefixtures("_short_pauses")
 def test_a_table_that_fails_alone_in_its_batch_does_not_end_the_query(
     pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,10 +76,10 @@ class Ledger(Protocol):
     def note(self, said: Mapping[str, str]) -> None:
         """Have it say this from now on."""
 
-    def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
+    def last(self, lsn: int | None = None, query: str | None = None, since: int = 0) -> LedgerRow | None:
         """The newest row that is whole, up to ``lsn`` if it is given; or the newest of ``query``, whole or not.
 
-        None where there is none.
+        ``since``: of that batch or a later one, so that files of older rows are not read. None where there is none.
         """
 
     def queries(self) -> frozenset[str]:

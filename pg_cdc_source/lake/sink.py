@@ -53,7 +53,7 @@ class Sink:
         targets: Targets,
         ledger: Ledger,
         on_batch: Callable[[Applied], None] | None = None,
-        read: Callable[[str, int], object] | None = None,
+        read: Callable[[str], object] | None = None,
         *,
         modes: str = "",
         format: str = "",
@@ -89,6 +89,8 @@ class Sink:
         elif time.time() - self._seen_at > _TAKEN_OVER_SECONDS:
             self._require_newest(last)
         self._append(row)
+        if last is None:
+            self._require_first(query)
         self._last, self._seen_at = row, time.time()
         rows = {o["table"]: o["rows"] for o in outcomes if o["version"] is not None}
         log.info("batch %d: %d rows, %d tables at LSN %d", batch_id, sum(rows.values()), len(row.tables), row.lsn)
@@ -101,7 +103,7 @@ class Sink:
         pauses, is_again = _APPENDING.pauses(), False
         while True:
             try:
-                if is_again and (last := self._ledger.last(query=row.query)) and last.batch_id >= row.batch_id:
+                if is_again and self._ledger.last(query=row.query, since=row.batch_id) is not None:
                     return
                 self._ledger.append(row)
                 return
@@ -137,6 +139,8 @@ class Sink:
             )
         if last is None:
             self._require_alone()
+        elif done == 0:
+            self._require_first(query)
         self._ledger.create(self._said)
         said = self._ledger.said
         # A ledger that is beside its tables has been moved with them.
@@ -158,7 +162,7 @@ class Sink:
 
     def _require_newest(self, last: LedgerRow) -> None:
         """Raise DefiniteError where another driver of this query has gone on meanwhile."""
-        found = self._ledger.last(query=last.query)
+        found = self._ledger.last(query=last.query, since=last.batch_id)
         if found is None or found.batch_id != last.batch_id:
             raise DefiniteError(
                 f"another driver of this mirror has applied batch {-1 if found is None else found.batch_id} meanwhile, "
@@ -169,12 +173,20 @@ class Sink:
     def _require_alone(self) -> None:
         """Raise DefiniteError where the ledger has rows of another query, and none of this one."""
         if others := self._ledger.queries():
-            raise DefiniteError(
-                f"the ledger {self._targets.ledger} is that of another mirror, of the query {min(others)}: nobody "
-                "could tell at which point the tables of both are",
-                remedy="give this mirror a ledger of its own (ledger=…); or, where it is to take the other's place, "
-                "move the other's ledger and tables away first",
-            )
+            raise self._shared_error(min(others))
+
+    def _require_first(self, query: str) -> None:
+        """Raise DefiniteError where two have written their first rows at the same time: one of them goes on."""
+        if (first := min(self._ledger.queries(), default=query)) != query:
+            raise self._shared_error(first)
+
+    def _shared_error(self, query: str) -> DefiniteError:
+        return DefiniteError(
+            f"the ledger {self._targets.ledger} is that of another mirror, of the query {query}: nobody could tell at "
+            "which point the tables of both are",
+            remedy="give this mirror a ledger of its own (ledger=…), with a new checkpoint and slot if it has begun; "
+            "or, where it is to take the other's place, move the other's ledger and tables away first",
+        )
 
     def _row(self, start: LedgerRow, batch_id: int, outcomes: Sequence[Mapping[str, Any]]) -> LedgerRow:
         self._require_lake(start, batch_id, outcomes)
@@ -214,7 +226,8 @@ class Sink:
             return False
         for table in [table for table in versions if table not in without][:_TABLES_TO_READ]:
             try:
-                self._read(table, versions[table])
+                # As it is now: its version may be one that VACUUM has ended.
+                self._read(table)
                 return True
             except Exception as error:
                 log.warning("%s cannot be read either: %s", table, error)

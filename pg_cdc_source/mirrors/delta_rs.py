@@ -406,8 +406,8 @@ def writing(
     )
 
 
-def read_at(path: str, version: int) -> tuple[list[str], pa.Schema]:
-    """The files of a table at a version, by the paths that Spark takes, and its columns."""
+def read_at(path: str, version: int | None = None) -> tuple[list[str], pa.Schema]:
+    """The files of a table, at a version if it is given, by the paths that Spark takes, and its columns."""
     table = DeltaTable(path, version=version)
     # Hadoop has no s3:// by itself. What delta-rs calls a path is one of this host, which Spark's may not be.
     uris = [re.sub("^(?=/(?!Volumes/))", "file://", re.sub("^s3://", "s3a://", unquote(u))) for u in table.file_uris()]

@@ -63,13 +63,13 @@ class DeltaRsLake:
     def is_of(self, table: str, version: int, mark: Mark) -> bool:
         return is_of(self._targets[table], version, mark)
 
-    def try_to_read(self, table: str, version: int) -> None:
+    def try_to_read(self, table: str) -> None:
         path = self._targets[table]
 
         def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             # As tasks read it. Spark itself may have no file system for the place.
             with short_errors():
-                read_at(path, version)
+                read_at(path)
             yield from batches
 
         self._spark.range(0, 1, 1, 1).mapInArrow(look, "id long").collect()

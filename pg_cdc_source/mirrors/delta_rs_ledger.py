@@ -45,13 +45,15 @@ class DeltaRsLedger:
                 remedy="see that no other mirror writes it, and start the query again",
             ) from error
 
-    def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
+    def last(self, lsn: int | None = None, query: str | None = None, since: int = 0) -> LedgerRow | None:
         if not DeltaTable.is_deltatable(self.path):
             return None
         rows = DeltaTable(self.path).to_pyarrow_dataset()
         wanted = pc.field("is_whole") if query is None else pc.field("query") == query
         if lsn is not None:
             wanted &= pc.field("lsn") <= lsn
+        if since:
+            wanted &= pc.field("batch_id") >= since
         by = [(name, "descending") for name in newest_by(query)]
         # Without the names of all tables in each row, and a part after the other: there may be millions of rows.
         parts = rows.scanner(columns=list(OF_BATCH), filter=wanted).to_reader()

@@ -53,7 +53,7 @@ class Lake(Protocol):
     def read(self, table: str, version: int) -> DataFrame:
         """The table as it was at a version."""
 
-    def try_to_read(self, table: str, version: int) -> None:
+    def try_to_read(self, table: str) -> None:
         """Raise where tasks cannot read the table."""
 
     def is_of(self, table: str, version: int, mark: Mark) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,13 +15,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import pyarrow as pa
+from pyarrow.fs import FileType
 from pyspark import inheritable_thread_target
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from pg_cdc_source.errors import RESNAPSHOT, ForeignWriterError, PgCdcError, TransientError
+from pg_cdc_source.errors import RESNAPSHOT, DefiniteError, ForeignWriterError, PgCdcError, TransientError
 from pg_cdc_source.lake.bring import Mark, Patience, Work, bring
-from pg_cdc_source.lake.files import remove_directory
+from pg_cdc_source.lake.files import open_directory, remove_directory
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.shape_of_table import require_shape
@@ -67,6 +69,24 @@ _OF_CATALOGS = ("spark.sql.catalog.", "spark.sql.iceberg.")
 _CANCELLED = "SPARK_JOB_CANCELLED"
 
 
+class _Sign:
+    """A file that stands beside what a batch has staged: where it is gone, so is that."""
+
+    def __init__(self, directory: str) -> None:
+        self._filesystem, root = open_directory(directory)
+        self._path = f"{root}/batch-{uuid.uuid4()}"
+        self._filesystem.open_output_stream(self._path).close()
+
+    def require(self, batch_id: int) -> None:
+        """Raise DefiniteError where another driver of this mirror has removed it: what failed is no table's fault."""
+        if self._filesystem.get_file_info(self._path).type == FileType.NotFound:
+            raise DefiniteError(
+                f"another driver of this mirror applies batch {batch_id} or a later one, and has removed what this one "
+                "has staged",
+                remedy="let one driver run with a checkpoint; start the query again: it goes on with this batch",
+            )
+
+
 class SparkLake:
     """Tables in Spark's catalogs. A batch is staged below ``staging``, a directory that executors reach."""
 
@@ -95,8 +115,10 @@ class SparkLake:
     def first_files(self) -> FirstFiles:
         return FirstFiles(directory=self._staging, shapes=self._shapes)
 
-    def try_to_read(self, table: str, version: int) -> None:
-        self.read(table, version).head()
+    def try_to_read(self, table: str) -> None:
+        name = self._name(table)
+        refresh(self._spark, name, self._kind.provider)
+        self._spark.table(name).head()
 
     def read(self, table: str, version: int) -> DataFrame:
         name = self._name(table)
@@ -123,6 +145,7 @@ class SparkLake:
     def run(self, batch: DataFrame, start: Start) -> list[Outcome]:
         # What a batch that a crash has ended has left goes first.
         remove_directory(self._staging)
+        sign = _Sign(self._staging)
         task = StagingTask(self._targets, start, self._shapes, self._staging)
         outcomes = run_task(batch, task, self.first_files)
         count = min(len(outcomes), parallelism(self._spark)) or 1
@@ -132,6 +155,8 @@ class SparkLake:
                 list(pool.map(self._inheriting(lambda outcome: self._apply(outcome, start, patience)), outcomes))
         finally:
             self._end_sessions()
+        if any(outcome["error"] is not None for outcome in outcomes):
+            sign.require(start.mark.batch)
         remove_directory(self._staging)
         return outcomes
 

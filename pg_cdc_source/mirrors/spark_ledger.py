@@ -63,13 +63,15 @@ class SparkLedger:
         name = f"{self._provider}.{backquoted(location)}"
         return TEMPLATE in (read_properties(self._spark, name) or {}) and self._spark.table(name).isEmpty()
 
-    def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
+    def last(self, lsn: int | None = None, query: str | None = None, since: int = 0) -> LedgerRow | None:
         if not self._is_there():
             return None
         refresh(self._spark, self._name, self._provider)
         rows = self._spark.table(self._name)
         if lsn is not None:
             rows = rows.where(F.col("lsn") <= lsn)
+        if since:
+            rows = rows.where(F.col("batch_id") >= since)
         rows = rows.where("is_whole" if query is None else F.col("query") == query)
         newest = [F.desc(name) for name in newest_by(query)]
         # Without the names of all tables in each of what may be millions of rows.

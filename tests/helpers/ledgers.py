@@ -29,8 +29,8 @@ class Rows:
         self.template, self.modes, self.format = said[TEMPLATE], said[MODES], said[FORMAT]
         self.noted.append(said)
 
-    def last(self, lsn: int | None = None, query: str | None = None) -> LedgerRow | None:
-        found = [row for row in self.rows if query in (None, row.query)]
+    def last(self, lsn: int | None = None, query: str | None = None, since: int = 0) -> LedgerRow | None:
+        found = [row for row in self.rows if query in (None, row.query) and row.batch_id >= since]
         return found[-1] if found else None
 
     def queries(self) -> frozenset[str]:

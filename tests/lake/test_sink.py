@@ -47,8 +47,7 @@ class Lake:
         self._batches = 0
         self.apply(*map(outcome, (A, B, C)))
 
-    def _look(self, table: str, version: int) -> None:
-        assert version == 7
+    def _look(self, table: str) -> None:
         self.read.append(table)
         if table in self.unreadable:
             raise OSError("no route to host")
@@ -261,5 +260,22 @@ def test_two_mirrors_do_not_have_one_ledger() -> None:
             sink.apply("other", 0, load, lambda lsn: False)
     assert meanwhile.queries() == {"q"}
     # Those that have shared one up to now go on.
-    ledger.rows.append(replace(ledger.rows[0], query="other"))
-    assert apply(ledger, 1, query="other").batch_id == 1
+    ledger.rows.append(replace(ledger.rows[-1], query="other"))
+    assert apply(ledger, 2, query="other").batch_id == 2
+
+
+class Both(Rows):
+    """A ledger into which another mirror writes its row at the same time."""
+
+    def append(self, row: LedgerRow) -> None:
+        self.rows += [row, replace(row, query="q" if row.query == "other" else "other")]
+
+
+def test_one_of_two_mirrors_goes_on_that_began_at_the_same_time() -> None:
+    ledger = Both(TARGETS.template)
+    # Also behind a start.
+    for _ in range(2):
+        with pytest.raises(DefiniteError, match="is that of another mirror, of the query other"):
+            apply(ledger, 0, query="q")
+    ledger = Both(TARGETS.template)
+    assert [apply(ledger, number, query="other").batch_id for number in (0, 0, 1)] == [0, 0, 1]
