@@ -24,7 +24,7 @@ from threads import at_work
 from watch import wait_until
 
 from pg_cdc_source.errors import DefiniteError, OptionError
-from pg_cdc_source.lake import bring, files
+from pg_cdc_source.lake import bring, directories, files
 from pg_cdc_source.lake.ledger import MODES, TEMPLATE
 from pg_cdc_source.mirrors import iceberg_files
 from pg_cdc_source.mirrors.delta import DeltaTable
@@ -199,7 +199,7 @@ def test_what_another_driver_removes_sets_no_table_aside(
     whole = lake.kind.apply
 
     def robbed(self: Any, *args: Any) -> None:
-        files.remove_directory(lake._lake._staging)
+        directories.remove_directory(lake._lake._staging)
         whole(self, *args)
 
     with monkeypatch.context() as patch:

@@ -7,7 +7,8 @@
   (``shape``, ``shape_of_table``).
 - Commits: ``bring`` takes one table to the end of a batch, whichever of its commits are there. ``key_bounds`` keeps
   files without the batch's keys from being read, ``compaction`` says when small files are put together.
-- First rows: ``first_rows`` writes them in the task that reads them, by ``files`` and ``first_files``.
+- First rows: ``first_rows`` writes them in the task that reads them, by ``files`` and ``first_files``. ``directories``
+  knows file systems and object stores.
 - All tables: ``targets`` says where each one is, ``sink`` applies batches in order and ends each with a row of the
   ``ledger``, and ``standing`` says where tables stand and which are set aside.
 """

@@ -6,20 +6,18 @@ A file belongs to the table only when a commit names it. One that a task has wri
 from __future__ import annotations
 
 import json
-import re
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.lake.columns import as_wanted, read_layout
+from pg_cdc_source.lake.directories import open_directory
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.last_layout import typed_columns
 from pg_cdc_source.lake.rows_of_batch import FILE, REFUSED
@@ -191,41 +189,6 @@ def with_own_columns(rows: pa.RecordBatch, shape: Shape, changes: pa.RecordBatch
     else:
         own = {shape.deleted: pa.repeat(False, n), DELETED_LSN: pa.nulls(n, pa.int64())} if shape.is_soft else {}
     return pa.RecordBatch.from_arrays([*rows.columns, *own.values()], names=[*rows.schema.names, *own])
-
-
-def find_directory(directory: str) -> tuple[pafs.FileSystem, str]:
-    """Return a directory's file system, and its path there."""
-    # Hadoop's names are not Arrow's, and are not encoded.
-    place = re.sub("^s3[an]://", "s3://", re.sub("^file:/+", "/", directory))
-    scheme, separator, path = place.rpartition("://")
-    if not separator:
-        return pafs.LocalFileSystem(), place
-    filesystem, root = pafs.FileSystem.from_uri(f"{scheme}://{quote(path, safe='/:@')}")
-    return filesystem, root
-
-
-def open_directory(directory: str) -> tuple[pafs.FileSystem, str]:
-    """Create a directory of a file system, or take one of an object store; its file system, and its path there."""
-    filesystem, root = find_directory(directory)
-    if _has_directories(filesystem):
-        filesystem.create_dir(root, recursive=True)
-    return filesystem, root
-
-
-def remove_directory(directory: str) -> None:
-    """Remove a directory with all that is in it, if it is there."""
-    filesystem, root = open_directory(directory)
-    if _has_directories(filesystem):
-        filesystem.delete_dir(root)
-    else:
-        filesystem.delete_dir_contents(root, missing_dir_ok=True)
-
-
-def _has_directories(filesystem: pafs.FileSystem) -> bool:
-    """Whether directories have to be created. An object store has objects with names that say so, also for parents
-    where this process has no rights.
-    """
-    return filesystem.type_name in ("local", "hdfs")
 
 
 def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:

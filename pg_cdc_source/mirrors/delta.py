@@ -12,7 +12,7 @@ from pyspark.sql import DataFrameWriterV2, SparkSession
 
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.compaction import SMALL_BYTES
-from pg_cdc_source.lake.files import open_directory, remove_directory
+from pg_cdc_source.lake.directories import open_directory, remove_directory
 from pg_cdc_source.mirrors.catalog_names import is_path, parts_of
 from pg_cdc_source.mirrors.lakes import HOUSEKEEPING_OF_DELTA
 from pg_cdc_source.mirrors.sessions import parallelism

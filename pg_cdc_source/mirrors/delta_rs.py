@@ -29,7 +29,7 @@ from pg_cdc_source.errors import RESNAPSHOT, SchemaChangedError, TransientError
 from pg_cdc_source.lake.bring import Patience, Step, Work, bring, foreign_writer_error
 from pg_cdc_source.lake.columns import MirroredLayout, read_layout
 from pg_cdc_source.lake.compaction import SMALL_BYTES
-from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.directories import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.kept_columns import is_wider, other_type_remedy, require_allowed
 from pg_cdc_source.lake.key_bounds import bounds_of

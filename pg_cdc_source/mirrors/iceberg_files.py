@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pyspark.sql import SparkSession
 
-from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.directories import open_directory
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pg_cdc_source.errors import OptionError
 from pg_cdc_source.lake.bring import Mark
+from pg_cdc_source.lake.directories import require_known
 from pg_cdc_source.lake.first_files import FIRST_FILES
 from pg_cdc_source.lake.ledger import TEMPLATE, Ledger
 from pg_cdc_source.lake.shape import Shapes
@@ -97,6 +98,7 @@ def mirror(
     targets = Targets.of(_place(spark, target), None if ledger is None else _place(spark, ledger), forbidden)
     staging = f"{absolute(spark, checkpoint)}/pgcdc-staging"
     for path in (targets.template, targets.ledger) if format == "deltalake" else (staging,):
+        require_known(path)
         require_one_place(spark, path)
 
     def open_lake(spark: SparkSession) -> Lake:

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pg_cdc_source.errors import RESNAPSHOT, DefiniteError, ForeignWriterError, PgCdcError, TransientError
 from pg_cdc_source.lake.bring import Mark, Patience, Work, bring
-from pg_cdc_source.lake.files import open_directory, remove_directory
+from pg_cdc_source.lake.directories import open_directory, remove_directory
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.shape_of_table import require_shape

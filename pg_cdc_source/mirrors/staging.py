@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pg_cdc_source.errors import PgCdcError
 from pg_cdc_source.lake.bring import Work
 from pg_cdc_source.lake.columns import read_layout
-from pg_cdc_source.lake.files import open_directory
+from pg_cdc_source.lake.directories import open_directory
 from pg_cdc_source.lake.final_rows import final_rows
 from pg_cdc_source.lake.key_bounds import KeyBounds, bounds_of
 from pg_cdc_source.lake.parts import Emptied, Files, Rekeyed

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from pg_cdc_source.errors import DefiniteError
-from pg_cdc_source.lake.files import find_directory
+from pg_cdc_source.lake.directories import find_directory
 from pg_cdc_source.offsets import StreamOffset
 
 _VERSION = "v1"

@@ -14,7 +14,7 @@ from runs import Change, changed, layout
 
 from pg_cdc_source.lake import files as lake_files
 from pg_cdc_source.lake.columns import read_layout
-from pg_cdc_source.lake.files import FileWriter, open_directory, with_own_columns
+from pg_cdc_source.lake.files import FileWriter, with_own_columns
 from pg_cdc_source.lake.first_files import FIRST_FILES, FirstFiles
 from pg_cdc_source.lake.shape import Shape, Shapes
 from pg_cdc_source.lake.targets import Targets
@@ -25,16 +25,6 @@ from pg_cdc_source.protocol.packed import layout_text
 LSN = Lsn(7)
 TABLE = layout([(1, "id", "int4"), (2, "v", "text")], ["id"])
 OTHER = layout([(1, "id", "int4")], ["id"], oid=2, name="public.u")
-
-
-def test_places_in_object_stores_are_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Nothing answers there: no object is made that would stand for a directory.
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    for name in ("orders", "two w\u00f6rds", "a%20b", "dt=2026-11-30"):
-        for scheme in ("s3", "s3a"):
-            filesystem, root = open_directory(f"{scheme}://lake/shop/{name}")
-            assert (filesystem.type_name, root) == ("s3", f"lake/shop/{name}")
 
 
 def as_texts(table: StreamedTable, *rows: tuple[str | None, ...]) -> pa.RecordBatch:
