@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from pg_cdc_source.mirrors import delta_rs_log
 from pg_cdc_source.mirrors.delta_rs_log import LOG_PROPERTIES, clean_where_due
 
 RETENTION = "delta.deletedFileRetentionDuration"
@@ -53,6 +56,49 @@ def test_a_checkpoint_has_the_removed_files_of_a_while(tmp_path: Path, kept: str
     removed = pq.read_table(last, columns=["remove"])["remove"].drop_null()
     assert (len(removed) > 20) == (kept == "interval 1 day")
     assert LOG_PROPERTIES[RETENTION] == "interval 1 day"
+
+
+def checkpoints(path: str) -> list[int]:
+    return sorted(int(file.name[:20]) for file in Path(path, "_delta_log").glob("*.checkpoint.parquet"))
+
+
+@pytest.fixture
+def long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table with 100 commits, where 40 count as a thousand."""
+    monkeypatch.setattr(delta_rs_log, "_COMMITS_PER_CLEANUP", 40)
+    rows = pa.table({"id": [1]})
+    DeltaTable.create(tmp_path, rows.schema, configuration=LOG_PROPERTIES)
+    for _ in range(99):
+        write_deltalake(tmp_path, rows, mode="append")
+    return tmp_path
+
+
+def grow_old(path: Path) -> None:
+    for file in (path / "_delta_log").iterdir():
+        os.utime(file, (file.stat().st_mtime - 7200,) * 2)
+
+
+def rows_at(path: Path, versions: Iterable[int]) -> list[int]:
+    return [DeltaTable(path, version=version).to_pyarrow_table().num_rows for version in versions]
+
+
+def test_one_checkpoint_in_a_thousand_commits_stays(long: Path) -> None:
+    clean_where_due(str(long), 79, 80)
+    # Somebody may have opened the table by one of them a moment ago.
+    assert checkpoints(str(long)) == [*range(9, 100, 10)]
+    grow_old(long)
+    clean_where_due(str(long), 79, 80)
+    assert checkpoints(str(long)) == [9, 49, 89, 99]
+    assert rows_at(long, (0, 39, 41, 79, 99)) == [0, 39, 41, 79, 99]
+
+
+def test_a_checkpoint_stays_that_a_version_needs(long: Path) -> None:
+    for version in range(70):
+        (long / "_delta_log" / f"{version:020}.json").unlink()
+    grow_old(long)
+    clean_where_due(str(long), 79, 80)
+    assert 69 in checkpoints(str(long))
+    assert rows_at(long, range(70, 100, 5)) == [*range(70, 100, 5)]
 
 
 def test_a_log_that_cannot_be_cleaned_up_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
