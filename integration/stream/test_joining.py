@@ -1303,6 +1303,17 @@ def test_a_new_table_is_followed_behind_a_batch_that_is_repeated(mode: str, pg: 
     until_equal(driver, pg, "t", "u")
 
 
+def test_a_table_that_was_created_again_is_not_taken_for_a_new_one_beside_a_renamed_one(
+    pg: Session, drive: Drive
+) -> None:
+    """Its old rows are gone, and no row says so."""
+    driver = standing(drive, pg, *T, ALL_TABLES, tables="public.*", onNewTable="changes", onSchemaChange="emit")
+    run(pg, "DROP TABLE t", *T)
+    for _ in range(2):
+        driver.refusal("public.t was dropped and created again", "onNewTable=snapshot")
+        driver.restart()
+
+
 @pytest.mark.parametrize("is_seen_first", [True, False], ids=["look", "row"])
 def test_a_table_whose_name_another_one_has_taken_over_is_followed_beside_it(
     is_seen_first: bool, pg: Session, drive: Drive

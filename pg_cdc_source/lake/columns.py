@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,14 @@ import pyarrow as pa
 
 from pg_cdc_source.errors import RESNAPSHOT, UnrepresentableError
 from pg_cdc_source.lake.shape import Shape, Unrepresentable
+from pg_cdc_source.options.names import listed_names
 from pg_cdc_source.options.numeric_as import NumericAs
 from pg_cdc_source.protocol.refused import RefusedValueError, accept, in_words
 from pg_cdc_source.values import registry
 from pg_cdc_source.values.arrow import field_of, from_texts
 from pg_cdc_source.values.registry import Codec, Column
+
+log = logging.getLogger(__name__)
 
 _NUMERIC_AS = NumericAs("string")
 _JSON_OIDS = (114, 3802)  # json, jsonb: pg_type.dat
@@ -124,6 +128,8 @@ def read_layout(text: str) -> MirroredLayout:
 def as_wanted(text: str, shape: Shape) -> str:
     """Return what a run says of its columns, with what the mirror's user wants them to be in the lake."""
     said = json.loads(text)
+    if lacking := sorted(set(shape.as_string) - {column["name"] for column in said["columns"]}):
+        log.warning("asString names %s, and the table does not have that", listed_names(lacking))
     for column in said["columns"]:
         if column["name"] in shape.as_string:
             column["as_string"] = True

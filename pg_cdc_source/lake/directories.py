@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 from pg_cdc_source.errors import OptionError
 
 # What Arrow, delta-rs and Spark all know, by the names of Spark's.
-_SCHEMES = ("file", "s3", "s3a", "s3n", "gs", "abfs", "abfss", "hdfs", "viewfs")
+_SCHEMES = ("file", "s3", "s3a", "gs", "abfs", "abfss", "hdfs", "viewfs")
 _URI = re.compile("([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 # container@account.dfs.core.windows.net/path; also of other clouds and of OneLake.
 _OF_AZURE = re.compile(r"([^@/]+)@([^./]+)\.(?:dfs|blob)\.([^/]+)(?:/(.*))?", re.DOTALL)
@@ -42,7 +42,7 @@ def find_directory(directory: str) -> tuple[pafs.FileSystem, str]:
     """Return a directory's file system, and its path there. Raises OptionError."""
     require_known(directory)
     # Hadoop's names are not Arrow's, and are not encoded.
-    place = re.sub("^s3[an]://", "s3://", re.sub("^file:/+", "/", directory))
+    place = re.sub("^s3a://", "s3://", re.sub("^file:/+", "/", directory))
     scheme, separator, path = place.partition("://")
     if not separator:
         return pafs.LocalFileSystem(), place

@@ -86,7 +86,9 @@ class Sink:
         if last is None:
             # Another one may have loaded its first rows at the same time.
             self._require_alone()
-        elif time.time() - self._seen_at > _TAKEN_OVER_SECONDS:
+        elif last.batch_id == 0:
+            self._require_first(query)
+        if last is not None and time.time() - self._seen_at > _TAKEN_OVER_SECONDS:
             self._require_newest(last)
         self._append(row)
         if last is None:

@@ -106,7 +106,7 @@ def with_fetched_rows(text: str) -> str:
     ``text`` is what :func:`ask_for_rows` returned. Returns the staged segment as JSON, or what the error says.
     """
     said = json.loads(text)
-    staged, shape = StagedSegment.read(said["segment"]), Shape(**said["shape"])
+    staged, shape = StagedSegment.read(said["segment"]), Shape.of(said["shape"])
     filesystem, path = open_directory(said["directory"])
     rows = pq.read_table(f"{path}/{staged.path.rpartition('/')[2]}", filesystem=filesystem)
     _, fetched = open_directory(said["fetched"])

@@ -133,7 +133,7 @@ _PARTS_OF_TYPE = """
 _INSIDE_OF_TYPE = """
     SELECT CASE
         WHEN t.typtype = 'e' THEN (
-            SELECT 'x' || string_agg(left(md5(concat(e.enumlabel, ' ', e.xmin)), 6), '' ORDER BY e.oid)
+            SELECT 'x' || string_agg(left(md5(e.enumlabel), 6) || left(md5(e.xmin::text), 6), '' ORDER BY e.oid)
             FROM pg_catalog.pg_enum AS e
             WHERE e.enumtypid = t.oid
         )

@@ -204,18 +204,28 @@ def sent_of(column: RelationColumn) -> Sent:
 def has_other_texts(known: str, now: str) -> bool:
     """Whether values that are stored have other texts than when the ``insides`` of their types were ``known``.
 
-    These are types with what they have inside, as ``16400ex1f3a…`` and ``16410c1,2``: hashes of an enum's labels, of
-    which some may come behind the others, and the numbers of a composite type's attributes. Without the ``x`` they are
-    hashes of an earlier release, which cannot be compared.
+    These are types with what they have inside, as ``16400ex1f3a…`` and ``16410c1,2``: hashes of an enum's labels, each
+    with that of the transaction that wrote it, of which some may come behind the others; and the numbers of a composite
+    type's attributes. Without the ``x`` an earlier release has written the labels' hashes alone.
     """
     insides = dict(map(_split_inside, now.split()))
     for oid, was in map(_split_inside, known.split()):
         # A type that is not used any more has no values.
         inside = insides.get(oid, was)
-        is_earlier = was.startswith("e") and not was.startswith("ex")
-        if not is_earlier and (not inside.startswith(was) if was.startswith("e") else inside != was):
+        if was.startswith("e") and not was.startswith("ex"):
+            inside = _labels_of(inside)
+        if not inside.startswith(was) if was.startswith("e") else inside != was:
             return True
     return False
+
+
+def without_writers(insides: str) -> str:
+    """Return ``insides`` with the labels of enums alone: pg_upgrade writes them anew."""
+    return " ".join(oid + _labels_of(inside) for oid, inside in map(_split_inside, insides.split()))
+
+
+def _labels_of(inside: str) -> str:
+    return "e" + "".join(inside[i : i + 6] for i in range(2, len(inside), 12)) if inside.startswith("ex") else inside
 
 
 def _split_inside(text: str) -> tuple[str, str]:

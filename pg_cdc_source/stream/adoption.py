@@ -22,7 +22,7 @@ from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.publication import Publication
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_checks import behind_now_error
-from pg_cdc_source.protocol.table_layout import TableLayout, from_text, to_text
+from pg_cdc_source.protocol.table_layout import TableLayout, from_text, to_text, without_writers
 from pg_cdc_source.stream.first_rows.held_snapshot import HeldSnapshot
 from pg_cdc_source.stream.layouts.catalog_layouts import CatalogLayouts
 from pg_cdc_source.stream.tables.members import compare, members_of, with_filled_partitions
@@ -229,7 +229,9 @@ FROM (
 
 
 def _is_as(said: TableLayout, now: TableLayout) -> bool:
-    return replace(said, files=now.files, altered=now.altered, primary=now.primary) == now
+    if without_writers(said.insides) != without_writers(now.insides):
+        return False
+    return replace(said, files=now.files, altered=now.altered, primary=now.primary, insides=now.insides) == now
 
 
 def _require_idle(offset: StreamOffset) -> None:

@@ -47,6 +47,10 @@ class NextOffset:
         membership, joins, altered = parts.membership, parts.joins, parts.altered
         if membership.look_sometimes() or not altered.were_looked_for:
             self._look_for_altered(start)
+        if altered.old_names_until is not None and start.position >= altered.old_names_until:
+            # One that begins before would send the old names again.
+            parts.reader.close()
+            altered.old_names_until = None
         leaving = membership.leaving
         if leaving is not None and self._target is not None:
             # Who takes what is there takes in what has left, too. It is a moment ago that the target was set.
@@ -107,8 +111,7 @@ class NextOffset:
     def _look_for_altered(self, start: StreamOffset) -> None:
         altered = self._parts.altered
         coming = start.due_oids | start.gap_oids
-        if altered.look([p.member for p in self._parts.membership.plan.planned if p.oid not in coming]):
-            self._parts.reader.close()
+        altered.look([p.member for p in self._parts.membership.plan.planned if p.oid not in coming])
         if self._target is not None and altered.position is not None:
             # Who takes what is there has it altered, too. It is a moment ago that the target was set.
             self._target = max(self._target, altered.position)

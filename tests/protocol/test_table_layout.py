@@ -16,6 +16,7 @@ from pg_cdc_source.protocol.table_layout import (
     from_text,
     has_other_texts,
     to_text,
+    without_writers,
 )
 from pg_cdc_source.values.registry import CatalogType
 
@@ -51,14 +52,17 @@ def test_what_earlier_releases_did_not_write_is_kept(primary: int | None) -> Non
 @pytest.mark.parametrize(
     ("known", "now", "expected"),
     [
-        ("", "16400exabcdef", False),
-        ("16400exabcdef", "16400exabcdef", False),
-        ("16400exabcdef", "16400exabcdef012345", False),
-        ("16400exabcdef012345", "16400exabcdee012345", True),
-        ("16400exabcdef", "", False),
-        ("16410c1,2 16420e", "16410c1,2 16420exabcdef", False),
+        ("", "16400exabcdef000001", False),
+        ("16400exabcdef000001", "16400exabcdef000001", False),
+        ("16400exabcdef000001", "16400exabcdef000001012345000002", False),
+        ("16400exabcdef000001012345000002", "16400exabcdee000001012345000002", True),
+        # It was renamed, and renamed back.
+        ("16400exabcdef000001", "16400exabcdef000003", True),
+        ("16400exabcdef000001", "", False),
+        ("16410c1,2 16420ex", "16410c1,2 16420exabcdef000001", False),
         # Of an earlier release.
-        ("16400eabcdef", "16400ex012345", False),
+        ("16400eabcdef", "16400exabcdef000001012345000002", False),
+        ("16400eabcdef", "16400exabcdee000001", True),
         ("16410c1,2", "16410c1,2,3", True),
         ("16410c1,2", "16410c1", True),
         ("16410c1,2", "16411c1,2,3", False),
@@ -68,6 +72,11 @@ def test_values_have_other_texts_where_what_is_known_of_their_types_is_another(
     known: str, now: str, expected: bool
 ) -> None:
     assert has_other_texts(known, now) == expected
+
+
+def test_labels_are_the_same_whoever_has_written_them() -> None:
+    assert without_writers("16400exabcdef000001012345000002 16410c1,2") == "16400eabcdef012345 16410c1,2"
+    assert without_writers("16400eabcdef 16410c1,2") == "16400eabcdef 16410c1,2"
 
 
 @pytest.mark.parametrize("text", ["x", "eJw=", to_text([RECORD])[:-8]])

@@ -63,7 +63,13 @@ def test_a_name_that_an_added_column_took_over_later_is_a_change() -> None:
     planned = replace(plan(), planned=(replace(plan().planned[0], table=table),))
     with pytest.raises(SchemaChangedError, match="after the commit at 0/32 the names a went to other columns"):
         match_relation(planned, SentRelation(sent(), BEFORE, XID))
-    # A generated column that is not sent stands where it was.
+    # A generated column that became a plain one stands where it was. With the next one's type it would look the same.
+    other = streamed(7, "public.t", {"id": "int4", "b": "int4", "a": "text"}, ["id"])
+    planned = replace(plan(), planned=(replace(plan().planned[0], table=other),))
+    found = match_relation(planned, SentRelation(sent(), BEFORE, XID))
+    assert found is not None
+    assert found.index == (0, None, 1)
+    # One that is not sent.
     planned = replace(plan(), planned=(replace(plan().planned[0], table=replace(table, unsent=("b",))),))
     found = match_relation(planned, SentRelation(sent(), BEFORE, XID))
     assert found is not None

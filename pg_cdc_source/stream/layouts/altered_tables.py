@@ -40,20 +40,16 @@ class AlteredTables:
         self._source = source
         self._layouts = layouts
         self._found: tuple[PresentLayout, ...] = ()
-        self._sends_old_names = False
+        # From where on rows have to be read in another session, because this one sends old names of tables.
+        self.old_names_until: Position | None = None
         self._mark = ""  # of the tables and the catalog, at the last look
 
-    def look(self, tables: Sequence[Member]) -> bool:
-        """Look at the catalog, unless what it has is still to be said.
-
-        Return whether the stream has to be read in another session, because this one sends old names of tables.
-        """
-        self._sends_old_names = False
+    def look(self, tables: Sequence[Member]) -> None:
+        """Look at the catalog, unless what it has is still to be said."""
         if self._layouts.are_emitted and self.position is None:
             self.were_looked_for = True
             # What cannot be had now is looked for again.
             self._source.ask_in_passing(lambda session: self._look(session, tables))
-        return self._sends_old_names
 
     def _look(self, session: Session, tables: Sequence[Member]) -> None:
         with translated("looking for tables that were altered"), session.cursor() as cursor, waiting_for_nobody(cursor):
@@ -65,7 +61,8 @@ class AlteredTables:
             end, found = self._layouts.read_present(
                 session, tables, lambda: Position.before(wait_for_end_of_wal(session))
             )
-            self._sends_old_names = session.server_version < _NEW_NAMES_VERSION and self._layouts.are_renamed(found)
+            if session.server_version < _NEW_NAMES_VERSION and self._layouts.are_renamed(found):
+                self.old_names_until = end
         self._mark = mark
         if found:
             self.position, self._found = end, found

@@ -162,7 +162,9 @@ class LayoutHistory:
         # What looks has one session.
         with self._turn:
             is_known = position <= self._catalog_until
-            catalog, type_of = self._look(relation, not is_known, xid)
+            # Whoever writes to a table that is as it was may wait for a synchronous standby, and is not waited for.
+            is_altered = known is not None and known.as_sent() != relation
+            catalog, type_of = self._look(relation, not is_known, xid if is_altered else None)
             if is_known:
                 catalog = self._catalog.get(relation.oid)
             return find_layout(relation, known, catalog, type_of)

@@ -88,7 +88,7 @@ def match_relation(plan: StreamPlan, sent: SentRelation) -> Described | None:
     refused = None
     try:
         _refuse_other_types(plan, planned, sent, place, is_history)
-        _refuse_other_columns(plan, planned, place, lsn, is_history)
+        _refuse_other_columns(plan, planned, sent, place, is_history)
         _refuse_other_identity(plan, planned, sent, is_history)
     except SchemaChangedError as error:
         if lsn >= since:
@@ -128,8 +128,10 @@ def _refuse_wanted(plan: StreamPlan, sent: SentRelation) -> None:
     if options.on_new_table == "snapshot":
         return
     is_later = not plan.horizon.has(sent.lsn, sent.xid)
-    # With emit, the table that had the name may have another one by now, which a look at the publication tells.
-    if any(planned.name == name for planned in plan.planned) and not (is_later and options.on_schema_change == "emit"):
+    former = next((planned.oid for planned in plan.planned if planned.name == name), None)
+    # With emit, the table that had the name may have another one by now, and goes on.
+    may_be_renamed = is_later and options.on_schema_change == "emit"
+    if former is not None and not (may_be_renamed and _is_sent_still(options, former)):
         raise SchemaChangedError(f"{name} was dropped and created again {where}", remedy=READ_AGAIN)
     if not is_later or not options.tables or not _is_wanted_now(options, sent):
         return
@@ -156,25 +158,25 @@ def _refuse_other_types(
 
 
 def _refuse_other_columns(
-    plan: StreamPlan, planned: PlannedTable, place: dict[str, int], lsn: Lsn, is_history: bool
+    plan: StreamPlan, planned: PlannedTable, sent: SentRelation, place: dict[str, int], is_history: bool
 ) -> None:
     """Raise where columns are missing, new or in other places, and that is not history or not wanted."""
-    table, fails = planned.table, plan.options.on_schema_change == "fail"
+    table, lsn, fails = planned.table, sent.lsn, plan.options.on_schema_change == "fail"
     known = [codec.column.name for codec in table.codecs]
     added = [column for column in place if column not in known]
     missing = [column for column in known if column not in place and column not in table.unsent]
     # PostgreSQL keeps columns in the order in which they were added, whatever they are called.
     common = zip([column for column in known if column in place], [c for c in place if c in known], strict=True)
     others = {column for column, found in common if column != found}
-    # So none that is new stands before one that was there; but a generated column may have come to be published.
-    later, new = (known, missing) if is_history else (list(place), added)
-    if new and not (added if is_history else missing):
-        others |= {column for column in later[later.index(new[0]) :] if column in place and column in known}
+    new, gone = (missing, added) if is_history else (added, missing)
+    if not gone:
+        others |= _taken_over(planned, sent.relation, new, is_history)
     if is_history:
         if others and fails:
             raise SchemaChangedError(
                 f"{table.name}: after the commit at {lsn} the names {listed_names(sorted(others))} went to other "
-                "columns, which had been renamed, or dropped and added again",
+                "columns, which had been renamed, or dropped and added again (or a generated column became a plain "
+                "one)",
                 remedy=f"{START_OVER}; or, with onSchemaChange=ignore, take these changes under the old names",
             )
         if added and missing and fails:
@@ -192,7 +194,8 @@ def _refuse_other_columns(
     if others:
         raise SchemaChangedError(
             f"{table.name}: before the commit at {lsn} the names {listed_names(sorted(others))} went to other columns, "
-            "which were renamed, or dropped and added again; rows from before have the values of the old ones",
+            "which were renamed, or dropped and added again (or a generated column came to be published); rows from "
+            "before have the values of the old ones",
             remedy=f"{LOAD_AGAIN}; pg-cdc resnapshot reads the table's rows again",
         )
     if added and fails:
@@ -200,6 +203,21 @@ def _refuse_other_columns(
             f"{table.name}: {_were(added)} added before the commit at {lsn}",
             remedy=f"{LOAD_AGAIN}; or onSchemaChange=ignore goes on without it",
         )
+
+
+def _taken_over(planned: PlannedTable, sent: RelationMessage, new: Sequence[str], is_history: bool) -> set[str]:
+    """Return the names that went to columns which were added, where none was dropped.
+
+    None that is ``new``, in the later of the plan and what is sent, stands before one that was there. So it was there,
+    under the next one's name, if it has that one's type. (A generated column that came to be published looks the same.)
+    """
+    described = zip(planned.table.codecs, planned.table.type_oids, strict=True)
+    known = {codec.column.name: types for codec, types in described}
+    found = {column.name: (column.type_oid, column.typmod) for column in sent.columns}
+    later, earlier = (known, found) if is_history else (found, known)
+    names = list(later)
+    behind = [name for name in names[names.index(new[0]) :] if name in earlier] if new else []
+    return set(behind) if behind and later[new[0]] == earlier[behind[0]] else set()
 
 
 def _were(columns: Sequence[str]) -> str:
@@ -263,6 +281,13 @@ def _is_wanted_now(options: StreamOptions, sent: SentRelation) -> bool:
         except PgCdcError:
             return True
     return oid in {table.oid for table in wanted}
+
+
+def _is_sent_still(options: StreamOptions, oid: int) -> bool:
+    """Whether the publication has a table of the stream, under whatever name."""
+    with contextlib.closing(_connect(options)) as session, answered_within(session):
+        published = publication.read_publication(session, options.publications)
+    return published is not None and oid in {table.relation.oid for table in published.tables}
 
 
 def _is_published(published: Publication, oid: int, name: str) -> bool:
