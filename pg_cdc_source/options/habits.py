@@ -18,10 +18,10 @@ HABITS: dict[Group, dict[str, str]] = {
     "connection": {
         "dsn": "use url: Spark redacts it in its plans",
         **dict.fromkeys(("username", "database.user"), "use user"),
-        "database.hostname": "use host",
+        **dict.fromkeys(("database.hostname", "hostname"), "use host"),
         "database.port": "use port",
         "database.password": "use password",
-        **dict.fromkeys(("database.dbname", "databaseName"), "use database"),
+        **dict.fromkeys(("database.dbname", "databaseName", "database-name"), "use database"),
         **dict.fromkeys(
             ("authenticationPluginClassName", "wrapperPlugins"),
             "use passwordProvider or passwordCommand, which are asked before each connection",
@@ -58,22 +58,27 @@ HABITS: dict[Group, dict[str, str]] = {
         ),
         "publication.autocreate.mode": "use publicationMode: create or require",
         **dict.fromkeys(
-            ("plugin.name", "plugin", "proto_version"), "leave it out: streams read PostgreSQL's own pgoutput"
+            ("plugin.name", "plugin", "proto_version", "decoding.plugin.name"),
+            "leave it out: streams read PostgreSQL's own pgoutput",
         ),
         "slot.drop.on.stop": "leave it out: the slot is kept; drop it with SELECT pg_drop_replication_slot(...)",
         **dict.fromkeys(
             (
-                *("snapshot.mode", "startingOffsets", "startingVersion", "startingTimestamp", "startingLsn"),
+                *("scan.startup.mode", "startingOffsets", "startingVersion", "startingTimestamp", "startingLsn"),
                 *("initialSnapshot", "withInitialSnapshot", "startFromLatest"),
             ),
             _START,
         ),
+        "snapshot.mode": f"{_START}; onSlotLost=resnapshot reads all rows again where the slot is lost (when_needed)",
         **dict.fromkeys(
             ("endingOffsets", "endingVersion", "endingTimestamp"),
             "leave it out: a stream has no end; Trigger.AvailableNow stops where the server stands now",
         ),
         **dict.fromkeys(
-            ("table", "subscribe", "table.include.list", "table.whitelist", "schema.include.list", "subscribePattern"),
+            (
+                *("table", "subscribe", "table.include.list", "table.whitelist", "schema.include.list"),
+                *("subscribePattern", "schema-name", "table-name"),
+            ),
             ONE_OR_SEVERAL_TABLES,
         ),
         **dict.fromkeys(
@@ -113,6 +118,28 @@ HABITS: dict[Group, dict[str, str]] = {
             ("message.prefix.include.list", "message.prefixes", "messages"), "use messagePrefixes: prefixes, by commas"
         ),
         "message.prefix.exclude.list": "use messagePrefixes: only messages of its prefixes come",
+        **dict.fromkeys(
+            ("signal.data.collection", "signal.enabled.channels"),
+            "leave it out: pg-cdc resnapshot, or a message in SQL, asks for a table's rows again",
+        ),
+        "snapshot.select.statement.overrides": "use a row filter of the publication (PostgreSQL 15)",
+        "replica.identity.autoset.values": "leave it out: ALTER TABLE ... REPLICA IDENTITY says it in PostgreSQL",
+        "tombstones.on.delete": "leave it out: a delete is one row",
+        **dict.fromkeys(
+            ("topic.prefix", "database.server.name"), "leave it out: with tables, rows say their table in _table"
+        ),
+        **dict.fromkeys(
+            ("lsn.flush.mode", "status.update.interval.ms"),
+            "leave it out: the slot moves when Spark has committed a batch",
+        ),
+        **dict.fromkeys(
+            ("scan.incremental.snapshot.enabled", "snapshot.fetch.size", "scan.incremental.snapshot.chunk.size"),
+            "use partitionBytes for the initial snapshot",
+        ),
+        **dict.fromkeys(
+            ("time.precision.mode", "hstore.handling.mode", "interval.handling.mode", "binary.handling.mode"),
+            "leave it out: docs/types.md says what each type is",
+        ),
         "decimal.handling.mode": "use numericAs: string, double or decimal(p,s)",
         **dict.fromkeys(("include.before", "before", "includeBefore"), "use beforeImage"),
         "unavailable.value.placeholder": "leave it out: _unchanged lists the columns that PostgreSQL did not send",
