@@ -443,8 +443,10 @@ def test_another_server_limits_and_lost_wal(drive: Drive, monkeypatch: pytest.Mo
         driver.start()
         driver.refusal("slot s was given up by the server", "wal_removed", "max_slot_wal_keep_size", kind=SlotLostError)
 
-        # WAL that the slot holds is gone, and the server does not know.
-        run(pg, f"SELECT pg_drop_replication_slot(slot_name) {THERE}")
+
+def test_wal_that_a_slot_holds_and_that_the_server_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a crash. The server does not know; a checkpoint must not give the slot up before."""
+    with second_server({}) as url, prepared(url) as pg, driving(pg, url, monkeypatch) as drive_there:
         driver = drive_there(dbtable="t")
         driver.take(1)
         driver.stop()
