@@ -125,11 +125,11 @@ def read_layout(text: str) -> MirroredLayout:
 
 
 @functools.lru_cache(maxsize=256)
-def as_wanted(text: str, shape: Shape) -> str:
-    """Return what a run says of its columns, with what the mirror's user wants them to be in the lake."""
+def as_wanted(table: str, text: str, shape: Shape) -> str:
+    """Return what a run of ``table`` says of its columns, with what the user wants them to be in the lake."""
     said = json.loads(text)
     if lacking := sorted(set(shape.as_string) - {column["name"] for column in said["columns"]}):
-        log.warning("asString names %s, and the table does not have that", listed_names(lacking))
+        log.warning("%s has no column %s, which asString names", table, listed_names(lacking))
     for column in said["columns"]:
         if column["name"] in shape.as_string:
             column["as_string"] = True

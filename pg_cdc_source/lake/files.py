@@ -53,7 +53,7 @@ class FileWriter:
                 if row["_change_type"] != SNAPSHOT:
                     others.append(row)
                     continue
-                row["layout"] = as_wanted(row["layout"], self._files.shapes[row["_table"]])
+                row["layout"] = as_wanted(row["_table"], row["layout"], self._files.shapes[row["_table"]])
                 try:
                     yield from self.write(row, self._rows(row))
                 except PgCdcError as error:

@@ -46,7 +46,7 @@ def written(parts: Iterable[SnapshotPart], files: FirstFiles, execution: str) ->
     """
     writer = FileWriter(files)
     for part in parts:
-        layout = as_wanted(layout_text(part.table), files.shapes[part.table.name])
+        layout = as_wanted(part.table.name, layout_text(part.table), files.shapes[part.table.name])
         of = {
             **dict.fromkeys(RUNS_SCHEMA.names),
             "_table": part.table.name,

@@ -46,7 +46,7 @@ class BatchRow:
         place = row["_commit_lsn"], row["_seq"]
         rows, layout, data, after = (row[name] for name in ("rows", "layout", "data", "after"))
         if layout is not None:
-            layout = as_wanted(layout, shapes[row["_table"]])
+            layout = as_wanted(row["_table"], layout, shapes[row["_table"]])
         return cls(row["_table"], row["_change_type"], place, row["_commit_ts"], row["_xid"], rows, layout, data, after)
 
     @property

@@ -7,7 +7,8 @@ import pytest
 from runs import layout
 
 from pg_cdc_source.errors import UnrepresentableError
-from pg_cdc_source.lake.columns import is_storable, read_layout
+from pg_cdc_source.lake.columns import as_wanted, is_storable, read_layout
+from pg_cdc_source.lake.shape import Shape
 from pg_cdc_source.protocol.packed import layout_text
 from pg_cdc_source.values.arrow import from_texts
 
@@ -70,3 +71,11 @@ def test_a_value_that_its_type_cannot_hold_is_refused() -> None:
     with pytest.raises(UnrepresentableError) as caught:
         day.values_of("public.t", from_texts(["2024-01-01", "-infinity"]), lambda row: f"row {row}")
     assert "public.t, column d (date), row 1: " in str(caught.value)
+
+
+def test_a_column_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    text = layout_text(layout([(1, "id", "int4"), (2, "day", "date")]))
+    assert read_layout(as_wanted("public.t", text, Shape(as_string=("day",)))).columns[1].type == pa.string()
+    assert caplog.text == ""
+    as_wanted("public.t", text, Shape(as_string=("day", "dya")))
+    assert "public.t has no column dya, which asString names" in caplog.text
