@@ -238,6 +238,10 @@ class CatalogLake(Lake):
     def _run(self, rows: pa.Table, start: Start) -> Iterable[Mapping[str, Any]]:
         return self._lake.run(self._spark.createDataFrame(rows), start)
 
+    def _look(self, table: str) -> object:
+        self._lake.try_to_read(table)
+        return None
+
     def _read(self, table: str, version: int | None) -> pa.Table:
         if version is not None:
             return self._lake.read(f"public.{table}", version).toArrow()
