@@ -131,7 +131,7 @@ def _refuse_wanted(plan: StreamPlan, sent: SentRelation) -> None:
     former = next((planned.oid for planned in plan.planned if planned.name == name), None)
     # With emit, the table that had the name may have another one by now, and goes on.
     may_be_renamed = is_later and options.on_schema_change == "emit"
-    if former is not None and not (may_be_renamed and _is_sent_still(options, former)):
+    if former is not None and not (may_be_renamed and _is_published_still(options, former, sent.xid)):
         raise SchemaChangedError(f"{name} was dropped and created again {where}", remedy=READ_AGAIN)
     if not is_later or not options.tables or not _is_wanted_now(options, sent):
         return
@@ -283,9 +283,13 @@ def _is_wanted_now(options: StreamOptions, sent: SentRelation) -> bool:
     return oid in {table.oid for table in wanted}
 
 
-def _is_sent_still(options: StreamOptions, oid: int) -> bool:
-    """Whether the publication has a table of the stream, under whatever name."""
+def _is_published_still(options: StreamOptions, oid: int, xid: int) -> bool:
+    """Whether the publication has a table, under whatever name, behind the transaction that took its name.
+
+    Raises TransientError where it cannot be seen for a while what that has done.
+    """
     with contextlib.closing(_connect(options)) as session, answered_within(session):
+        wait_until_seen(session, xid)
         published = publication.read_publication(session, options.publications)
     return published is not None and oid in {table.relation.oid for table in published.tables}
 
