@@ -11,7 +11,7 @@ import pyarrow.fs as pafs
 
 from pg_cdc_source.errors import OptionError
 
-# What Arrow, delta-rs and Spark all know, by the names of Spark's.
+# What Arrow and Spark know, by Spark's names; delta-rs all but viewfs.
 _SCHEMES = ("file", "s3", "s3a", "gs", "abfs", "abfss", "hdfs", "viewfs")
 _URI = re.compile("([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 # container@account.dfs.core.windows.net/path; also of other clouds and of OneLake.
