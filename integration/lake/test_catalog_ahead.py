@@ -201,9 +201,9 @@ def test_a_column_that_came_and_went_is_not_known_before_it_was_sent(
             "INSERT INTO t VALUES (3, 'c')", "ALTER TABLE t DROP c")  # fmt: skip
     compare, looks = LayoutHistory._compare, 0
 
-    def comparing(self: Any, relation: Any, known: Any, position: Any) -> Any:
+    def comparing(*relation_and_known: Any) -> Any:
         nonlocal looks
-        found = compare(self, relation, known, position)
+        found = compare(*relation_and_known)
         looks += 1
         if looks == 1:
             # Behind the first look at the catalog, and before the one for the column that is gone.

@@ -110,7 +110,7 @@ def test_a_truncate_of_a_partition_is_not_sent_under_its_root(mode: str, pg: Ses
     sink.equals("tab2", "tab3_1")
     sink.run("unseen", "UPDATE tab2 SET b = 'quux' WHERE a = 5", "DELETE FROM tab2 WHERE a = 1")
     sink.equals("tab2", "tab3_1")
-    sink.was_told(*([] if mode == "emit" else ["public.tab2: column c was added before the commit at "]))
+    sink.was_told(*([] if mode == "emit" else ["the names b went to other columns, "]))
 
 
 @pytest.mark.parametrize(("mode", "how"), cases(WAYS, ("emit", "unseen"), ("fail", "down")))
@@ -186,4 +186,4 @@ def test_a_table_whose_identity_is_an_index_changes_its_columns(mode: str, pg: S
     sink.equals("tab5")
     sink.run("unseen", "UPDATE tab5 SET a = 3, b = 3")
     sink.equals("tab5")
-    sink.was_told(*([] if mode == "emit" else ["public.tab5: column c was added before the commit at "]))
+    sink.was_told(*([] if mode == "emit" else ["the names b went to other columns, "]))
