@@ -374,16 +374,20 @@ def test_a_checkpoint_that_is_older_than_the_ledger_is_refused(
     start(once=True).awaitTermination()
     checkpoint, old, new = (tmp_path / name for name in ("checkpoint", "old", "new"))
     shutil.copytree(checkpoint, old)
-    for number in range(2):
+
+    def leaves_the_slot() -> None:
+        """As a run does that is killed: the slot stays where it was."""
+        came: list[int] = []
+        query = start(on_batch=lambda applied: came.append(sum(applied.rows.values())))
+        wait_until(lambda: sum(came) or not query.isActive)
+        query.stop()
+
+    def moves_the_slot() -> None:
+        start(once=True).awaitTermination()
+
+    for number, bring in enumerate((leaves_the_slot, moves_the_slot)):
         run(pg, f"INSERT INTO customers VALUES ({5000 + number}, 'late', NULL, NULL)")
-        if number == 0:
-            # The slot stays where it is, as behind a run that is killed.
-            came: list[int] = []
-            query = start(on_batch=lambda applied, came=came: came.append(sum(applied.rows.values())))
-            wait_until(lambda: sum(came) or not query.isActive)
-            query.stop()
-        else:
-            start(once=True).awaitTermination()
+        bring()
         checkpoint.rename(new)
         shutil.copytree(old, checkpoint)
         run(pg, f"INSERT INTO customers VALUES ({6000 + number}, 'later', NULL, NULL)")
