@@ -45,8 +45,11 @@ class Aging:
         with embedded._running(self._bin, self._home, _SETTINGS, _PASSWORD, self._account) as url:
             yield url
 
-    def move_on(self, xid: int) -> None:
-        """Have ``xid`` be the next transaction's: at most 2 billion from the last one. All rows are frozen before."""
+    def move_on(self, xid: int, epoch: int = 0) -> None:
+        """Have ``xid`` be the next transaction's: at most 2 billion from the last one. All rows are frozen before.
+
+        ``epoch``: how often the ids began anew.
+        """
         with self.running() as url:
             for database in ("template0", "template1", "postgres"):
                 if database == "template0":
@@ -57,7 +60,7 @@ class Aging:
         if self._account is not None:
             shutil.chown(segment, self._account)
         subprocess.run(
-            [str(self._bin / "pg_resetwal"), "-x", str(xid), "-D", str(self._home / "data")],
+            [str(self._bin / "pg_resetwal"), "-x", str(xid), "-e", str(epoch), "-D", str(self._home / "data")],
             user=self._account,
             cwd=self._home,
             env=embedded._environment(),

@@ -10,7 +10,11 @@ from databases import connect
 from driving import run
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.postgres.attached import find_filled_partition, read_last_attached
+from pg_cdc_source.postgres.attached import Attachments, find_filled_partition, read_attachments
+
+NONE = Attachments("0", 3)
+# Behind those that a new cluster's own are.
+FIRST_OF_NEXT_EPOCH = 1_000_000
 
 pytestmark = [
     pytest.mark.corner,
@@ -18,8 +22,8 @@ pytestmark = [
 ]
 
 
-def filled(pg: Session, root: int, since: int) -> str:
-    found = find_filled_partition(pg, root, since)
+def filled(pg: Session, root: int, earlier: Attachments) -> str:
+    found = find_filled_partition(pg, root, earlier)
     assert found is not None
     assert found.how == "filled"
     return str(found.partition)
@@ -33,22 +37,39 @@ def test_partitions_are_noticed_however_long_ago_others_were_attached() -> None:
                 "CREATE TABLE first (LIKE r INCLUDING ALL)", "INSERT INTO first VALUES (1, 'a')",
                 "ALTER TABLE r ATTACH PARTITION first FOR VALUES IN (1)",
                 "CREATE TABLE archive (LIKE r INCLUDING ALL)", "INSERT INTO archive VALUES (2, 'b')")  # fmt: skip
-            ((root, first),) = run(
-                pg, "SELECT inhparent::bigint, xmin::text::bigint FROM pg_inherits WHERE inhrelid = 'first'::regclass"
-            )
-            assert read_last_attached(pg, [root]) == {root: first}
+            ((root,),) = run(pg, "SELECT 'r'::regclass::oid::bigint")
+            first = read_attachments(pg, [root])[root]
+            assert filled(pg, root, NONE) == "public.first"
         server.move_on(3 << 29)
         server.move_on(5 << 29)
         with server.running() as url, connect(url) as pg:
             assert run(pg, "SELECT age(xmin) < 0 FROM pg_inherits WHERE inhrelid = 'first'::regclass") == [(True,)]
-            assert read_last_attached(pg, [root]) == {root: 0}
-            assert find_filled_partition(pg, root, 0) is None
+            assert read_attachments(pg, [root])[root] == first
+            # An older release said so behind 2^31 transactions.
+            assert find_filled_partition(pg, root, Attachments.parse("0")) is None
+            before = read_attachments(pg, [root])[root]
             run(pg, "CREATE TABLE second (LIKE r INCLUDING ALL)", "INSERT INTO second VALUES (3, 'c')",
                 "ALTER TABLE r ATTACH PARTITION second FOR VALUES IN (3)")  # fmt: skip
-            second = read_last_attached(pg, [root])[root]
-            assert second > 5 << 29
-            assert filled(pg, root, 0) == "public.second"
+            second = read_attachments(pg, [root])[root]
+            assert second.may_have_more_than(before)
+            assert filled(pg, root, before) == "public.second"
+            assert filled(pg, root, Attachments.parse("0")) == "public.second"
             # All rows of this one are as old as the first partition.
             run(pg, "ALTER TABLE r ATTACH PARTITION archive FOR VALUES IN (2)")
-            assert read_last_attached(pg, [root])[root] > second
+            third = read_attachments(pg, [root])[root]
+            assert third.may_have_more_than(second)
             assert filled(pg, root, second) == "public.archive"
+            run(pg, "CREATE TABLE fourth (LIKE r INCLUDING ALL)", "INSERT INTO fourth VALUES (4, 'd')")
+        server.move_on(7 << 29)
+        # The ids begin anew, and that of the first partition is the next one's again.
+        server.move_on(FIRST_OF_NEXT_EPOCH, epoch=1)
+        with server.running() as url, connect(url) as pg:
+            before = read_attachments(pg, [root])[root]
+            assert before == third
+            run(pg, "ALTER TABLE r DETACH PARTITION second")
+            detached = read_attachments(pg, [root])[root]
+            assert detached.may_have_more_than(before)
+            assert find_filled_partition(pg, root, before) is None
+            run(pg, "ALTER TABLE r ATTACH PARTITION fourth FOR VALUES IN (4)")
+            assert read_attachments(pg, [root])[root].may_have_more_than(detached)
+            assert filled(pg, root, detached) == "public.fourth"

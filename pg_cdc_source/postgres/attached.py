@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from psycopg2 import sql
@@ -12,12 +13,13 @@ from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.errors import TransientError
+from pg_cdc_source.offsets import XIDS
 from pg_cdc_source.postgres import search_path
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.lock_waits import taking_at_most, waiting_for_nobody
 from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.trees import IS_STAYING, TREE
-from pg_cdc_source.postgres.xids import age_of
+from pg_cdc_source.postgres.xids import age_of, before_snapshot
 
 # What is created as a partition has all its catalog rows from one transaction. That of a system column stays for ever,
 # while an ATTACH writes that of every other column anew: so one is told that has the CREATE in its transaction.
@@ -33,33 +35,86 @@ _WAS_ATTACHED = f"""
     )
 """
 
-_READ_LAST_ATTACHED = f"""
-WITH RECURSIVE {TREE}
-SELECT DISTINCT ON (tree.root) tree.root::bigint, i.xmin::text::bigint
-FROM tree
-{_WAS_ATTACHED}
--- Not what was so long ago that its id would seem to be newer than that of the next one.
-WHERE age(i.xmin) >= 0
-ORDER BY tree.root, age(i.xmin)
+_NONE = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Attachments:
+    """The partitions of a root that were tables of their own before, as a query saw them; as text ``77.81f5c0.79``.
+
+    ``digest`` is of the transactions that attached them, and tells whether any was attached or has left since. All that
+    were attached before the transaction ``horizon`` are among them, and of later ones those by ``recent``: one may have
+    an older id than what was attached before it, and an id comes again after 2^32 transactions. A partition counts as
+    new if it is none of these.
+
+    Of older releases there is the last transaction alone, 0 for none.
+    """
+
+    digest: str
+    horizon: int = field(compare=False)
+    recent: tuple[int, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Attachments:
+        """Read what ``str()`` writes."""
+        horizon, *rest = text.split(".")
+        if not rest:
+            return cls("", int(horizon), (int(horizon),))
+        return cls(rest[0], int(horizon), tuple(map(int, rest[1:])))
+
+    def __str__(self) -> str:
+        return ".".join(map(str, (self.horizon, self.digest, *self.recent))) if self.digest else str(self.horizon)
+
+    def may_have_more_than(self, earlier: Attachments) -> bool:
+        return self.digest not in (_NONE, earlier.digest)
+
+
+_READ_ATTACHED = f"""
+WITH RECURSIVE {TREE},
+attached (root, xid) AS (
+    SELECT DISTINCT tree.root, i.xmin::text::bigint
+    FROM tree
+    {_WAS_ATTACHED}
+),
+horizon (xid) AS (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint & {XIDS - 1})
+SELECT
+    of.root,
+    coalesce(
+        left(encode(sha256(string_agg(attached.xid::text, ',' ORDER BY attached.xid)::bytea), 'hex'), 16), '{_NONE}'
+    ),
+    horizon.xid,
+    coalesce(
+        array_agg(attached.xid ORDER BY attached.xid) FILTER (
+            WHERE {before_snapshot("attached.xid")} <= {before_snapshot("horizon.xid")}
+        ),
+        '{{}}'
+    )
+FROM unnest(%(roots)s::bigint[]) AS of (root)
+CROSS JOIN horizon
+LEFT JOIN attached ON attached.root = of.root
+GROUP BY of.root, horizon.xid
 """
 
 
-def read_last_attached(session: Session, roots: Sequence[int]) -> dict[int, int]:
-    """By root, the transaction that last attached a partition that was a table of its own before; 0 for none."""
+def read_attachments(session: Session, roots: Sequence[int]) -> dict[int, Attachments]:
+    """By root, the partitions that were tables of their own before."""
     with translated("reading partitions"), session.cursor() as cursor:
-        cursor.execute(_READ_LAST_ATTACHED, {"roots": list(roots)})
-        return dict.fromkeys(roots, 0) | dict(cursor.fetchall())
+        cursor.execute(_READ_ATTACHED, {"roots": list(roots)})
+        return {root: Attachments(digest, horizon, tuple(recent)) for root, digest, horizon, recent in cursor}
 
 
-# Leaves that were attached, or are under what was, since another one was; in which transaction, and by which command of
-# it. That is known as long as nobody has tried to detach it: who does writes the own command there.
+# Leaves that were attached, or are under what was, and are new; in which transaction, and by which command of it. That
+# is known as long as nobody has tried to detach it: who does writes the own command there.
 _READ_ATTACHED_SINCE = f"""
 WITH RECURSIVE {TREE},
 attached (root, link, command) AS (
     SELECT tree.oid, i.xmin, CASE WHEN i.xmax::text = '0' THEN i.cmin::text::bigint END
     FROM tree
     {_WAS_ATTACHED}
-    WHERE {age_of("i.xmin")} < {age_of("%(since)s::text::xid")}
+    WHERE i.xmin::text::bigint <> ALL (%(recent)s::bigint[])
+        AND {before_snapshot("i.xmin::text::bigint")} <= CASE
+            WHEN %(horizon)s = 0 THEN {XIDS // 2} ELSE {before_snapshot("%(horizon)s")}
+        END
 ),
 below (oid, link, command) AS (
     SELECT root, link, command FROM attached
@@ -145,16 +200,18 @@ class Attached(NamedTuple):
 
 
 def find_filled_partition(
-    session: Session, root: int, since: int, seconds: float = LONGEST_READ_SECONDS
+    session: Session, root: int, earlier: Attachments, seconds: float = LONGEST_READ_SECONDS
 ) -> Attached | None:
-    """A partition that had rows when it was attached, and came after the one that transaction ``since`` attached.
+    """A partition that had rows when it was attached, and is none of those that were there ``earlier``.
 
     None where there is none. One that this role may not read counts where it has any row. One of which ``seconds`` do
     not tell counts, and one that somebody has locked; in a transaction, these raise TransientError.
     """
     until = time.monotonic() + seconds
     with translated("looking for rows of partitions"), session.cursor() as cursor, waiting_for_nobody(cursor):
-        cursor.execute(_READ_ATTACHED_SINCE, {"roots": [root], "since": since})
+        cursor.execute(
+            _READ_ATTACHED_SINCE, {"roots": [root], "horizon": earlier.horizon, "recent": list(earlier.recent)}
+        )
         for *found, link, command, made, rewriters, is_rewritten, is_readable in cursor.fetchall():
             leaf = Relation(*found)
             times = {"link": sql.Literal(link), "command": sql.Literal(command), "made": sql.Literal(made)}

@@ -6,20 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from pg_cdc_source.postgres.attached import Attachments
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication import (
     Publication,
     PublishedTable,
-    attached_since,
+    attached_before,
     entry_of,
     find_change,
     find_table_change,
     mark_of,
+    renewed,
     split_mark,
 )
 
 A, B = Relation(11, "public", "a", "r"), Relation(12, "public", "b", "r")
 TABLES = (PublishedTable(A, None, None, ("91",), None), PublishedTable(B, ("id",), "(id > 1)", ("92", "93"), None))
+SEEN = Attachments("e0ca", 7)
 PUBLICATION = Publication(90, "p", False, True, True, True, True, True, True, TABLES, 70)
 
 ATTACHED = (
@@ -47,27 +50,56 @@ def test_an_entry_has_what_lists_a_table() -> None:
     assert entry_of(replace(TABLES[1], entries=(), attached=700)) == "rc@700"
     assert entry_of(replace(TABLES[0], inserts_only=True, altered=70)) == "91i70"
     assert entry_of(replace(TABLES[1], attached=0, inserts_only=True)) == "92+93rc@0i0"
-    assert entry_of(replace(TABLES[1], attached=5, partitions=7, inserts_only=True)) == "92+93rc@5p7i0"
+    assert entry_of(replace(TABLES[1], attached=5, partitions=SEEN, inserts_only=True)) == "92+93rc@5p7.e0cai0"
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "since"),
+    ("before", "now", "seen"),
     [
-        ("91p0", "91p700", 0),
-        ("91p700", "91p701", 700),
-        ("91@3p700i5", "91@3p701i5", 700),
-        ("91p4294967290", "91p3", 4294967290),
-        # The newest one was detached, or none was attached.
-        ("91p701", "91p700", None),
-        ("91p700", "91p700", None),
-        ("91p700", "91p0", None),
+        ("91p700.e0ca", "91p701.3bc0", "700.e0ca"),
+        ("91@3p700.e0ca.703.704i5", "91@3p701.3bc0i5", "700.e0ca.703.704"),
+        ("91p4294967290.0", "91p3.e0ca", "4294967290.0"),
+        # None was attached or has left, or none is there.
+        ("91p700.e0ca.703", "91p701.e0ca", None),
+        ("91p700.e0ca", "91p701.0", None),
+        # Of a release that knew the last one alone.
+        ("91p0", "91p700.e0ca", "0"),
+        ("91p700", "91p701.3bc0", "700"),
+        ("91p700", "91p701.0", None),
         # Of a release that did not look.
-        ("91", "91p700", None),
+        ("91", "91p700.e0ca", None),
         ("91@700", "91@701", None),
     ],
 )
-def test_an_entry_says_since_when_partitions_were_attached(before: str, now: str, since: int | None) -> None:
-    assert attached_since(before, now) == since
+def test_an_entry_tells_whether_partitions_were_attached(before: str, now: str, seen: str | None) -> None:
+    found = attached_before(before, now)
+    assert (found and str(found)) == seen
+
+
+@pytest.mark.parametrize(
+    ("entry", "now", "kept"),
+    [
+        # The same ones, and the transactions that have come are few: a new text would be a batch of its own.
+        ("91p700.e0ca.703", "91p16777915.e0ca", True),
+        ("91p700.e0ca.703", "91p16777916.e0ca", False),
+        ("91p4294967290.e0ca", "91p3.e0ca", True),
+        ("91p3.e0ca", "91p4294967290.e0ca", False),
+        ("91p700.e0ca", "91p701.3bc0", False),
+        ("91p700.e0ca", "92p701.e0ca", False),
+        ("91p700", "91p701.e0ca", False),
+        ("91", "91p701.e0ca", False),
+        ("91", "91", True),
+    ],
+)
+def test_an_entry_is_written_anew_where_it_says_more_or_is_old(entry: str, now: str, kept: bool) -> None:
+    assert renewed(entry, now) == (entry if kept else now)
+
+
+def test_the_last_transaction_of_an_older_release_is_known() -> None:
+    assert Attachments.parse("700").recent == (700,)
+    assert Attachments.parse("700.e0ca.703.704") == Attachments("e0ca", 700, (703, 704))
+    for text in ("0", "700", "700.0", "700.e0ca", "700.e0ca.703.704"):
+        assert str(Attachments.parse(text)) == text
 
 
 def test_marks_of_the_first_release_have_entries() -> None:

@@ -21,7 +21,7 @@ found here, before anything is read:
   taken out for a while. Each of them gives the table a new entry in the catalog, by which ``find_table_change``
   notices it.
 - **Partitions that had rows.** Those of a table that is attached under a published root were never sent, and nothing
-  says so. A root's entry has the transaction of the last ATTACH; ``attached_since`` notices another one.
+  says so. A root's entry tells those that were there; ``attached_before`` notices another one.
 - **Partitions before 15.** See ``before_15``.
 """
 
@@ -35,15 +35,18 @@ from pg_cdc_source.postgres.publication.choose import (
     stream_tables,
 )
 from pg_cdc_source.postgres.publication.compare import (
-    attached_since,
+    attached_before,
     entry_of,
     find_change,
     find_flag_change,
     find_left_out,
     find_table_change,
+    is_same_entry,
     mark_of,
+    renewed,
     split_mark,
 )
+from pg_cdc_source.postgres.publication.entries import Entry
 from pg_cdc_source.postgres.publication.identity import ReplicaIdentity, read_identities, without_identity
 from pg_cdc_source.postgres.publication.plan import (
     CREATE_AGAIN,
@@ -65,13 +68,14 @@ from pg_cdc_source.postgres.publication.since_slot import describe_since_slot
 
 __all__ = [
     "CREATE_AGAIN",
+    "Entry",
     "PlannedPublication",
     "Publication",
     "PublishedTable",
     "ReplicaIdentity",
     "SentTable",
     "Unpublished",
-    "attached_since",
+    "attached_before",
     "describe_since_slot",
     "ensure_publication",
     "entry_of",
@@ -83,6 +87,7 @@ __all__ = [
     "find_table_change",
     "find_unpublished_parts",
     "find_unstreamable",
+    "is_same_entry",
     "mark_of",
     "meant_by",
     "not_published_error",
@@ -91,6 +96,7 @@ __all__ = [
     "read_publication",
     "read_sent_tables",
     "read_unpublished",
+    "renewed",
     "require_no_parts",
     "require_publication",
     "require_rights",

@@ -6,12 +6,16 @@ publication has an oid of its own, and every setting the transaction that made i
 
 from __future__ import annotations
 
-from pg_cdc_source.offsets import precedes
+from pg_cdc_source.offsets import XIDS, precedes
+from pg_cdc_source.postgres.attached import Attachments
 from pg_cdc_source.postgres.publication.entries import Entry
 from pg_cdc_source.postgres.publication.read import Publication, PublishedTable
 
 # Before it, an ATTACH needs ALTER PUBLICATION ... SET (see ``before_15``), which so is no sign of a gap.
 _SETTINGS_VERSION = 150000
+
+# How many transactions later an entry is written anew that says the same: each new one may end a batch.
+_RENEWED_AFTER = 1 << 24
 
 _KINDS = {"i": "inserts", "u": "updates", "d": "deletes", "t": "truncates"}
 _ALTERED = "was altered (ALTER PUBLICATION ... SET or OWNER TO), and may have left out changes for a while"
@@ -102,10 +106,23 @@ def find_table_change(entry: str, now: str, name: str) -> str:
     return ""
 
 
-def attached_since(entry: str, now: str) -> int | None:
-    """Return the transaction after which partitions were attached between two entries of a table; None for none."""
+def attached_before(entry: str, now: str) -> Attachments | None:
+    """The partitions of an entry, where another one may have come until the later entry ``now``; else None."""
     then, newest = Entry.parse(entry).partitions, Entry.parse(now).partitions
-    return then if then is not None and newest is not None and _is_newer(newest, then) else None
+    return then if then is not None and newest is not None and newest.may_have_more_than(then) else None
+
+
+def is_same_entry(entry: str, now: str) -> bool:
+    """Whether nothing became of a table between two entries."""
+    return Entry.parse(entry) == Entry.parse(now)
+
+
+def renewed(entry: str, now: str) -> str:
+    """The entry to go on with. It stays the earlier one where both say the same, unless that is long ago."""
+    then, newest = Entry.parse(entry).partitions, Entry.parse(now).partitions
+    if then is None or newest is None or not is_same_entry(entry, now):
+        return now
+    return entry if (newest.horizon - then.horizon) % XIDS < _RENEWED_AFTER else now
 
 
 def _is_newer(attached: int, than: int) -> bool:

@@ -5,26 +5,27 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pg_cdc_source.postgres.attached import Attachments
 from pg_cdc_source.postgres.publication.read import PublishedTable
 
-_TEXT = re.compile(r"([^rc@pi]*)(r?c?)(?:@(\d+))?(?:p(\d+))?(?:i(\d+))?")
+_TEXT = re.compile(r"([^rc@pi]*)(r?c?)(?:@(\d+))?(?:p([\d.a-f]+))?(?:i(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a publication lists a table; as text ``16394+16396/771rc@77p81i5``.
+    """How a publication lists a table; as text ``16394+16396/771rc@77p81.5f0ci5``.
 
     ``listed_by`` are its entries: the second one is that of its schema or root, and since when it has the table.
-    ``flags`` has r for a row filter and c for a column list. Behind @ and p stand the transactions
-    ``PublishedTable.attached`` and ``partitions``, and behind i ``PublishedTable.altered`` if the publication for
-    inserts has it. A table keeps its entry when names change, and gets another one with another filter or list
-    (pg_publication_rel). Where all tables are published, it has none.
+    ``flags`` has r for a row filter and c for a column list. Behind @ stands the transaction
+    ``PublishedTable.attached``, behind p ``PublishedTable.partitions``, and behind i ``PublishedTable.altered`` if the
+    publication for inserts has it. A table keeps its entry when names change, and gets another one with another filter
+    or list (pg_publication_rel). Where all tables are published, it has none.
     """
 
     listed_by: tuple[str, ...]
     flags: str
     attached: int | None
-    partitions: int | None
+    partitions: Attachments | None
     inserts_altered: int | None
 
     @classmethod
@@ -38,11 +39,12 @@ class Entry:
         """Read what ``str()`` writes."""
         if (found := _TEXT.fullmatch(text)) is None:
             raise ValueError(f"{text!r} is not how a publication lists a table")
-        listed_by, flags, *transactions = found.groups()
-        attached, partitions, altered = (None if xid is None else int(xid) for xid in transactions)
-        return cls(tuple(listed_by.split("+")) if listed_by else (), flags, attached, partitions, altered)
+        listed_by, flags, attached_xid, partitions, altered_xid = found.groups()
+        attached, altered = (None if xid is None else int(xid) for xid in (attached_xid, altered_xid))
+        attachments = None if partitions is None else Attachments.parse(partitions)
+        return cls(tuple(listed_by.split("+")) if listed_by else (), flags, attached, attachments, altered)
 
     def __str__(self) -> str:
-        transactions = (("@", self.attached), ("p", self.partitions), ("i", self.inserts_altered))
-        behind = (f"{letter}{xid}" for letter, xid in transactions if xid is not None)
+        marks = (("@", self.attached), ("p", self.partitions), ("i", self.inserts_altered))
+        behind = (f"{letter}{mark}" for letter, mark in marks if mark is not None)
         return "+".join(self.listed_by) + self.flags + "".join(behind)

@@ -11,7 +11,7 @@ from pg_cdc_source.errors import ServerSetupError
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import Publications
 from pg_cdc_source.postgres import search_path
-from pg_cdc_source.postgres.attached import read_last_attached
+from pg_cdc_source.postgres.attached import Attachments, read_attachments
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.publication.before_15 import is_before_15, read_attached
 from pg_cdc_source.postgres.publication.listing import by_name
@@ -32,9 +32,9 @@ class PublishedTable:
     published. What lists another relation lists the table as long as it is in that schema, or attached to that root:
     behind ``/`` stand the transactions that made it so. ``attached`` is the transaction that last attached a partition
     which the server may not have noticed, 0 if there is none; None where the server notices every one (see
-    ``before_15``). ``partitions`` is the one that last attached any that was a table of its own before; None where
-    changes of partitions do not come under this table. With ``inserts_only``, the publication for inserts has it, and
-    ``altered`` is the transaction that last set something of that one (from 15 on).
+    ``before_15``). ``partitions`` are those that were tables of their own before; None where changes of partitions do
+    not come under this table. With ``inserts_only``, the publication for inserts has it, and ``altered`` is the
+    transaction that last set something of that one (from 15 on).
     """
 
     relation: Relation
@@ -42,7 +42,7 @@ class PublishedTable:
     row_filter: str | None
     entries: tuple[str, ...]
     attached: int | None
-    partitions: int | None = None
+    partitions: Attachments | None = None
     inserts_only: bool = False
     altered: int = 0
 
@@ -267,7 +267,7 @@ def read_one(session: Session, name: str) -> Publication | None:
         rows = cursor.fetchall()
         filters = _read_filters(cursor, name) if any(row[5] is not None for row in rows) else {}
         roots = [row[0] for row in rows if row[3] == "p" and via_root]
-        partitions = read_last_attached(session, roots) if roots else {}
+        partitions = read_attachments(session, roots) if roots else {}
         attached: dict[int, int] = {}
         if is_before_15(session) and via_root:
             attached = read_attached(cursor, oid, roots)

@@ -28,7 +28,7 @@ from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.postgres import publication
 from pg_cdc_source.postgres.attached import LONGEST_READ_SECONDS, find_filled_partition
 from pg_cdc_source.postgres.catalog import Relation
-from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.postgres.publication import Entry, Publication
 from pg_cdc_source.postgres.server_errors import translated
 
 
@@ -105,7 +105,8 @@ def compare(
         elif not says_names and _took_over(known, member, names, names_now):
             joined.append(Joined(member, f"{known.name} was renamed to {member.name}, and one is another table's name"))
         else:
-            kept.append(replace(member, since=known.since))
+            entry = publication.renewed(known.entry, member.entry)
+            kept.append(replace(member, since=known.since, entry=entry))
     return Difference(tuple(kept), tuple(joined), tuple(member for member in then if member.oid not in oids_now))
 
 
@@ -117,7 +118,7 @@ _HAD_ROWS = {
 
 
 def with_filled_partitions(
-    session: Session, difference: Difference, then: Sequence[Member], known: Mapping[tuple[int, str], str]
+    session: Session, difference: Difference, then: Sequence[Member], known: Mapping[tuple[int, Entry], str]
 ) -> Difference:
     """Take for joined also those tables to which a partition was attached that had rows: the stream lacks these.
 
@@ -128,12 +129,12 @@ def with_filled_partitions(
     filled = []
     until = time.monotonic() + LONGEST_READ_SECONDS
     for member in difference.kept:
-        since = publication.attached_since(entries[member.oid], member.entry)
-        if since is None:
+        earlier = publication.attached_before(entries[member.oid], member.entry)
+        if earlier is None:
             continue
-        if why := known.get((member.oid, member.entry)):
+        if why := known.get((member.oid, Entry.parse(member.entry))):
             filled.append(Joined(member, why))
-        elif found := find_filled_partition(session, member.oid, since, until - time.monotonic()):
+        elif found := find_filled_partition(session, member.oid, earlier, until - time.monotonic()):
             had = _HAD_ROWS[found.how]
             why = f"{found.partition} was attached to {member.name}, {had}"
             filled.append(Joined(member, why, found.how != "locked"))

@@ -14,7 +14,7 @@ from pg_cdc_source.offsets import Member
 from pg_cdc_source.options.names import quoted
 from pg_cdc_source.options.stream_options import StreamOptions
 from pg_cdc_source.postgres import publication
-from pg_cdc_source.postgres.publication import Publication
+from pg_cdc_source.postgres.publication import Entry, Publication
 from pg_cdc_source.stream.tables.members import Difference, compare, members_of, with_filled_partitions
 from pg_cdc_source.stream.tables.published_tables import PublishedTables
 from pg_cdc_source.stream.tables.stream_plan import StreamPlan
@@ -28,12 +28,12 @@ class Found:
     """
 
     mark: str
-    joined: Mapping[tuple[int, str], str]
+    joined: Mapping[tuple[int, Entry], str]
 
     @classmethod
     def of(cls, mark: str, difference: Difference) -> Found:
         found = ((joined.member, joined.why if joined.is_lasting else "") for joined in difference.joined)
-        return cls(mark, {(member.oid, member.entry): why for member, why in found})
+        return cls(mark, {(member.oid, Entry.parse(member.entry)): why for member, why in found})
 
 
 NOTHING_FOUND = Found("", {})
@@ -48,6 +48,9 @@ class PublicationWatch:
         self._options = options
         self._published = published
         self._seen: object = None  # of the publication, when nothing was found
+        # By oid, of tables that were looked at and have nothing new. The look is later than the offset's, which tells
+        # better what is new since.
+        self._entries: dict[int, str] = {}
         self._unpublished_since: dict[int, float] = {}  # partitions by oid, and when they were found: time.monotonic()
 
     def compare(
@@ -63,7 +66,10 @@ class PublicationWatch:
         options = self._options
         says_names = options.on_schema_change == "emit"
         found = compare(then, mark, now, mark_now, options.publication, says_names=says_names)
-        return with_filled_partitions(session, found, then, known.joined)
+        found = with_filled_partitions(session, found, [self._as_last_seen(member) for member in then], known.joined)
+        kept, entries = {member.oid for member in found.kept}, {member.oid: member.entry for member in now}
+        self._entries = {oid: entry for oid, entry in entries.items() if oid in kept}
+        return found
 
     def look(self, session: Session, plan: StreamPlan, mark: str, known: Found) -> tuple[Found, Difference | None]:
         """What is not as it is followed; None where all is as it was when nothing was found.
@@ -83,6 +89,7 @@ class PublicationWatch:
         seen = published, refused, followed, mark
         mark_now = publication.mark_of(published, session.server_version)
         if seen == self._seen:
+            self._entries = {table.relation.oid: publication.entry_of(table) for table in published.tables}
             return Found(mark_now, {}), None
         try:
             may_lack = functools.partial(self._published.may_lack, plan.members, published)
@@ -102,6 +109,10 @@ class PublicationWatch:
         if not difference.joined and not difference.left and not self._unpublished_since:
             self._seen = seen
         return Found.of(mark_now, difference), difference
+
+    def _as_last_seen(self, member: Member) -> Member:
+        entry = self._entries.get(member.oid, "")
+        return replace(member, entry=entry) if entry and publication.is_same_entry(member.entry, entry) else member
 
     def forget(self) -> None:
         """Have the next look find anew what there is."""
