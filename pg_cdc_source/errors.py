@@ -26,7 +26,7 @@ a value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 # The last remedy, where an old stream cannot go on.
 START_OVER = "start over with a new checkpoint location and a new slot"
@@ -170,6 +170,13 @@ _BY_CODE: dict[str, type[PgCdcError]] = {
         WireError,
     )
 }
+
+
+def short_text(error: Any) -> str:
+    """What an error says in its first line, without the JVM's stack."""
+    has_stack = hasattr(error, "java_exception")
+    text = error.java_exception.toString() if has_stack else f"{type(error).__name__}: {error}"
+    return str(text).partition("\n")[0]
 
 
 def error_of(code: str, what: str, remedy: str = "") -> PgCdcError:

@@ -17,7 +17,7 @@ import pytest
 from driving import run
 from lake import Begin, CatalogLake, is_same, rows_of, set_aside
 from psycopg2.extensions import connection as Session
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from sessions import SparkSessions
 from threads import at_work
@@ -181,12 +181,42 @@ def test_a_table_that_fails_again_and_again_is_set_aside_and_all_of_them_end_the
         last = lake.ledger.last()
         assert last is not None
         assert last.set_aside["public.t"].startswith("[TRANSIENT] public.t could not be written: java.util.NoSuch")
-        assert (attempts.count("public.t"), attempts.count("public.u")) == (6, 1)
+        assert (attempts.count("public.t"), attempts.count("public.u")) == (7, 1)
         attempts.append("all")
         run(pg, "INSERT INTO u VALUES (3, 'z')")
         with pytest.raises(DefiniteError, match="no table of batch"):
             wait_until(is_same(lake, pg, "u"))
     wait_until(is_same(lake, pg, "u"))
+
+
+@pytest.mark.usefixtures("_short_pauses")
+@pytest.mark.parametrize("how", ["refused for half a minute", "unsupported"])
+def test_what_a_catalog_takes_at_last_is_not_set_aside_and_what_it_never_will_is_at_once(
+    how: str, pg: Session, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = begin(*T, *U)
+    attempts = []
+    whole = lake.kind.apply
+
+    def failing(self: Any, *args: Any) -> None:
+        attempts.append(self._table)
+        if self._table == "public.t" and how == "unsupported":
+            raise UnsupportedOperationException("Cannot")
+        if self._table == "public.t" and attempts.count("public.t") <= 6:
+            self._spark._jvm.java.util.Optional.empty().get()
+        whole(self, *args)
+
+    monkeypatch.setattr(lake.kind, "apply", failing)
+    run(pg, "BEGIN; INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (2, 'y'); COMMIT")
+    wait_until(is_same(lake, pg, "u"))
+    last = lake.ledger.last()
+    assert last is not None
+    if how == "unsupported":
+        assert last.set_aside["public.t"].startswith("[DEFINITE] public.t could not be written: UnsupportedOperation")
+        assert attempts.count("public.t") == 1
+    else:
+        assert last.set_aside == {}
+        assert lake.rows("t") == rows_of(pg, "t")
 
 
 @pytest.mark.usefixtures("_short_pauses")

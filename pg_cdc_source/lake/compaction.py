@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from pg_cdc_source.errors import short_text
+
 log = logging.getLogger(__name__)
 
 # As many files as Delta's own auto compaction waits for; a commit of a batch leaves one or a few.
@@ -35,7 +37,7 @@ def compact_where_due(name: str, before: int, now: int, compact: Callable[[], No
     except MemoryError:
         raise
     except Exception as error:
-        log.warning("small files of %s stay for now: %s: %s", name, type(error).__name__, error)
+        log.warning("small files of %s stay for now: %s", name, short_text(error))
     else:
         log.info("small files of %s were written together", name)
     return True

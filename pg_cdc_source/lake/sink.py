@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from pg_cdc_source.errors import DefiniteError
+from pg_cdc_source.errors import DefiniteError, short_text
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.ledger import FORMAT, MODES, TEMPLATE, Ledger, LedgerRow
 from pg_cdc_source.lake.standing import Standing, caught_up_at
 from pg_cdc_source.lake.targets import Targets
-from pg_cdc_source.lake.tasks import Start
+from pg_cdc_source.lake.tasks import OF_ANY_TABLE, Start
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres.backoff import Backoff
 
@@ -83,6 +83,7 @@ class Sink:
         catching_up = frozenset(start.set_aside.keys() - set_aside.keys())
         outcomes = list(run(Start(Mark(query, batch_id), start.tables, set_aside, catching_up)))
         row = self._row(start, batch_id, outcomes)
+        new = [why for table, why in row.set_aside.items() if table not in start.set_aside]
         if last is None:
             # Another one may have loaded its first rows at the same time.
             self._require_alone()
@@ -90,7 +91,7 @@ class Sink:
             self._require_first(query)
         if last is not None and time.time() - self._seen_at > _TAKEN_OVER_SECONDS:
             self._require_newest(last)
-        self._append(row)
+        self._append(row, is_doubtful=any(why.startswith(OF_ANY_TABLE) for why in new))
         if last is None:
             self._require_first(query)
         self._last, self._seen_at = row, time.time()
@@ -100,9 +101,12 @@ class Sink:
             self._on_batch(Applied(row, rows))
         return row
 
-    def _append(self, row: LedgerRow) -> None:
-        """Write the ledger's row. A catalog or a store has bad moments, and may have taken the row all the same."""
-        pauses, is_again = _APPENDING.pauses(), False
+    def _append(self, row: LedgerRow, *, is_doubtful: bool) -> None:
+        """Write the ledger's row. A catalog or a store has bad moments, and may have taken the row all the same.
+
+        ``is_doubtful``: it sets tables aside for what may have been such a moment. Then it has one attempt.
+        """
+        pauses, is_again = iter(()) if is_doubtful else _APPENDING.pauses(), False
         while True:
             try:
                 if is_again and self._ledger.last(query=row.query, since=row.batch_id) is not None:
@@ -112,7 +116,8 @@ class Sink:
             except Exception as error:
                 if (pause_seconds := next(pauses, None)) is None:
                     raise
-                log.warning("the ledger %s could not be written, and is tried again: %s", self._targets.ledger, error)
+                text = short_text(error)
+                log.warning("the ledger %s could not be written, and is tried again: %s", self._targets.ledger, text)
             time.sleep(pause_seconds)
             is_again = True
 
@@ -212,8 +217,7 @@ class Sink:
         """Raise DefiniteError where all tables of the batch would be set aside, and others cannot be read either."""
         aside = start.set_aside
         new = {o["table"]: o["error"] for o in outcomes if o["error"] is not None and o["table"] not in aside}
-        # What a table itself is the reason of is definite.
-        strange = {table: error for table, error in new.items() if error.startswith(("[TRANSIENT]", "Spark: "))}
+        strange = {table: error for table, error in new.items() if error.startswith(OF_ANY_TABLE)}
         is_everywhere = len(strange) == sum(o["table"] not in (None, *aside) for o in outcomes)
         if strange and is_everywhere and not self._can_read(start.tables, {*strange, *aside}):
             table, error = min(strange.items())
@@ -232,5 +236,5 @@ class Sink:
                 self._read(table)
                 return True
             except Exception as error:
-                log.warning("%s cannot be read either: %s", table, error)
+                log.warning("%s cannot be read either: %s", table, short_text(error))
         return False

@@ -23,6 +23,9 @@ from pg_cdc_source.offsets import ALL
 
 log = logging.getLogger(__name__)
 
+# How errors begin that may be the catalog's or the store's. What a table itself is the reason of is definite.
+OF_ANY_TABLE = ("[TRANSIENT]", "Spark: ")
+
 OUTCOME_SCHEMA = pa.schema(
     [
         pa.field("table", pa.string()),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -12,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pg_cdc_source.errors import OptionError
+from pg_cdc_source.errors import OptionError, TransientError, short_text
 from pg_cdc_source.lake.bring import Mark
 from pg_cdc_source.lake.directories import require_known
 from pg_cdc_source.lake.first_files import FIRST_FILES
@@ -23,7 +24,7 @@ from pg_cdc_source.lake.targets import NOT_FOR_DELTA_RS, Targets
 from pg_cdc_source.mirrors.batches import Batches, not_known_to_keep
 from pg_cdc_source.mirrors.catalog_names import is_path
 from pg_cdc_source.mirrors.lakes import Lake
-from pg_cdc_source.mirrors.sessions import absolute, is_connect, require_one_place
+from pg_cdc_source.mirrors.sessions import absolute, errors_of_jvm, is_connect, require_one_place
 from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.options.names import QualifiedName, parse_tables
 from pg_cdc_source.options.texts import option_texts
@@ -107,7 +108,8 @@ def mirror(
     lake = open_lake(spark)
     # The disk of Spark Connect's client is another one. There, the first batch looks.
     is_elsewhere = format == "deltalake" and is_connect(spark)
-    unknown = () if is_elsewhere else not_known_to_keep(lake, shapes.digest)
+    with _reading_lake(spark):
+        unknown = () if is_elsewhere else not_known_to_keep(lake, shapes.digest)
     register(spark)
     reader = spark.readStream.format("pgcdc").options(**texts)
     reader = reader.options(envelope="arrow", onSchemaChange="emit").option(FIRST_FILES, lake.first_files.text)
@@ -119,7 +121,8 @@ def mirror(
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(lake.require_shapes, unknown)
         stream = reader.load()
-        looking.result()
+        with _reading_lake(spark):
+            looking.result()
     writer = stream.writeStream.queryName(f"mirror {slot}").option("checkpointLocation", checkpoint)
     if is_by_spark:
         writer = writer.trigger(availableNow=True)
@@ -127,6 +130,18 @@ def mirror(
     if once and not is_by_spark:
         threading.Thread(target=_stop_when_done, args=(query,), name="pgcdc-stop-when-done", daemon=True).start()
     return query
+
+
+@contextlib.contextmanager
+def _reading_lake(spark: SparkSession) -> Iterator[None]:
+    """Raise TransientError for what PySpark passes on as the JVM has it, with a stack of a hundred lines."""
+    try:
+        yield
+    except errors_of_jvm(spark) as error:
+        raise TransientError(
+            f"the ledger and the tables cannot be read: {short_text(error)}",
+            remedy="see that the catalog and the store can be reached; then start the mirror again",
+        ) from None
 
 
 def _stop_when_done(query: StreamingQuery) -> None:

@@ -45,13 +45,6 @@ def errors_of_jvm(spark: SparkSession) -> tuple[type[Any], ...]:
     return (Py4JJavaError,)
 
 
-def short_text(error: Any) -> str:
-    """What an error says in its first line, without the JVM's stack."""
-    has_stack = hasattr(error, "java_exception")
-    text = error.java_exception.toString() if has_stack else f"{type(error).__name__}: {error}"
-    return str(text).partition("\n")[0]
-
-
 def parallelism(spark: SparkSession) -> int:
     """How many tasks Spark makes where nobody says how many: as many as run at once."""
     if not is_connect(spark):

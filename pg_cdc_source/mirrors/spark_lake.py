@@ -17,24 +17,28 @@ from typing import Any
 import pyarrow as pa
 from pyarrow.fs import FileType
 from pyspark import inheritable_thread_target
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 
-from pg_cdc_source.errors import RESNAPSHOT, DefiniteError, ForeignWriterError, PgCdcError, TransientError
+from pg_cdc_source.errors import RESNAPSHOT, DefiniteError, ForeignWriterError, PgCdcError, TransientError, short_text
 from pg_cdc_source.lake.bring import Mark, Patience, Work, bring
 from pg_cdc_source.lake.directories import open_directory, remove_directory
 from pg_cdc_source.lake.first_files import FirstFiles
 from pg_cdc_source.lake.shape import Shapes
 from pg_cdc_source.lake.shape_of_table import require_shape
 from pg_cdc_source.lake.targets import Targets
-from pg_cdc_source.lake.tasks import Start
+from pg_cdc_source.lake.tasks import OF_ANY_TABLE, Start
 from pg_cdc_source.mirrors.catalog_names import ledger_in_sql, table_in_sql
 from pg_cdc_source.mirrors.catalog_tables import read_properties, refresh
 from pg_cdc_source.mirrors.lakes import Outcome, run_task
-from pg_cdc_source.mirrors.sessions import another, end, errors_of_jvm, is_connect, parallelism, short_text
+from pg_cdc_source.mirrors.sessions import another, end, errors_of_jvm, is_connect, parallelism
 from pg_cdc_source.mirrors.spark_ledger import SparkLedger
 from pg_cdc_source.mirrors.spark_table import SparkTable
 from pg_cdc_source.mirrors.staging import StagedSegment, StagingTask, read_work
+from pg_cdc_source.postgres.backoff import Backoff
+
+# Brings a table to a version, and may do so more than once.
+Retrying = Callable[[Callable[[], int | None]], int | None]
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ _SETTINGS = {
 }
 _OF_CATALOGS = ("spark.sql.catalog.", "spark.sql.iceberg.")
 _CANCELLED = "SPARK_JOB_CANCELLED"
+_ONCE = Backoff(0.0, attempts=1)
 
 
 class _Sign:
@@ -152,7 +157,11 @@ class SparkLake:
         try:
             with ThreadPoolExecutor(count, thread_name_prefix="pgcdc-mirror") as pool:
                 patience = Patience()
-                list(pool.map(self._inheriting(lambda outcome: self._apply(outcome, start, patience)), outcomes))
+                bring = self._inheriting(lambda outcome: self._apply(outcome, start, patience.retrying))
+                list(pool.map(bring, outcomes))
+                # What a catalog has refused for a while it may take by now, as what came behind it.
+                again = [outcome for outcome in outcomes if (outcome["error"] or "").startswith(OF_ANY_TABLE)]
+                list(pool.map(self._inheriting(lambda outcome: self._apply(outcome, start, _ONCE.retrying)), again))
         finally:
             self._end_sessions()
         if any(outcome["error"] is not None for outcome in outcomes):
@@ -182,13 +191,14 @@ class SparkLake:
             except PySparkException as error:
                 log.warning("a session of Spark Connect's could not be ended: %s", short_text(error))
 
-    def _apply(self, outcome: Outcome, start: Start, patience: Patience) -> None:
+    def _apply(self, outcome: Outcome, start: Start, retrying: Retrying) -> None:
         if outcome["staged"] is None:
             return
+        outcome["error"] = None
         table, work = outcome["table"], read_work(outcome["staged"])
         session = self._session()
         try:
-            outcome["version"] = patience.retrying(lambda: self._bring(session, table, work, start))
+            outcome["version"] = retrying(lambda: self._bring(session, table, work, start))
         except PgCdcError as error:
             # A metastore that cannot be reached looks like SQL that is wrong.
             is_of_spark = isinstance(error.__cause__, AnalysisException)
@@ -215,6 +225,9 @@ class SparkLake:
         try:
             lake = self._kind(session, self._name(table), table, start.mark, expected, self._shapes[table])
             return bring(table, lake, work, expected, again=again, compacts=self._compacts)
+        except UnsupportedOperationException as error:
+            what = f"{table} could not be written: {short_text(error)}"
+            raise DefiniteError(what, remedy=f"see what the error says; then {RESNAPSHOT}") from error
         except (PySparkException, OSError, pa.ArrowException, *errors_of_jvm(session)) as error:
             # A query that is stopped cancels its jobs.
             if _CANCELLED in str(error):

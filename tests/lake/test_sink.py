@@ -16,6 +16,7 @@ from pg_cdc_source.lake.ledger import FORMAT, MODES, TEMPLATE, LedgerRow
 from pg_cdc_source.lake.sink import Sink
 from pg_cdc_source.lake.targets import Targets
 from pg_cdc_source.lake.tasks import Start
+from pg_cdc_source.postgres.backoff import Backoff
 
 TARGETS = Targets.of("/lake/{table}", None)
 A, B, C = "public.a", "public.b", "public.c"
@@ -89,6 +90,27 @@ def test_a_lake_that_is_away_sets_nothing_aside() -> None:
     assert len(lake.ledger.rows) == 1
     lake.unreadable = {B}
     assert lake.apply(outcome(A, LOST)) == {A: LOST}
+
+
+def test_a_ledger_that_cannot_be_written_either_tells_of_the_lake(monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake()
+    attempts = []
+    whole = lake.ledger.append
+
+    def failing(row: LedgerRow) -> None:
+        attempts.append(row)
+        if len(attempts) == 1:
+            raise OSError("no route to host")
+        whole(row)
+
+    monkeypatch.setattr(lake.ledger, "append", failing)
+    monkeypatch.setattr(sink_module, "_APPENDING", Backoff(0.0, attempts=2))
+    # The store may be back by the next attempt, and the table would be set aside for nothing.
+    with pytest.raises(OSError, match="no route"):
+        lake.apply(outcome(A, LOST), outcome(B))
+    attempts.clear()
+    assert lake.apply(outcome(A, "[FOREIGN_WRITER] somebody else"), outcome(B)) == {A: "[FOREIGN_WRITER] somebody else"}
+    assert len(attempts) == 2
 
 
 def test_tables_that_are_set_aside_say_nothing_of_the_lake() -> None:
