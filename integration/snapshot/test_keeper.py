@@ -18,6 +18,7 @@ import pytest
 from databases import connect
 from frames import load
 from psycopg2.extensions import connection as Session
+from psycopg2.extensions import cursor as Cursor
 from psycopg2.extensions import make_dsn, parse_dsn
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -405,7 +406,9 @@ def two_holders_after(pg: Session, lost: list[str]) -> list[str]:
     return wait_until(look)
 
 
-def test_a_keeper_does_not_take_its_own_lost_session_for_another_keeper(db: str, pg: Session, tmp_path: Path) -> None:
+def test_a_keeper_does_not_take_its_own_lost_session_for_another_keeper(
+    db: str, pg: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A network may lose the end of a session, which the server finds out about after a while."""
     options = parse_connection_options({"url": db})
     request = Request("1", 60.0, 20, False, "", SnapshotSpec("off", None, 10.0))
@@ -418,6 +421,18 @@ def test_a_keeper_does_not_take_its_own_lost_session_for_another_keeper(db: str,
         with pytest.raises(TransientError, match="the server has the session that was lost"):
             keeper.open()
         wait_until(lambda: not session_names(pg, keeper_name(keeper.name)))
+        assert keeper.open()
+        lost, look = keeper._board, keeper._end_old_session
+
+        def ended_meanwhile(cursor: Cursor) -> None:
+            lost.close()
+            wait_until(lambda: not session_names(pg, keeper_name(keeper.name)))
+            look(cursor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper, "_end_old_session", ended_meanwhile)
+            with pytest.raises(TransientError, match="has ended just now"):
+                keeper.open()
         assert keeper.open()
         keeper._close()
 

@@ -80,9 +80,10 @@ class Keeper:
                 require_instance(session, self._settings.planned_on, "starting the keeper")
             self._standby = self._executions.on_standby = read_server(session).in_recovery
             with translated("becoming the keeper"), session.cursor() as cursor:
-                cursor.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(self._settings.token),))
-                if not cursor.fetchone()[0]:
+                if not self._locks(cursor):
                     self._end_old_session(cursor)
+                    if self._locks(cursor):
+                        raise TransientError("the session that was lost has ended just now")
                     session.close()
                     return False
                 if not self._standby:
@@ -95,6 +96,10 @@ class Keeper:
         self._board = session
         self._opened_at = time.monotonic()
         return True
+
+    def _locks(self, cursor: Cursor) -> bool:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(self._settings.token),))
+        return bool(cursor.fetchone()[0])
 
     def _end_old_session(self, cursor: Cursor) -> None:
         """End the session that this keeper has lost, where the server has it yet, and raise TransientError."""
