@@ -37,10 +37,11 @@ from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres import catalog, slot_creation, snapshots
 from pg_cdc_source.postgres import connection as postgres_connection
 from pg_cdc_source.postgres.connection import connect as connect_source
+from pg_cdc_source.postgres.exported_snapshots import announced_lsn
 from pg_cdc_source.postgres.slot_checks import check_confirmed, check_slot, in_use_error, missing_error
 from pg_cdc_source.postgres.slot_creation import require_consistent_point
 from pg_cdc_source.postgres.slots import Slot, read_end_of_wal, read_slot, read_usages, read_user, wait_for_end_of_wal
-from pg_cdc_source.postgres.snapshots import SnapshotSpec, announced_lsn, make_snapshot
+from pg_cdc_source.postgres.snapshots import SnapshotSpec, make_snapshot
 
 
 def run(pg: Session, *statements: str) -> list[tuple[Any, ...]]:

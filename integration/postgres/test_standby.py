@@ -24,7 +24,7 @@ from watch import keeper_sessions, readers, slots, wait_until
 
 from pg_cdc_source.errors import OptionError, ServerSetupError, SlotLostError, SnapshotLostError, TransientError
 from pg_cdc_source.options.snapshot_options import parse_snapshot_options
-from pg_cdc_source.postgres import snapshots, standby_snapshots
+from pg_cdc_source.postgres import exported_snapshots, snapshots, standby_snapshots
 from pg_cdc_source.postgres.instances import read_instance
 from pg_cdc_source.postgres.minor_versions import INCOMPLETE_EXPORT
 from pg_cdc_source.snapshot import reader, receiving
@@ -166,13 +166,13 @@ def test_a_standby_that_leaves_out_running_transactions_is_not_read(
                 [(given,)] = run(session, "SELECT pg_export_snapshot()")
                 if INCOMPLETE_EXPORT.is_in(session.server_version):
                     with pytest.raises(TransientError, match="more than 64 subtransactions"):
-                        snapshots.export_snapshot(session)
+                        exported_snapshots.export_snapshot(session)
                     with connect(pair.standby.url) as reading:
                         source = GivenSnapshot(given, read_instance(reading))
                         with pytest.raises(TransientError, match="more than 64 subtransactions"):
                             source.import_into(reading, "test", "reading t")
                 else:
-                    snapshots.export_snapshot(session)
+                    exported_snapshots.export_snapshot(session)
                 run(session, "ROLLBACK")
                 with pytest.raises(SnapshotLostError, match=f"snapshot {given} has ended"):
                     standby_snapshots.require_complete(session, given)
@@ -180,7 +180,7 @@ def test_a_standby_that_leaves_out_running_transactions_is_not_read(
             with connect(conninfo(poor)) as session:
                 for _ in range(2):
                     run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ")
-                    snapshots.export_snapshot(session)
+                    exported_snapshots.export_snapshot(session)
                     run(session, "ROLLBACK")
                 is_said = "may export snapshots that lack transactions" in caplog.text
                 assert is_said == INCOMPLETE_EXPORT.is_in(session.server_version)
@@ -189,7 +189,7 @@ def test_a_standby_that_leaves_out_running_transactions_is_not_read(
     pair.standby.catch_up(pair.primary)
     with connect(pair.standby.url) as session:
         run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ")
-        assert snapshots.export_snapshot(session)
+        assert exported_snapshots.export_snapshot(session)
     pair.write("DROP TABLE many, few")
 
 
@@ -285,7 +285,7 @@ def test_rows_that_a_standby_removes_while_a_slot_gives_up_its_snapshot_are_miss
     with removing_rows(monkeypatch) as pair:
         if pair.version < STREAMS:
             return
-        exported = snapshots.export_snapshot
+        exported = exported_snapshots.export_snapshot
 
         def export_and_remove(exporter: Session, **options: bool) -> str:
             monkeypatch.setattr(snapshots, "export_snapshot", exported)

@@ -24,7 +24,8 @@ from pg_cdc_source import DefiniteError, Lsn, open_snapshot
 from pg_cdc_source.errors import OptionError, SchemaChangedError, ServerSetupError, SnapshotLostError
 from pg_cdc_source.options.given import parse_connection_options
 from pg_cdc_source.postgres.connection import connect as connect_ours
-from pg_cdc_source.postgres.snapshots import Held, import_snapshot
+from pg_cdc_source.postgres.exported_snapshots import import_snapshot
+from pg_cdc_source.postgres.snapshots import Held
 
 
 @pytest.fixture

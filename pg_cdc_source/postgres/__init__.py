@@ -8,5 +8,6 @@
   ``horizon`` says which transactions such a look has seen, ``xids`` how long ago they were.
 - ``publication``: what is published, by a map of its own.
 - Slots: ``slots``, ``slot_creation``, ``slot_checks``, ``slot_metrics``.
-- Rows and changes: ``snapshots``, ``locks`` and ``lock_waits``, ``copy_out``, ``replication``, ``decoding_messages``.
+- Rows and changes: ``snapshots`` and ``exported_snapshots``, ``locks`` and ``lock_waits``, ``copy_out``,
+  ``replication``, ``decoding_messages``.
 """

@@ -10,9 +10,6 @@ into "the snapshot at this LSN".
   session with the slot leaves as soon as plain sessions hold the snapshot: no walsender is kept. On a standby it stays
   and is the holder: recovery ends those that have a snapshot when it begins to wait for them, and nobody who imports
   it later. So only the first one tells that rows are still there.
-- Every id dies with the session that exported it, so each holder exports an id of its own and announces it in its
-  ``application_name``. The LSN, and what else there is to say, it announces as shared advisory locks with those keys.
-  Both are visible to every session of the role, on primaries and standbys, without a table, a port or a file.
 - The session that has looked at the server and watched the slot become ready is the first holder. So a snapshot takes
   one session, and a walsender for a moment.
 
@@ -31,11 +28,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import psycopg2
-from psycopg2 import sql
 from psycopg2.extensions import connection as Session
 
-from pg_cdc_source.errors import ConnectError, PgCdcError, ServerSetupError, SnapshotLostError, TransientError
+from pg_cdc_source.errors import ConnectError, PgCdcError, ServerSetupError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.options.declared import ConsistentPoint
@@ -43,9 +38,10 @@ from pg_cdc_source.options.session_settings import SESSION_SETTINGS
 from pg_cdc_source.postgres.answers import answered_within
 from pg_cdc_source.postgres.catalog import Server, read_server
 from pg_cdc_source.postgres.connection import connect
+from pg_cdc_source.postgres.exported_snapshots import BEGIN_READING, LockKey, announce, export_snapshot, import_snapshot
 from pg_cdc_source.postgres.instances import Instance, read_instance, require_instance
 from pg_cdc_source.postgres.locks import RUN_AGAIN, begin_locking, lock_relations, release_locks
-from pg_cdc_source.postgres.server_errors import translate, translated
+from pg_cdc_source.postgres.server_errors import translated
 from pg_cdc_source.postgres.slot_creation import (
     NewSlot,
     create_slot,
@@ -54,14 +50,10 @@ from pg_cdc_source.postgres.slot_creation import (
     lacks_for_slot,
     refuse_existing_slot,
 )
-from pg_cdc_source.postgres.standby_snapshots import MAY_LACK_SOME, require_complete
 
 log = logging.getLogger(__name__)
 
 # The two numbers of an advisory lock's key.
-LockKey = tuple[int, int]
-
-_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +222,7 @@ def _begin(
                 raise
             _say_once_without_lsn(error)
     with translated("opening a snapshot"), session.cursor() as cursor:
-        cursor.execute(_BEGIN)
+        cursor.execute(BEGIN_READING)
     return None, session
 
 
@@ -281,7 +273,7 @@ def _at_new_slot(
             with translated("opening a snapshot"):
                 # The slot waits for one transaction after the other, and slotTimeout is what bounds that.
                 cursor.execute("SET lock_timeout = 0")
-                cursor.execute(_BEGIN)
+                cursor.execute(BEGIN_READING)
             # Ctrl-C that comes while it waits is raised behind it.
             created = True
             try:
@@ -342,119 +334,3 @@ def open_exporter(
         session.close()
         raise
     return session, instance
-
-
-def set_savepoint(session: Session) -> None:
-    """Have ``announce_one_more`` fail alone."""
-    with translated("announcing a snapshot"), session.cursor() as cursor:
-        cursor.execute("SAVEPOINT one_more")
-
-
-def announce_one_more(session: Session, keys: Sequence[LockKey], name: str) -> None:
-    """As ``announce``, in a transaction that goes on where that fails, from the savepoint on."""
-    with translated("announcing a snapshot"), session.cursor() as cursor:
-        try:
-            announce(session, None, keys, name)
-        except PgCdcError:
-            if not session.closed:
-                cursor.execute("ROLLBACK TO one_more")
-            raise
-        finally:
-            if not session.closed:
-                cursor.execute("RELEASE one_more")
-
-
-def announce(session: Session, lsn: Lsn | None, keys: Sequence[LockKey], name: str) -> None:
-    """Have a session say that it is a holder: by shared locks, until its transaction ends, and its application_name."""
-    with translated("announcing a snapshot"), session.cursor() as cursor:
-        cursor.execute(
-            """
-            SELECT pg_advisory_xact_lock_shared(lsn)
-            FROM unnest(%s::bigint[]) AS given (lsn);
-            SELECT pg_advisory_xact_lock_shared(of, number)
-            FROM unnest(%s::int[], %s::int[]) AS key (of, number);
-            SELECT set_config('application_name', %s, false)
-            """,
-            ([] if lsn is None else [int(lsn)], [of for of, _ in keys], [number for _, number in keys], name),
-        )
-
-
-def export_snapshot(session: Session, *, of_slot: bool = False) -> str:
-    """Export the transaction's snapshot, or the statement's under READ COMMITTED; valid until the transaction ends.
-
-    Raises IncompleteSnapshotError where those who import it would see other rows. ``of_slot``: decoding has made it.
-    """
-    with translated("exporting a snapshot"), session.cursor() as cursor:
-        cursor.execute(f"SELECT pg_catalog.pg_export_snapshot(), ({MAY_LACK_SOME})")
-        snapshot_id, may_lack_some = cursor.fetchone()
-    if may_lack_some and not of_slot:
-        require_complete(session, snapshot_id)
-    return str(snapshot_id)
-
-
-def import_snapshot(session: Session, snapshot_id: str) -> bool:
-    """Begin a read-only transaction that sees the snapshot; return whether the server is a standby now.
-
-    Raises SnapshotLostError when it has ended.
-    """
-    statements = sql.SQL("{}; SET TRANSACTION SNAPSHOT {}; SELECT pg_catalog.pg_is_in_recovery()")
-    try:
-        with session.cursor() as cursor:
-            cursor.execute(statements.format(sql.SQL(_BEGIN), sql.Literal(snapshot_id)))
-            return bool(cursor.fetchone()[0])
-    except psycopg2.Error as error:
-        if error.pgcode in ("22023", "55000", "42704"):
-            # The caller may go on with another snapshot in this session.
-            with translated(f"leaving snapshot {snapshot_id}"), session.cursor() as cursor:
-                cursor.execute("ROLLBACK")
-            raise SnapshotLostError(
-                f"snapshot {snapshot_id} has ended ({error.diag.message_primary})",
-                remedy="keep the session that exported it open until the last reader is done, and run the action "
-                "again. Only the server that exported it knows it: name that one, and no endpoint of several",
-            ) from None
-        raise translate(error, f"importing snapshot {snapshot_id}") from None
-
-
-# Each transaction has a lock on its own virtual id, and a snapshot's id begins with that of its exporter, in
-# hexadecimal: snapmgr.c, XactExportFilePath.
-_IS_TRANSACTION_THERE = """
-SELECT EXISTS (
-    SELECT FROM pg_catalog.pg_locks
-    WHERE locktype = 'virtualxid' AND mode = 'ExclusiveLock' AND virtualxid = %s
-)
-"""
-
-
-def require_exporter(session: Session, snapshot_id: str, doing: str) -> None:
-    """Raise SnapshotLostError where the transaction that has exported the snapshot has ended."""
-    backend, number, _ = snapshot_id.split("-")
-    with translated(doing), session.cursor() as cursor:
-        cursor.execute(_IS_TRANSACTION_THERE, (f"{int(backend, 16)}/{int(number, 16)}",))
-        is_there = cursor.fetchone()[0]
-    if not is_there:
-        raise SnapshotLostError(
-            f"{doing}: snapshot {snapshot_id} has ended meanwhile, and the standby may have removed rows that it sees",
-            remedy=f"{RUN_AGAIN}. Where recovery conflicts end snapshots often, set hot_standby_feedback = on on the "
-            "standby",
-        )
-
-
-# The key of an advisory lock of one bigint stands in two columns.
-_FIND_LSN = """
-SELECT (l.classid::bigint << 32) | l.objid::bigint
-FROM pg_catalog.pg_stat_activity AS a
-JOIN pg_catalog.pg_locks AS l ON l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = 1
-WHERE a.application_name LIKE 'pgsnapshot:%%'
-    AND right(a.application_name, %s) = %s
-    -- Whoever may connect may call a session so.
-    AND a.datname = current_database() AND a.usename = session_user
-LIMIT 1
-"""
-
-
-def announced_lsn(session: Session, snapshot_id: str) -> Lsn | None:
-    """The LSN of a snapshot that a session of this package holds; None for one without, or of somebody else."""
-    with translated(f"looking for the LSN of snapshot {snapshot_id}"), session.cursor() as cursor:
-        cursor.execute(_FIND_LSN, (len(snapshot_id) + 1, f":{snapshot_id}"))
-        row = cursor.fetchone()
-        return None if row is None else Lsn(row[0])

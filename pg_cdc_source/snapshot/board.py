@@ -26,9 +26,10 @@ from psycopg2.extensions import connection as Session
 from pg_cdc_source.errors import DefiniteError, SnapshotLostError, TransientError
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.postgres.backoff import Backoff
+from pg_cdc_source.postgres.exported_snapshots import LockKey
 from pg_cdc_source.postgres.instances import Instance, other_server, read_instance
 from pg_cdc_source.postgres.server_errors import translated
-from pg_cdc_source.postgres.snapshots import LockKey, SnapshotSpec
+from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.snapshot.reasons import error_in
 
 ANSWER_SECONDS = 30.0  # on top of slotTimeout and of waiting in line

@@ -9,7 +9,7 @@ from psycopg2.extensions import connection as Session
 
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.conninfo import ConnectionOptions
-from pg_cdc_source.postgres import locks, search_path, snapshots
+from pg_cdc_source.postgres import exported_snapshots, locks, search_path
 from pg_cdc_source.postgres.catalog import Relation
 from pg_cdc_source.postgres.connection import FULL_SECONDS, begin_anew, connect
 from pg_cdc_source.postgres.kept_session import KeptSession
@@ -78,7 +78,7 @@ class ReadingSession:
         so while it is there, all rows are. standby.c, ResolveRecoveryConflictWithSnapshot.
         """
         if self.on_standby and self._session is not None and self._snapshot is not None:
-            snapshots.require_exporter(self._session, self._snapshot.snapshot_id, doing)
+            exported_snapshots.require_exporter(self._session, self._snapshot.snapshot_id, doing)
 
     def open(self, pieces: Sequence[Piece]) -> Session:
         """The session with the heaps of these pieces locked, or where there are none, all of the scan."""

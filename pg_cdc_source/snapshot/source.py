@@ -16,7 +16,7 @@ from pg_cdc_source.errors import SnapshotLostError, TransientError
 from pg_cdc_source.logs import fields
 from pg_cdc_source.offsets import Lsn
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
-from pg_cdc_source.postgres import snapshots
+from pg_cdc_source.postgres import exported_snapshots
 from pg_cdc_source.postgres.instances import Instance, require_instance
 from pg_cdc_source.postgres.snapshots import SnapshotSpec
 from pg_cdc_source.postgres.standby_snapshots import require_complete_import
@@ -58,8 +58,8 @@ class GivenSnapshot:
     def import_into(self, session: Session, execution: str, doing: str) -> Imported:
         """Begin the session's transaction in the snapshot."""
         require_instance(session, self.instance, doing)
-        lsn = snapshots.announced_lsn(session, self.snapshot_id)
-        on_standby = snapshots.import_snapshot(session, self.snapshot_id)
+        lsn = exported_snapshots.announced_lsn(session, self.snapshot_id)
+        on_standby = exported_snapshots.import_snapshot(session, self.snapshot_id)
         # Of those with an LSN, decoding has made the snapshot.
         if on_standby and lsn is None:
             require_complete_import(session, self.snapshot_id)
@@ -92,7 +92,7 @@ class KeptSnapshot:
             for snapshot_id in found.ids:
                 # A holder may have been lost since; the other one has the same snapshot under another id.
                 with contextlib.suppress(SnapshotLostError):
-                    on_standby = snapshots.import_snapshot(session, snapshot_id)
+                    on_standby = exported_snapshots.import_snapshot(session, snapshot_id)
                     return Imported(snapshot_id, found.lsn, on_standby)
         raise TransientError(f"{doing}: no holder of the snapshot of execution {execution} lasted")
 

@@ -11,7 +11,7 @@ from pg_cdc_source.cli.preflight.findings import Status, counted
 from pg_cdc_source.cli.preflight.server import Need, Reached, check_replication
 from pg_cdc_source.options.names import listed, quoted
 from pg_cdc_source.options.snapshot_options import SnapshotOptions
-from pg_cdc_source.postgres import catalog, search_path, slot_creation, snapshots
+from pg_cdc_source.postgres import catalog, exported_snapshots, search_path, slot_creation
 from pg_cdc_source.postgres.connection import connect
 from pg_cdc_source.postgres.minor_versions import INCOMPLETE_EXPORT, newest_without
 from pg_cdc_source.postgres.server_errors import translated
@@ -86,7 +86,7 @@ def _open_schemas(session: Session) -> list[str]:
 
 def _find_snapshot(options: SnapshotOptions) -> str:
     with contextlib.closing(connect(options.connection, NAME)) as importing:
-        if snapshots.import_snapshot(importing, options.snapshot or ""):
+        if exported_snapshots.import_snapshot(importing, options.snapshot or ""):
             require_complete_import(importing, options.snapshot or "")
     return f"{options.snapshot} exists"
 

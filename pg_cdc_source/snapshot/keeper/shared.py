@@ -20,17 +20,14 @@ from functools import partial
 from pg_cdc_source.errors import DefiniteError, PgCdcError
 from pg_cdc_source.options.conninfo import ConnectionOptions
 from pg_cdc_source.postgres.connection import FULL_SECONDS
-from pg_cdc_source.postgres.snapshots import (
-    Held,
-    Holder,
+from pg_cdc_source.postgres.exported_snapshots import (
     LockKey,
     announce,
     announce_one_more,
     export_snapshot,
-    make_snapshot,
-    open_exporter,
     set_savepoint,
 )
+from pg_cdc_source.postgres.snapshots import Held, Holder, make_snapshot, open_exporter
 from pg_cdc_source.postgres.standby_snapshots import IncompleteSnapshotError
 from pg_cdc_source.snapshot.board import Request, execution_key, holder_name, snapshot_number
 from pg_cdc_source.snapshot.keeper.liveness import is_lost
