@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -137,7 +137,21 @@ def test_tasks_of_a_worker_share_a_session_that_ends_after_the_last_one(
     spark: SparkSession, db: str, pg: Session
 ) -> None:
     df = slow_rows(spark, db, numPartitions=12)
-    idle_seconds: dict[int, float] = {}  # the longest that each was
+    # On a machine that is busy, no task may come for half a second behind any of one action.
+    for _ in range(5):
+        idle_seconds, at_a_time = sessions_during(db, pg, lambda: summary(df) == ALL_ROWS)
+        # A task takes 50 ms at least, so each session was seen. Two run at a time, each in a worker with one session.
+        # This one ends where no task has come for half a second, and not with the task before.
+        assert 1 <= max(at_a_time) <= 2
+        assert min(idle_seconds.values()) > 0.25
+        if len(idle_seconds) < 12:
+            return
+    pytest.fail("each of twelve tasks had a session of its own, in five actions")
+
+
+def sessions_during(db: str, pg: Session, action: Callable[[], bool]) -> tuple[dict[int, float], set[int]]:
+    """The longest that each reader's session is idle, by its process, and how many there are at a time."""
+    idle_seconds: dict[int, float] = {}
     at_a_time: set[int] = set()
     ended = threading.Event()
 
@@ -155,16 +169,12 @@ def test_tasks_of_a_worker_share_a_session_that_ends_after_the_last_one(
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        assert summary(df) == ALL_ROWS
+        assert action()
         wait_until(lambda: not session_names(pg, "pgsnapshot:%?%"), 5)
     finally:
         ended.set()
         looking.join()
-    # A task takes 50 ms at least, so each session was seen. Two run at a time, each in a worker with one session. This
-    # one ends where no task has come for half a second, as on a busy machine, and not with the task before.
-    assert 1 <= max(at_a_time) <= 2
-    assert min(idle_seconds.values()) > 0.25
-    assert len(idle_seconds) < 12
+    return idle_seconds, at_a_time
 
 
 @pytest.mark.usefixtures("rows")
