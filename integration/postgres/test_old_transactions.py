@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import aging
 import pytest
@@ -32,7 +33,8 @@ def filled(pg: Session, root: int, earlier: Attachments) -> str:
 def test_partitions_are_noticed_however_long_ago_others_were_attached() -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(aging.aging())
-        with server.running() as url, connect(url) as pg:
+        with server.running() as url, connect(url) as pg, connect(url) as older:
+            run(older, "BEGIN", "SELECT txid_current()")
             run(pg, "CREATE TABLE r (id int PRIMARY KEY, v text) PARTITION BY LIST (id)",
                 "CREATE TABLE first (LIKE r INCLUDING ALL)", "INSERT INTO first VALUES (1, 'a')",
                 "ALTER TABLE r ATTACH PARTITION first FOR VALUES IN (1)",
@@ -40,6 +42,10 @@ def test_partitions_are_noticed_however_long_ago_others_were_attached() -> None:
             ((root,),) = run(pg, "SELECT 'r'::regclass::oid::bigint")
             first = read_attachments(pg, [root])[root]
             assert filled(pg, root, NONE) == "public.first"
+            # The older transaction may attach one as well; this one is known.
+            assert len(first.recent) == 1
+            assert find_filled_partition(pg, root, first) is None
+            assert filled(pg, root, replace(first, recent=())) == "public.first"
         server.move_on(3 << 29)
         server.move_on(5 << 29)
         with server.running() as url, connect(url) as pg:
