@@ -88,8 +88,10 @@ class PublicationWatch:
         followed = [planned.member for planned in plan.planned]
         seen = published, refused, followed, mark
         mark_now = publication.mark_of(published, session.server_version)
-        if seen == self._seen:
-            self._entries = {table.relation.oid: publication.entry_of(table) for table in published.tables}
+        entries = {t.relation.oid: publication.entry_of(t) for t in published.tables if t.partitions is not None}
+        is_due = any(publication.renewed(m.entry, entries[m.oid]) != m.entry for m in followed if m.oid in entries)
+        if seen == self._seen and not is_due:
+            self._entries = entries
             return Found(mark_now, {}), None
         try:
             may_lack = functools.partial(self._published.may_lack, plan.members, published)
