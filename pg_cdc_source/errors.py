@@ -172,11 +172,19 @@ _BY_CODE: dict[str, type[PgCdcError]] = {
 }
 
 
+_MOST_CAUSES = 20
+
+
 def short_text(error: Any) -> str:
-    """What an error says in its first line, without the JVM's stack."""
-    has_stack = hasattr(error, "java_exception")
-    text = error.java_exception.toString() if has_stack else f"{type(error).__name__}: {error}"
-    return str(text).partition("\n")[0]
+    """What an error says in its first line, without the JVM's stack, and what the first of its causes says there."""
+    if not hasattr(error, "java_exception"):
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    causes = [error.java_exception]
+    # Causes may go round in a circle.
+    while len(causes) < _MOST_CAUSES and (cause := causes[-1].getCause()) is not None:
+        causes.append(cause)
+    text, first = (str(causes[i].toString()).partition("\n")[0] for i in (0, -1))
+    return text if first in text else f"{text}, caused by {first}"
 
 
 def error_of(code: str, what: str, remedy: str = "") -> PgCdcError:

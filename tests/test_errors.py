@@ -5,11 +5,12 @@ import inspect
 import pickle
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from pg_cdc_source import errors
-from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError, error_of
+from pg_cdc_source.errors import DefiniteError, OptionError, PgCdcError, error_of, short_text
 
 CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, PgCdcError)]
 # Users match on these; a code keeps its meaning.
@@ -88,3 +89,29 @@ def test_an_error_is_rebuilt_from_its_code(kind: type[PgCdcError]) -> None:
 
 def test_a_code_of_another_version_gives_a_definite_error() -> None:
     assert type(error_of("NEW", "what")) is DefiniteError
+
+
+class Thrown:
+    """An error of Java's."""
+
+    def __init__(self, text: str, cause: Thrown | None = None) -> None:
+        self._text = text
+        self.cause = cause
+
+    def toString(self) -> str:  # noqa: N802
+        return self._text
+
+    def getCause(self) -> Thrown | None:  # noqa: N802
+        return self.cause
+
+
+def test_an_error_of_the_jvm_says_what_began_it() -> None:
+    refused = Thrown("ConnectException: refused\n at line 1")
+    rest = Thrown("RESTException: GET", Thrown("Wrapped", refused))
+    assert short_text(SimpleNamespace(java_exception=rest)) == "RESTException: GET, caused by ConnectException: refused"
+    said = Thrown("RuntimeException: ConnectException: refused", refused)
+    assert short_text(SimpleNamespace(java_exception=said)) == "RuntimeException: ConnectException: refused"
+    circle = Thrown("a")
+    circle.cause = Thrown("b", circle)
+    assert short_text(SimpleNamespace(java_exception=circle)) == "a, caused by b"
+    assert short_text(OSError("no route\nat all")) == "OSError: no route"
