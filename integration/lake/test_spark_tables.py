@@ -23,7 +23,8 @@ from sessions import SparkSessions
 from threads import at_work
 from watch import wait_until
 
-from pg_cdc_source.errors import DefiniteError, OptionError
+from pg_cdc_source import mirror
+from pg_cdc_source.errors import DefiniteError, OptionError, TransientError
 from pg_cdc_source.lake import bring, directories, files
 from pg_cdc_source.lake.ledger import MODES, TEMPLATE
 from pg_cdc_source.mirrors import iceberg_files
@@ -683,3 +684,27 @@ def test_what_somebody_else_says_of_columns_or_adds_behind_them_changes_no_row(
         run(pg, f"INSERT INTO t VALUES ({number}, 'x', 'y')")
         wait_until(lambda: set_aside(lake) or lake.rows("t", names=["id", "v", "w"]) == rows_of(pg, "t"))
         assert set_aside(lake) == {}
+
+
+def test_a_catalog_that_is_away_at_the_start_is_a_short_error(
+    format: str, db: str, tmp_path: Path, spark_sessions: SparkSessions, lake_conf: dict[str, str]
+) -> None:
+    if format != "iceberg":
+        pytest.skip("Delta has no catalog that is a server")
+    # Nobody listens there.
+    away = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "rest", ".uri": "http://127.0.0.1:1"}
+    # Of a session of its own: others would have the catalog as well.
+    spark = spark_sessions.get(**lake_conf).newSession()
+    for key, value in away.items():
+        spark.conf.set(f"spark.sql.catalog.away{key}", value)
+    with pytest.raises(TransientError, match=r"cannot be read: .*RESTException.*, caused by .*refused") as found:
+        mirror(
+            spark,
+            url=db,
+            tables="public.*",
+            target="away.shop.{table}",
+            slot="s",
+            checkpoint=f"{tmp_path}/checkpoint",
+            format="iceberg",
+        )
+    assert "\tat " not in str(found.value)
